@@ -7,7 +7,7 @@ import thunder
 import thunder.torch as ltorch
 from thunder.core.proxies import TensorProxy
 from thunder.core.transforms import get_grad, put_grad, put_grads
-from thunder.errors import MissingImplementationError, OptionError, TraceCheckError
+from thunder.errors import DeclarationError, MissingImplementationError, OptionError, TraceCheckError
 from thunder.extend import OperatorExecutor
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -238,3 +238,42 @@ def test_registrations_of_the_wrong_type(myex):
         myex.register_implementation(program, op)
     myex.register_implementation(torch.sin, op)
     assert "ltorch.sin" in myex.implmap
+
+
+def test_names_of_operations_exist(myex):
+    op = myex.register_operator("mine", like=ltorch.tanh, fn=torch.tanh)
+    for given, words in (
+        ("ltorch.tanhh", "no operation has the id 'ltorch.tanhh': did you mean 'ltorch.tanh'"),
+        ("torch.tanh", "did you mean 'ltorch.tanh'"),
+        ("torch.ops.nowhere.mine", "no operation has the id 'torch.ops.nowhere.mine'"),
+        ("zzzz", "ids are ltorch.<name>, prims.<name>"),
+    ):
+        with pytest.raises(OptionError) as caught:
+            myex.register_implementation(given, op)
+        assert words in str(caught.value)
+    for given in ("ltorch.tanh", "prims.tanh", "myex.mine", "torch.ops.aten.tanh"):
+        myex.register_implementation(given, op)
+
+
+def test_an_implementation_of_a_primitive_runs(myex):
+    calls = []
+    op = myex.register_operator(
+        "mine", meta=lambda x: TensorProxy(like=x), fn=lambda x: (calls.append(1), torch.tanh(x))[1]
+    )
+    myex.register_implementation("prims.tanh", op)
+    compiled = thunder.jit(lambda x: torch.tanh(x) * 2, executors=[myex])
+    assert torch.equal(compiled(X), X.tanh() * 2) and calls == [1]
+    assert "= mine(x)" in thunder.last_traces(compiled)[-1].python()
+    x = grad()
+    thunder.jit(lambda x: torch.tanh(x).sum(), executors=[myex])(x).backward()
+    torch.testing.assert_close(x.grad, 1 - X.tanh() ** 2)
+
+
+def test_an_execution_transform_of_another_type(myex):
+    myex.register_implementation(ltorch.sin, execution_transform=lambda x: ltorch.to(ltorch.sin(x), torch.float64))
+    raised(
+        DeclarationError,
+        r"the execution transform of myex for ltorch.sin returned .*f64\[2, 3\].*, where the operation gives .*f32",
+        thunder.jit(program, executors=[myex]),
+        X,
+    )

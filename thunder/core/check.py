@@ -46,14 +46,14 @@ def check_change(before: Trace, after: Trace) -> Trace:
     known = {v.name: v for v in _values(before)}
     for value in _values(after):
         old = known.get(value.name)
-        if old is not None and old is not value and not _is_like(old, value):
+        if old is not None and old is not value and not is_like(old, value):
             raise _error(after, None, f"{value.name} was {old!r} and is {value!r}")
     if before.info.cut is after.info.cut and before.info.backwards == after.info.backwards:
         results, now = _results(before), _results(after)
         if len(results) != len(now):
             raise _error(after, None, f"it returned {len(results)} values and returns {len(now)}")
         for i, (old, value) in enumerate(zip(results, now, strict=True)):
-            if not _is_like(old, value):
+            if not is_like(old, value):
                 raise _error(after, None, f"result {i} was {old!r} and is {value!r}")
     _check_effects(before, after)
     return after
@@ -77,7 +77,8 @@ def _results(trace: Trace) -> list[Proxy]:
     return proxies_in(output, [])
 
 
-def _is_like(a: Proxy, b: Proxy) -> bool:
+def is_like(a: Proxy, b: Proxy) -> bool:
+    """Whether two values have the same type."""
     if type(a) is not type(b):
         return False
     same = not isinstance(a, TensorProxy) or (a.dtype, a.device) == (b.dtype, b.device)  # type: ignore[attr-defined]

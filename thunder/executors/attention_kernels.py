@@ -15,7 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.core.devices import cpu
-from thunder.core.dtypes import float32, int64, uint64
+from thunder.core.dtypes import float32, float64, int64, uint64
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
@@ -221,7 +221,7 @@ def attention_kernel(
     def meta(query, key, value, bias, dropout_p, is_causal, scale):
         return (
             like(query, (*query.shape[:3], value.shape[3])),
-            like(query, sums(*query.shape[:3]), float32),
+            like(query, sums(*query.shape[:3]), float64 if query.dtype is float64 else float32),
             *drawn(query),
         )
 

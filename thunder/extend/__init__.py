@@ -67,6 +67,9 @@ class Executor:
 
     capturable = False
     needs_sizes = False
+    takes_primitives = (
+        False  # whether it implements some primitive, which programs have as an operation of thunder.torch
+    )
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         self.name, self.version, self.exact = name, version, exact
@@ -261,12 +264,17 @@ class OperatorExecutor(Executor):
             raise ValueError(
                 "register_implementation: give exactly one of op and execution_transform, or a grad_transform alone"
             )
-        self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
+        known = operation_id(sym_or_id, self.opmap.values())
+        self.implmap[known] = Implementation(op, checker, execution_transform, grad_transform)
+        self.takes_primitives = self.takes_primitives or str(known).startswith("prims.")
 
 
-def operation_id(given: Any) -> Any:
-    """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError
-    for another function."""
+def operation_id(given: Any, own: Iterable[Symbol] = ()) -> Any:
+    """The id of an operation given as itself, as its id, or as a torch function that stands for it. own: operations of
+    an executor that is not registered. Raises TypeError for another function, OptionError for an id that no operation
+    has."""
+    if isinstance(given, str):
+        _check_id(given, own)
     if callable(given) and not isinstance(given, Symbol):
         from thunder.ops.registry import operation_of
 
@@ -279,6 +287,30 @@ def operation_id(given: Any) -> Any:
             )
         given = found
     return getattr(given, "id", given)
+
+
+def _check_id(given: str, own: Iterable[Symbol]) -> None:
+    from thunder.ops.registry import LTORCH, PRIMS
+
+    symbols = (own, LTORCH.values(), PRIMS.values(), *(e.opmap.values() for e in _ALL.values()))
+    known = {s.id for table in symbols for s in table}
+    if given in known or _is_operator(given):
+        return
+    name = given.rpartition(".")[2]
+    near = did_you_mean(given, [i for i in known if isinstance(i, str)])
+    near = f"did you mean 'ltorch.{name}'? " if name in LTORCH else near
+    raise OptionError(f"no operation has the id {given!r}: {near}ids are ltorch.<name>, prims.<name>, or "
+                      "<executor>.<name>, and thunder.torch has the operations themselves")  # fmt: skip
+
+
+def _is_operator(given: str) -> bool:
+    """Whether it is the id of an operator that was registered with torch.library."""
+    if not given.startswith("torch.ops."):
+        return False
+    found: Any = importlib.import_module("torch").ops
+    for name in given.split(".")[2:]:
+        found = getattr(found, name, None)
+    return found is not None
 
 
 def _check_callable(what: str, **functions: Any) -> None:

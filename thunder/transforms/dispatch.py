@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from thunder.core.proxies import proxies_in
+from thunder.core.check import is_like
+from thunder.core.proxies import Proxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError
+from thunder.errors import DeclarationError, MissingImplementationError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
@@ -100,10 +102,13 @@ def _place(
                 return _rewrite(operation, executor, found.execution_transform, executors, out, left)
             assert found.symbol is not None, "an implementation has a symbol or an execution transform"
             return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
+        elif found is None and executor.takes_primitives and _is_implemented(_primitive(operation), executor):
+            break
         if symbol.executor is executor:
             return out.write(operation)
-    if symbol.python_printer is not None:
-        return out.write(operation)
+    else:
+        if symbol.python_printer is not None:
+            return out.write(operation)
     if symbol.decomposition is None and not operation.subsymbols:
         raise MissingImplementationError(
             f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an "
@@ -119,6 +124,30 @@ def _place(
     out.alias(operation.aliases)
 
 
+def _check_types(operation: BoundSymbol, executor: Executor, result: Any) -> None:
+    """Raises DeclarationError where an execution transform gives another type than its operation has."""
+    for new, old in zip(leaves(result), leaves(operation.output)):
+        if isinstance(old, Proxy) and isinstance(new, Proxy) and not is_like(new, old):
+            error = DeclarationError(
+                f"the execution transform of {executor.name} for {operation.sym.qualified_name} returned {new!r}, "
+                f"where the operation gives {old!r}: correct the transform, or a checker= that lets it take this"
+            )
+            error.bound_symbol = operation
+            raise error
+
+
+def _primitive(operation: BoundSymbol) -> BoundSymbol | None:
+    """The one primitive that a composite is: `prims.tanh` of `ltorch.tanh`."""
+    while len(operation.subsymbols) == 1:
+        operation = operation.subsymbols[0]
+    return operation if operation.sym.is_prim and operation.sym.executor is None else None
+
+
+def _is_implemented(primitive: BoundSymbol | None, executor: Executor) -> bool:
+    found = None if primitive is None else executor.implementation(primitive)
+    return found is not None and found.executes
+
+
 def _rewrite(
     operation: BoundSymbol,
     executor: Executor,
@@ -130,6 +159,7 @@ def _rewrite(
     """Writes the operations of an execution transform of an operation."""
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
         result = transform(*operation.args, **operation.kwargs)
+    _check_types(operation, executor, result)
     try:
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     except ValueError:
