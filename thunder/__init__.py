@@ -20,6 +20,7 @@ _FROM = {
     "thunder.transforms.base": ("Transform",),
     "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
+    "thunder.extend.disable": ("disable",),
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
     "thunder.inspect.verify": ("verify",),

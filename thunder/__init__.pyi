@@ -52,6 +52,7 @@ from thunder.extend import resolve_executors as resolve_executors
 from thunder.extend import set_always_executors as set_always_executors
 from thunder.extend import set_default_executors as set_default_executors
 from thunder.extend.debugging import debug_print as debug_print
+from thunder.extend.disable import disable as disable
 from thunder.extend.opaque import opaque as opaque
 from thunder.extend.passes import Pass as Pass
 from thunder.extend.passes import PassList as PassList

@@ -30,11 +30,7 @@ def decided(x):
 
 
 with warnings.catch_warnings(action="ignore"):  # torch.jit's are of its own
-    SCRIPTED, SCRIPTED_MODULE, TRACED = (
-        torch.jit.script(decided),
-        torch.jit.script(nn.Linear(3, 3)),
-        torch.jit.trace(decided, X),
-    )
+    SCRIPTED, SCRIPTED_MODULE = torch.jit.script(decided), torch.jit.script(nn.Linear(3, 3))
 
 
 def refused(says: str, *args):
@@ -92,16 +88,6 @@ def generator_as_a_result(x):
 @refused("a coroutine leaves")
 async def coroutine_as_a_result(x):
     return x * 2
-
-
-@refused("forward is TorchScript's")
-def a_scripted_module(x):
-    return SCRIPTED_MODULE(x)  # here
-
-
-@refused("decided is TorchScript's")
-def a_traced_function(x):
-    return TRACED(x)  # here
 
 
 @refused("a map leaves")

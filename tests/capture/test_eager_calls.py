@@ -233,3 +233,87 @@ def test_a_backward_through_its_arguments_raises():
         pytest.raises(RuntimeError, match="runs a backward through the tensors that it is given"),
     ):
         thunder.jit(f, fallback="eager")(w, torch.ones(2))
+
+
+class Normalizes(nn.Module):
+    """Writes to its buffers before the refusal."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(x) * refused(x)
+
+
+def test_writes_that_the_function_cannot_see_stand_before_it():
+    ours, theirs = Around(Normalizes()), Around(Normalizes())
+    theirs.load_state_dict(ours.state_dict())
+    compiled = thunder.jit(ours, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for seed in range(3):
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+            assert_same(step(compiled, ours, x), step(theirs, theirs, x), 1e-6)
+    assert_same([*ours.buffers()], [*theirs.buffers()], 1e-6)
+    assert names(compiled).count("eager_call") == 1
+
+
+SHOWN: list = []
+
+
+class Shows:
+    def __init__(self):
+        self.step = 0
+
+    def show(self):
+        torch.ones(2).untyped_storage()
+        SHOWN.append(self.step)
+
+
+def test_writes_that_the_function_may_see_are_seen():
+    shows = Shows()
+
+    def f(x):
+        return inner(x) * 2
+
+    def inner(x):
+        shows.step += 1
+        shows.show()
+        return x + shows.step
+
+    compiled = thunder.jit(f, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        assert [compiled(torch.zeros(1)).item() for _ in range(3)] == [2.0, 4.0, 6.0]
+    assert SHOWN == [1, 2, 3]
+
+
+@pytest.mark.parametrize("disable", [thunder.disable, torch.compiler.disable])
+def test_functions_that_the_user_disables(disable):
+    called = []
+
+    @disable
+    def middle(x):
+        called.append(type(x))
+        return x * 3
+
+    def f(w, x):
+        return middle(w * x).sum()
+
+    compiled = thunder.jit(f, fallback="error")
+    for i in range(3):
+        w = torch.full((2,), float(i), requires_grad=True)
+        result = compiled(w, torch.arange(2.0))
+        result.backward()
+        assert result.item() == 3 * i and w.grad.tolist() == [0, 3]
+    assert called == [torch.Tensor] * 3 and len(compiled.programs) == 1
+    assert names(compiled).count("eager_call") == 1
+    with pytest.raises(thunder.errors.OptionError, match="takes a function"):
+        thunder.disable(3)
+
+
+@pytest.mark.parametrize(
+    "made", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 4))], ids=["script", "trace"]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_called_as_it_is(made):
+    same_as_eager(Around(made(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))))

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import cached_calls, callbacks, host_lines, settings
+from thunder.capture import cached_calls, callbacks, eager, host_lines, settings
 from thunder.capture.ask import KEYS
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
@@ -25,6 +25,7 @@ from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
+from thunder.extend.disable import Disabled
 from thunder.interpreter import NULL, attributes, text
 from thunder.interpreter.attributes import NATIVE_METHODS, plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
@@ -170,11 +171,9 @@ def _call_symbol(c, symbol, args, kwargs):
 
 
 def _call_scripted(c, f, args, kwargs):
-    """TorchScript's code cannot be read; the Python function that it was made of can."""
+    """TorchScript's code cannot be read, and is called as it is; the Python function that it was made of can."""
     original = compat.scripted_from(f)
-    if original is None:
-        c.refuse(f"{f.name} is TorchScript's", "call the Python function or module that it was scripted or traced from")
-    return call(c, original, args, kwargs)
+    return eager.disabled(c, f, args, kwargs) if original is None else call(c, original, args, kwargs)
 
 
 BY_TYPE |= {
@@ -187,6 +186,7 @@ BY_TYPE |= {
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 BY_TYPE |= torch_func.KINDS
+BY_TYPE[Disabled] = lambda c, f, args, kwargs: eager.disabled(c, f.function, args, kwargs)
 BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
@@ -208,7 +208,8 @@ def _call_function(c, f, args, kwargs):
             return record(c, f, args, kwargs)
         # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
-            return call(c, f.__wrapped__, args, kwargs)
+            by_user = compat.is_disabled(f) and not native_module(plain_attribute(f.__wrapped__, "__module__"))
+            return (eager.disabled if by_user else call)(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args)
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
             return call_native(c, f, args, kwargs)

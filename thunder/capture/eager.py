@@ -19,6 +19,7 @@ from thunder import compat
 from thunder.capture import changing, containers, host_lines
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
+from thunder.capture.reachable import Reach, names_of
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
@@ -63,17 +64,11 @@ def _stands_alone(f: types.FunctionType) -> bool:
     module = f.__globals__.get("__name__") or ""
     if module.split(".")[0] in ("torch", "thunder") and not module.startswith(_APART):
         return False
-    return _GRAPH.isdisjoint(_names_of(f.__code__))
+    return _GRAPH.isdisjoint(names_of(f.__code__))
 
 
 _APART = ("torch.nn", "torch.optim", "torch.distributions", "thunder.tests")
 _GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
-
-
-def _names_of(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes in a function, and in those inside of it."""
-    inside = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return {*code.co_names, *(name for c in inside for name in _names_of(c))}
 
 
 def _code_of(fn: Any) -> types.CodeType | None:
@@ -89,7 +84,7 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
     try:
         _check_nesting(c, f)
         if not behind:
-            _check_writes(c, f)
+            _check_writes(c, f, args, kwargs)
         _function(c, f)
         _arguments(c, args, kwargs)
         return True
@@ -101,16 +96,21 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
 
 def called(c, f: Callable, args, kwargs) -> Any:
     """The result of an eager call; NULL where the function cannot be called as it is, and is read."""
-    return record(c, f, args, kwargs) if _can_be_called(c, f, args, kwargs) else NULL
+    return _record(c, f, args, kwargs) if _can_be_called(c, f, args, kwargs) else NULL
 
 
-def record(c, f: Callable, args, kwargs) -> Any:
-    """Runs an eager call at capture and records it.
+def disabled(c, f: Callable, args, kwargs) -> Any:
+    """The result of a call of a function that the user wants called as it is.
 
     Raises CaptureError where it cannot stand in the program.
     """
     _check_nesting(c, f)
-    _check_writes(c, f)
+    _check_writes(c, f, args, kwargs)
+    return _record(c, f, args, kwargs)
+
+
+def _record(c, f: Callable, args, kwargs) -> Any:
+    """Runs an eager call at capture and records it."""
     function = _function(c, f)
     args, kwargs = _arguments(c, args, kwargs)
     tensors = tuple(paths_of(args, kwargs, TensorProxy))
@@ -155,10 +155,31 @@ def _check_nesting(c, f: Callable) -> None:
         c.refuse(f"{_name(f)}() would run outside of a torch-function mode that the program has entered")
 
 
-def _check_writes(c, f: Callable) -> None:
-    """Refuses an eager call behind writes of the program's, which the function would not see."""
-    if c.writes.effects or c.tensors.mutated or containers.changes(c):
-        c.refuse(f"{_name(f)}() would not see what the program has written before")
+def _check_writes(c, f: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuses an eager call that could look at what the program has written to before."""
+    effects, tensors = c.writes.effects.values(), [c.tensors.real[p][0] for p in c.tensors.mutated]
+    written = [original for _, original, *_ in containers.changes(c)]
+    written += [owner for kind, owner, _ in effects if kind not in _OF_GLOBALS]
+    of_globals = [(space, name) for kind, space, name in effects if kind in _OF_GLOBALS]
+    if not (tensors or written or of_globals):
+        return
+    reach = Reach((f, *(_seen_by(c, x) for x in (*args, *kwargs.values()))))
+    if (
+        any(kind == "context" for kind, *_ in effects)
+        or any(map(reach.reaches, written))
+        or any(map(reach.reaches_memory, tensors))
+        or any(reach.reads_global(*place) for place in of_globals)
+    ):
+        c.refuse(f"{_name(f)}() may look at what the program has written to before")
+
+
+_OF_GLOBALS = ("global", "delglobal")  # kinds of writes
+
+
+def _seen_by(c, value: Any) -> Any:
+    """An argument as the function gets it."""
+    look = c.containers.looks.get(id(value))
+    return value if look is None else look.original
 
 
 def _function(c, f: Callable) -> Any:
@@ -217,15 +238,20 @@ def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
 
 def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
     """The path of a parameter below a module that the program knows."""
-    for number, source in list(c.sources.items()):
-        module = c.keep.get(number)
-        if isinstance(module, torch.nn.Module) and source.step != "const":
-            for path, parameter in module.named_parameters():
-                if parameter is tensor:
-                    *modules, last = path.split(".")
-                    for step in modules:
-                        source = source.attr("_modules").item(step)
-                    return source.attr("_parameters").item(last)
+    known = ((c.keep.get(number), source) for number, source in c.sources.items() if source.step != "const")
+    pending, seen = [pair for pair in known if isinstance(pair[0], torch.nn.Module)], set[int]()
+    while pending:
+        module, source = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for table in ("_parameters", "_modules"):
+            members = vars(module).get(table)
+            for key, member in members.items() if isinstance(members, dict) else ():  # TorchScript's have none
+                if member is tensor:
+                    return source.attr(table).item(key)
+                if isinstance(member, torch.nn.Module):
+                    pending.append((member, source.attr(table).item(key)))
     return None
 
 

@@ -103,7 +103,8 @@ def _module_call(c, f, args, kwargs):
         _guard_hooks(c, m)
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
-    return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+    forward = m.forward if isinstance(m, torch.jit.ScriptModule) else c.load_attr(m, "forward")  # which caches it
+    return c.call(forward, args[1:], kwargs)
 
 
 def _count_call(c, m) -> None:

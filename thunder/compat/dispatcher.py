@@ -92,6 +92,11 @@ def scripted_from(function) -> Callable | None:
     return getattr(function, "_torchdynamo_inline", None) if is_function else None
 
 
+def is_disabled(function) -> bool:
+    """Whether a function stands behind `torch.compiler.disable`."""
+    return bool(getattr(function, "_torchdynamo_disable", False))
+
+
 def children_of(spec) -> list:
     """The parts of a pytree's structure; `children_specs` before torch 2.12."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs

@@ -18,6 +18,7 @@ from thunder.core.proxies import TensorProxy, UnbackedNumber, element_count
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
+from thunder.ops.eager_calls import is_eager_call
 from thunder.transforms.base import Transform
 
 KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation")
@@ -117,6 +118,8 @@ def _kind(b: BoundSymbol) -> str | None:
         return "decision"
     if b.sym is host_call:
         return "host call"
+    if is_eager_call(b.sym):
+        return "eager call"
     if b.sym.name != "size" and any(isinstance(o, UnbackedNumber) for o in b.outputs):
         return "value"
     if OpTags.DEVICE_SYNC_OP in b.sym.tags or holds(b.sym.synchronises, b):
@@ -127,20 +130,21 @@ def _kind(b: BoundSymbol) -> str | None:
 
 def _words(kind: str, b: BoundSymbol) -> str:
     b = _recorded(b)
-    function = b.args[1] if kind == "host call" else None
+    function = b.args[1] if kind in ("host call", "eager call") else None
     return f"{b.sym.name}()" if function is None else f"{getattr(function, '__qualname__', function)}()"
 
 
 def _bytes(kind: str, b: BoundSymbol) -> int:
     """Of the tensors that the host reads: those whose value a number is, and those that a host call is given."""
-    if kind not in ("host call", "value"):
+    if kind not in ("host call", "eager call", "value"):
         return 0
     return sum(element_count(p) * p.dtype.bytes for p in b.inputs if isinstance(p, TensorProxy))
 
 
 def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
     """The work of `fn(*args, **kwargs)` on the host and its waits: decisions by data, values that are read, host calls,
-    opaque operations, and why the original function runs where it does. `fn`: compiled, or what thunder.jit takes.
+    eager calls, opaque operations, and why the original function runs where it does. `fn`: compiled, or what thunder.jit
+    takes.
 
     Calls `fn` twice, with all effects: the first call compiles, and the second one is measured.
     """
