@@ -143,8 +143,8 @@ def _bytes(kind: str, b: BoundSymbol) -> int:
 
 def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
     """The work of `fn(*args, **kwargs)` on the host and its waits: decisions by data, values that are read, host calls,
-    eager calls, opaque operations, and why the original function runs where it does. `fn`: compiled, or what thunder.jit
-    takes.
+    eager calls, opaque operations, and why the original function runs where it does. `fn`: compiled, or what
+    thunder.jit takes.
 
     Calls `fn` twice, with all effects: the first call compiles, and the second one is measured.
     """
