@@ -17,7 +17,7 @@ _MOST = 200_000  # objects that are looked at
 
 class Reach:
     """The objects that functions may look at: their arguments, the values in their closures and defaults, those that
-    names in their code stand for, and all that these lead to, with the methods of their classes. Names that are computed
+    names in their code stand for, and all that these lead to, with the methods of their classes. Computed names
     (`getattr(module, name)`) are not followed into modules.
 
     is_known: False where there are too many objects to look at.
