@@ -37,7 +37,7 @@ def disable(function: Callable) -> Any:
         def log_metrics(loss):
             writer.add_scalar("loss", loss.item())
 
-    A call is one line of the program, which stays fused around it (an *eager call*). Gradients pass through it, also to
+    A call is one bound symbol, an *eager call*, and operations around it stay fused. Gradients pass through it, also to
     parameters that the function reads by itself. `torch.compiler.disable` has the same meaning.
 
     Raises OptionError for what is no function. A call raises CaptureError where no program can make it: inside of a
