@@ -5,6 +5,7 @@ import torch
 
 import thunder
 from tests.test_recompute import saved_bytes
+from thunder.errors import CaptureError
 
 X = torch.ones(3)
 
@@ -95,5 +96,7 @@ def test_ranks_that_may_not_decide_by_themselves_say_yes():
         compiled = thunder.jit(fn, fallback="error")
         assert torch.equal(compiled(-X), -X + 1) and torch.equal(compiled(X), X + 1)
         assert torch.equal(thunder.jit(asks, fallback="error")(X), X - 1), "it does not decide"
+        with pytest.raises(CaptureError, match="ranks that communicate would have to decide together"):
+            thunder.jit(is_not_for_compilers, fallback="error")(X)
     finally:
         torch.distributed.destroy_process_group()

@@ -278,9 +278,10 @@ def capture(request: Request) -> Captured:
 def _capture(request: Request, apart: bool) -> Captured:
     """See `capture`. apart: see `Tensors`. Raises DependsOnIdentity where a tensor is several arguments and the program
     depends on that, or fails."""
-    compiling, own_arrays, known_whole = False, False, set[Any]()
+    undecided: CaptureError | None = None  # the refusal of the program that was told no
+    own_arrays, known_whole = False, set[Any]()
     while True:
-        c, before = Capture(request, compiling, own_arrays), request.log.mark()
+        c, before = Capture(request, undecided is not None, own_arrays), request.log.mark()
         c.whole, c.tensors.apart = known_whole, apart
         try:
             return _for_other_calls(c, _read(c))
@@ -295,8 +296,8 @@ def _capture(request: Request, apart: bool) -> Captured:
                 request.log.rewind(before)
             elif c.path.needs_own_arrays and not own_arrays:
                 own_arrays = True
-            elif c.path.may_not_decide and not compiling:
-                compiling = True
+            elif c.path.may_not_decide and undecided is None and isinstance(error, CaptureError):
+                undecided = error.with_traceback(None)
                 request.log.rewind(before)
             elif again := _with_eager_call(request, c, error):
                 compiling = False
@@ -304,6 +305,8 @@ def _capture(request: Request, apart: bool) -> Captured:
             passed_twice = c.tensors.passed_twice
             _close(c)
             if not again:
+                if undecided is not None and isinstance(error, Exception) and not isinstance(error, CaptureError):
+                    raise undecided from error  # which eager mode, told no, may not raise
                 if passed_twice and isinstance(error, Exception) and not interrupts(error):
                     raise DependsOnIdentity from error
                 raise
