@@ -11,8 +11,9 @@ from expecttest import assert_expected_inline
 
 import thunder
 from tests.counting import calls_during
+from thunder.core.rewrite import rewrite
 from thunder.errors import CaptureError
-from thunder.extend import FusionExecutor, deregister_executor, register_executor
+from thunder.extend import FusionExecutor, OperatorExecutor, deregister_executor, register_executor
 
 ROWS = 6
 
@@ -288,6 +289,7 @@ DIFFERENTIATED = {
     "cross entropy": lambda x, w: F.cross_entropy((x @ w)[rows(x)], (x @ w).argmax(1)[rows(x)]),
     "experts": lambda x, w: experts(x).matmul(w).pow(2).sum(),
     "boxes": lambda x, w: sum(p.sum() for p in filtered_boxes(x)) + w.sum(),
+    "assigned to a part of what is selected": lambda x, w: assigned_to_a_part((x @ w)[rows(x)][:, 0]).pow(2).sum(),
     "written in place": lambda x, w: (x[rows(x)] @ w).mul_(2).add_(1).pow(2).sum(),
     "checkpointed": lambda x, w: torch.utils.checkpoint.checkpoint(selected_product, x, w, use_reentrant=False),
 }
@@ -301,6 +303,13 @@ def assigned(x, w):
     y = (x @ w).clone()
     y[rows(x)] = (x @ w)[rows(x)] * 3
     return y
+
+
+def assigned_to_a_part(y):
+    places = (y > 0).nonzero()[:, 0]
+    out = torch.zeros_like(y)
+    out[places] = y[places]
+    return out
 
 
 def selected_product(x, w):
@@ -546,6 +555,73 @@ def test_sizes_that_data_decides_are_not_fused():
     finally:
         deregister_executor(executor)
     assert taken == [["mul", "exp"]]
+
+
+def two_counts(x):
+    y, z = x[x > 0].exp(), x[x < 0.5].exp()
+    return y.sin().mul(2), z.mul(3)
+
+
+def as_large_as_one_row(a, *rest) -> bool:
+    """What no pass may ask: it depends on data."""
+    return a.shape == (4,)
+
+
+class Asking(FusionExecutor):
+    def should_fuse(self, region):
+        return True
+
+    def fuse(self, region, counter):
+        assert as_large_as_one_row(region.inputs[0])
+
+    def can_fuse(self, operation):
+        return operation.sym.name in ("sin", "mul") and (operation.sym.name == "sin" or super().can_fuse(operation))
+
+
+def test_executors_that_ask_about_sizes_take_nothing():
+    checks, rewrites = OperatorExecutor("checks_sizes"), OperatorExecutor("rewrites_by_sizes")
+    checks.register_implementation("ltorch.exp", execution_transform=lambda a: a, checker=as_large_as_one_row)
+    rewrites.register_implementation("ltorch.exp", execution_transform=lambda a: a if as_large_as_one_row(a) else -a)
+    fuses = Asking("fuses_by_sizes")
+    fuses.register_supported("ltorch.mul", as_large_as_one_row)
+    executors = [register_executor(e) for e in (checks, rewrites, fuses)]
+    try:
+        compiled = thunder.jit(two_counts, executors=executors, fallback="error")
+        for x in DATA:
+            for ours, theirs in zip(compiled(x), two_counts(x), strict=True):
+                assert_same(ours, theirs)
+    finally:
+        for executor in executors:
+            deregister_executor(executor)
+    assert len(compiled.programs) == 1
+
+
+def test_rules_that_ask_about_sizes_leave_the_operation():
+    def rule(operation, out):
+        out.trace(lambda *args: args[0], operation) if operation.sym.name == "exp" else out.write(operation)
+        assert operation.sym.name != "exp" or as_large_as_one_row(*operation.args)
+
+    asks = thunder.Pass("Asks", lambda trace, _: rewrite(trace, rule, optional=True))
+    compiled = thunder.jit(two_counts, passes=lambda known: known.before("Partition", asks), fallback="error")
+    for x in DATA:
+        for ours, theirs in zip(compiled(x), two_counts(x), strict=True):
+            assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "decides",
+    [
+        lambda trace: [as_large_as_one_row(b.output) for b in trace.bound_symbols],
+        lambda trace: [int(b.output.shape[0]) for b in trace.bound_symbols if b.sym.name == "exp"],
+    ],
+)
+def test_a_pass_that_asks_about_sizes_is_left_out(decides):
+    asks = thunder.Pass("Asks", lambda trace, _: decides(trace) and trace.replace(bound_symbols=[]))
+    compiled = thunder.jit(two_counts, passes=lambda known: known.before("Partition", asks), fallback="error")
+    with pytest.warns(UserWarning, match="the pass Asks is left out: .*known only when the program runs"):
+        results = compiled(DATA[0])
+    for ours, theirs in zip(results, two_counts(DATA[0]), strict=True):
+        assert_same(ours, theirs)
 
 
 # ----------------------------------------------------------------------------------------------------------------

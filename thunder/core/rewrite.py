@@ -14,7 +14,7 @@ from typing import Any
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, Recorder, adopt, recording
 from thunder.core.trace import Trace
-from thunder.errors import ThunderError
+from thunder.errors import DataDependentError, ThunderError
 
 
 class Rewriter:
@@ -34,6 +34,12 @@ class Rewriter:
         for old, new in values.items():
             self.table[old] = self.table.get(new, new) if isinstance(new, Proxy) else new
 
+    def back_to(self, written: int, replaced: int) -> None:
+        """Forgets all but so many operations and replacements."""
+        del self.bound_symbols[written:]
+        while len(self.table) > replaced:
+            self.table.popitem()
+
     def current(self, operation: BoundSymbol) -> BoundSymbol:
         """`operation` with its inputs replaced."""
         return operation.swap(self.table) if self.table else operation
@@ -48,13 +54,22 @@ class Rewriter:
         self.alias(aliases)
 
 
-def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trace:
-    """The trace that `rule` writes, which is called for each operation in order."""
+def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None], optional: bool = False) -> Trace:
+    """The trace that `rule` writes, which is called for each operation in order. optional: operations
+    may stay as they are. Those do about which the rule asks for a decision by a data-dependent size, which else raises
+    DataDependentError."""
     out = Rewriter()
     operation = None
     try:
         for operation in trace.bound_symbols:
-            rule(out.current(operation), out)
+            written, replaced = len(out.bound_symbols), len(out.table)
+            try:
+                rule(out.current(operation), out)
+            except DataDependentError:
+                if not optional:
+                    raise
+                out.back_to(written, replaced)
+                out.write(out.current(operation))
     except ThunderError as error:
         error.bound_symbol = error.bound_symbol or operation
         raise

@@ -187,7 +187,7 @@ class FewBitsExecutor(OperatorExecutor):
             given = x, bias[0] if bias else None, *weights[weight].args[:2]
             out.trace(lambda *_: symbol(*given), operation, operation.output)
 
-        return rewrite(trace, rule) if any(map(chosen, trace.bound_symbols)) else trace
+        return rewrite(trace, rule, optional=True) if any(map(chosen, trace.bound_symbols)) else trace
 
     def _takes(self, x: TensorProxy, parts: tuple, format: Any, shape: tuple[int, int]) -> Symbol | None:
         """What multiplies rows x with a weight of this shape; None where the weight is made."""

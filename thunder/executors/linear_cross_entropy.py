@@ -158,7 +158,7 @@ class LinearCrossEntropyExecutor(CompilesKernels, OperatorExecutor):
             joined = True
             out.trace(lambda *_: _joined(operation, *found), operation)
 
-        result = rewrite(trace, rule)
+        result = rewrite(trace, rule, optional=True)
         return result if joined else trace
 
     def expect(self, trace: Trace) -> None:

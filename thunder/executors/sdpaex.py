@@ -207,7 +207,7 @@ class SDPAExecutor(OperatorExecutor):
             changed |= made is not operation
             out.write(made)
 
-        result = rewrite(trace, rule)
+        result = rewrite(trace, rule, optional=True)
         return result if changed else trace
 
 

@@ -16,7 +16,7 @@ from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import OptionError, did_you_mean, warn_user
+from thunder.errors import DataDependentError, OptionError, did_you_mean, warn_user
 
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL",
@@ -54,7 +54,11 @@ class Implementation:
         return self.symbol is not None or self.execution_transform is not None
 
     def takes(self, operation: BoundSymbol) -> bool:
-        return self.checker is None or bool(self.checker(*operation.args, **operation.kwargs))
+        """What the checker says; no where it asks about a data-dependent size, which has no answer."""
+        try:
+            return self.checker is None or bool(self.checker(*operation.args, **operation.kwargs))
+        except DataDependentError:
+            return False
 
 
 class Executor:

@@ -14,7 +14,7 @@ from thunder.core.regions import FusedFunction, Region, convex_regions, leading_
 from thunder.core.rematerialize import recompute_cheap
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import MissingImplementationError
+from thunder.errors import DataDependentError, MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 from thunder.extend.launches import share_launches
 from thunder.extend.memory_order import Piece, in_memory_order
@@ -97,7 +97,11 @@ class FusionExecutor(Executor):
         """`can_fuse`, with the answer kept for other passes."""
         found = self._takes.get(operation)
         if found is None:
-            found = self._takes[operation] = self.can_fuse(operation)
+            try:
+                found = self.can_fuse(operation)
+            except DataDependentError:  # a question about a data-dependent size has no answer
+                found = False
+            self._takes[operation] = found
         return found
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
@@ -189,8 +193,9 @@ class FusionExecutor(Executor):
                         regions = [p.region for p in item] if len(item) > 1 else _halves(item[0].region)
                         waiting += [[self._piece(r, trace)] for r in regions][::-1]
                         continue
-                except Unfused as reason:
-                    item = [p._replace(region=_with_reason(p.region, str(reason))) for p in item]
+                except (Unfused, DataDependentError) as error:
+                    reason = str(error) if isinstance(error, Unfused) else "it asks about data-dependent sizes"
+                    item = [p._replace(region=_with_reason(p.region, reason)) for p in item]
             made += (
                 [b for p in item for b in p.region.bound_symbols]
                 if fused is None

@@ -21,10 +21,11 @@ from typing import Any
 
 import thunder
 from thunder.core.check import check_change
+from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol
 from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
-from thunder.errors import OptionError, TraceCheckError
+from thunder.errors import DataDependentError, OptionError, TraceCheckError, warn_user
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.options import JitOptions
@@ -101,10 +102,19 @@ class Pass:
     def traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         """The traces that the pass makes of one; none where it does not run or changes nothing.
 
-        Raises OptionError where it returns no trace.
+        A pass decides nothing by data-dependent sizes: where one that no other needs asks for such a decision, it is
+        left out, with a warning. Raises OptionError where it returns no trace.
         """
-        if not self.when(trace, lowering):
+        try:
+            with undecided():
+                return self._checked_traces(trace, lowering) if self.when(trace, lowering) else []
+        except DataDependentError as error:
+            if not set(self.needs).issuperset(self.gives):
+                raise
+            warn_user(f"the pass {self.name} is left out: {error}", UserWarning)
             return []
+
+    def _checked_traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         if _own(self.name) is self:
             return self._traces(trace, lowering)
         with named(f"the pass {self.name}"):

@@ -47,7 +47,7 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
         elif b not in gone:
             out.write(b)
 
-    return rewrite(trace, rule)
+    return rewrite(trace, rule, optional=True)
 
 
 def _sums_of_products(

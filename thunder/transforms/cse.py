@@ -26,7 +26,7 @@ def cse(trace: Trace) -> Trace:
         else:
             out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
 
-    return rewrite(trace, once)
+    return rewrite(trace, once, optional=True)
 
 
 def share(trace: Trace) -> Trace:
@@ -64,5 +64,5 @@ def share(trace: Trace) -> Trace:
             return out.write(operation)
         out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
 
-    made = rewrite(trace, once)
+    made = rewrite(trace, once, optional=True)
     return made if len(made.bound_symbols) < len(trace.bound_symbols) else trace

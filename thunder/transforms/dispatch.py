@@ -10,7 +10,7 @@ from thunder.core.proxies import Proxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import DeclarationError, MissingImplementationError
+from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 
@@ -93,15 +93,17 @@ def _place(
         found = executor.implementation(operation)
         if isinstance(executor, FusionExecutor):
             if found is not None and found.execution_transform is not None:
-                return _rewrite(operation, executor, found.execution_transform, executors, out, left)
-            if executor.takes(operation):
+                if _rewrites(operation, executor, found.execution_transform, executors, out, left):
+                    return
+            elif executor.takes(operation):
                 left[operation] = None
                 return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
-            if found.execution_transform is not None:
-                return _rewrite(operation, executor, found.execution_transform, executors, out, left)
-            assert found.symbol is not None, "an implementation has a symbol or an execution transform"
-            return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
+            if found.symbol is not None and found.execution_transform is None:
+                return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
+            assert found.execution_transform is not None, "an implementation has a symbol or an execution transform"
+            if _rewrites(operation, executor, found.execution_transform, executors, out, left):
+                return
         elif found is None and executor.takes_primitives and _is_implemented(_primitive(operation), executor):
             break
         if symbol.executor is executor:
@@ -148,17 +150,21 @@ def _is_implemented(primitive: BoundSymbol | None, executor: Executor) -> bool:
     return found is not None and found.executes
 
 
-def _rewrite(
+def _rewrites(
     operation: BoundSymbol,
     executor: Executor,
     transform: Callable,
     executors: tuple[Executor, ...],
     out: Rewriter,
     left: dict[BoundSymbol, None],
-) -> None:
-    """Writes the operations of an execution transform of an operation."""
-    with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = transform(*operation.args, **operation.kwargs)
+) -> bool:
+    """Writes the operations of an execution transform of an operation. False where it asks about a data-dependent
+    size, which has no answer."""
+    try:
+        with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+            result = transform(*operation.args, **operation.kwargs)
+    except DataDependentError:
+        return False
     _check_types(operation, executor, result)
     try:
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
@@ -178,3 +184,4 @@ def _rewrite(
         )
         _place(out.current(new), executors if its_own else others, out, left)
     out.alias(aliases)
+    return True

@@ -41,7 +41,7 @@ def distinct_indices(trace: Trace) -> Trace:
             return out.trace(lambda g, *_: LTORCH["index_select"](g, dim, inverse[index]), b)
         out.write(b.replace(args=(*b.args[:3], True)))
 
-    return rewrite(trace, rule)
+    return rewrite(trace, rule, optional=True)
 
 
 def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
@@ -66,7 +66,7 @@ def _overwritten(assignment: BoundSymbol) -> tuple:
     key, value = assignment.args[1:]
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     shape = assignment.output.shape
-    return tuple(x if isinstance(x, TensorProxy) and x.shape == shape else None for x in (key, value))
+    return tuple(x if isinstance(x, TensorProxy) and equal_shapes(x.shape, shape) else None for x in (key, value))
 
 
 def _inverted(b: BoundSymbol, producer: Mapping[Proxy, BoundSymbol]) -> TensorProxy | None:

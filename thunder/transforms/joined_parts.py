@@ -55,7 +55,7 @@ def joined_parts(trace: Trace) -> Trace:
         elif b not in gone:
             out.write(b)
 
-    return rewrite(trace, rule)
+    return rewrite(trace, rule, optional=True)
 
 
 class _Sum(NamedTuple):

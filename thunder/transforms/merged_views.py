@@ -60,7 +60,7 @@ def merged_views(trace: Trace) -> Trace:
         dense = LTORCH["contiguous"] if now.is_dense else lambda x: x
         out.trace(lambda *_, **__: dense(view(now.base, result.shape)), operation)
 
-    found = rewrite(trace, rule)
+    found = rewrite(trace, rule, optional=True)
     return dce(found) if merged else trace
 
 

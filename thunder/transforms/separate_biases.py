@@ -69,4 +69,4 @@ def separate_biases(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace
         else:
             out.write(operation)
 
-    return rewrite(trace, rule) if chosen else trace
+    return rewrite(trace, rule, optional=True) if chosen else trace
