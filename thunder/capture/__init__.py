@@ -300,7 +300,7 @@ def _capture(request: Request, apart: bool) -> Captured:
                 undecided = error.with_traceback(None)
                 request.log.rewind(before)
             elif again := _with_eager_call(request, c, error):
-                compiling = False
+                undecided = None
                 request.log.rewind(before)
             passed_twice = c.tensors.passed_twice
             _close(c)
