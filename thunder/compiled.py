@@ -25,6 +25,7 @@ from thunder.cache.logs import configure, log_recompilation
 from thunder.cache.store import ADVICE, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
+from thunder.capture.reachable import reached_placements
 from thunder.capture.replay import replay
 from thunder.capture.state import EagerFunctions, original_stands_in
 from thunder.core.host_calls import Log, beginning_with
@@ -285,7 +286,9 @@ class Compiled:
                 log = Log() if other.log is None else other.log
                 found = self._of_path(modes, path, args, kwargs, log)
                 if not isinstance(found, str) and found[0] in tried:
-                    found = self._refused_path("each of two compiled paths finds that a call goes the other", path, log)
+                    found = self._refused_path(
+                        "each of two compiled paths finds that a call goes the other", path, args, kwargs
+                    )
             if isinstance(found, str):
                 return self._run_original(found, args, kwargs, log)
             entry, inputs = found
@@ -340,21 +343,21 @@ class Compiled:
                 return entry, inputs
         others = [e for e in known if type(e.inputs(self.fn, args, kwargs)) is tuple]
         if reason := path_limit(others, self.options.get(PATHS)):
-            refused = self._refused_path(reason, path, log)
+            refused = self._refused_path(reason, path, args, kwargs)
             self._note_stray(modes)
             return refused
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
         found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
         return found if isinstance(found, str) else found[:2]
 
-    def _refused_path(self, reason: str, path: tuple, log: Log) -> str:
+    def _refused_path(self, reason: str, path: tuple, args: tuple, kwargs: dict) -> str:
         """The words of a warning. Raises where the original function does not stand in."""
         error = DataDependentError(
             f"{reason} ({self._name}: {path[-1].question} is {path[-1].answer})",
             location=path[-1].where,
             remedy="use operations that go without the decision (torch.where, masks)",
         )
-        if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
+        if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(args, kwargs):
             raise error
         return str(error)
 
@@ -413,18 +416,18 @@ class Compiled:
                 entry = self._compile(modes, args, kwargs, path, log)
                 inputs = self._inputs(entry, args, kwargs)
         except ProgramFails as error:
-            if not self._original_stands_in():
+            if not self._original_stands_in(args, kwargs):
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             if self.options.fallback is FALLBACK_OPTIONS.ERROR and not error.theirs:
                 return str(error)
             return "" if error.theirs else self._refused_for(error, modes, facts)
         except RaisesBefore as error:
-            if not self._original_stands_in():
+            if not self._original_stands_in(args, kwargs):
                 raise error.__cause__ from None  # type: ignore[misc]
             return str(error)
         except (CaptureError, MissingImplementationError) as error:
-            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(args, kwargs):
                 raise
             if self.eager_functions.reasons.keys() > known:  # the next call is captured with these
                 return ""
@@ -493,8 +496,11 @@ class Compiled:
     def _keep(self, entry: CacheEntry) -> None:
         keep(entry, self.fn, self.options, entry.modes)
 
-    def _original_stands_in(self) -> bool:
-        return original_stands_in(self.options, self.overrides)
+    def _original_stands_in(self, args: tuple = (), kwargs: dict | None = None) -> bool:
+        """Whether the original function computes what the compiled one does. It would not communicate."""
+        if not original_stands_in(self.options, self.overrides):
+            return False
+        return not reached_placements((self.fn, *args, *(kwargs or {}).values()))
 
     def _warn_of_eager_calls(self, entry: CacheEntry) -> None:
         for code in entry.captured.eager_codes:

@@ -19,7 +19,7 @@ from thunder import compat
 from thunder.capture import changing, containers, host_lines
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.reachable import Reach, names_of
+from thunder.capture.reachable import Reach, names_of, reached_placements
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
@@ -85,6 +85,7 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
         _check_nesting(c, f)
         if not behind:
             _check_writes(c, f, args, kwargs)
+        _check_placements(c, f, args, kwargs)
         _function(c, f)
         _arguments(c, args, kwargs)
         return True
@@ -106,6 +107,7 @@ def disabled(c, f: Callable, args, kwargs) -> Any:
     """
     _check_nesting(c, f)
     _check_writes(c, f, args, kwargs)
+    _check_placements(c, f, args, kwargs)
     return _record(c, f, args, kwargs)
 
 
@@ -174,6 +176,13 @@ def _check_writes(c, f: Callable, args: tuple, kwargs: dict) -> None:
 
 
 _OF_GLOBALS = ("global", "delglobal")  # kinds of writes
+
+
+def _check_placements(c, f: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuses an eager call of a function that reads parameters of which this rank holds a part."""
+    placements = reached_placements((f, *(_seen_by(c, x) for x in (*args, *kwargs.values()))))
+    if not all(placement.is_whole for placement in placements):
+        c.refuse(f"{_name(f)}() reads parameters of which each rank holds a part, and cannot be called as it is")
 
 
 def _seen_by(c, value: Any) -> Any:

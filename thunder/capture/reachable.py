@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from thunder import compat
+from thunder.distributed.placement import Placement, any_placed, placement_of
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import type_attribute
 
-_MOST = 200_000  # objects that are looked at
+_MOST = 300_000  # objects that are looked at
 
 
 class Reach:
@@ -20,17 +24,17 @@ class Reach:
     names in their code stand for, and all that these lead to, with the methods of their classes. Computed names
     (`getattr(module, name)`) are not followed into modules.
 
-    is_known: False where there are too many objects to look at.
+    follows: whether a value is followed. is_known: False where there are too many objects to look at.
     """
 
-    def __init__(self, values: Iterable):
+    def __init__(self, values: Iterable, follows: Callable[[Any], bool] = lambda value: True):
         self.seen: dict[int, Any] = {}
         self._names: set[tuple[int, str]] = set()  # of globals, with the id of their namespace
         self.is_known = True
-        pending = [*values]
+        pending = collections.deque(values)  # what is near comes first
         while pending:
-            value = pending.pop()
-            if id(value) in self.seen or value is None:
+            value = pending.popleft()
+            if id(value) in self.seen or value is None or not follows(value):
                 continue
             if len(self.seen) > _MOST:
                 self.is_known = False
@@ -54,6 +58,16 @@ class Reach:
             memory = _memory(tensor)
             tensors = (x for x in self.seen.values() if isinstance(x, torch.Tensor))
             return any(_memory(x) == memory for x in tensors)
+
+
+def reached_placements(values: Iterable) -> list[Placement]:
+    """How the ranks hold the parameters that functions can reach. Compiled modules, which communicate by themselves,
+    are not followed."""
+    if not any_placed():
+        return []
+    reach = Reach(values, follows=lambda value: type_attribute(type(value), "_lc_cd") is NULL)
+    tensors = (x for x in reach.seen.values() if isinstance(x, torch.Tensor))
+    return [placement for x in tensors if (placement := placement_of(x)) is not None]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -198,6 +198,11 @@ def placing_copies() -> Iterator[None]:
         _tell()
 
 
+def any_placed() -> bool:
+    """Whether this process holds a parameter together with others."""
+    return bool(_placements)
+
+
 def placement_of(tensor: torch.Tensor) -> Placement | None:
     """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were
     told to compute in one of their own."""

@@ -1,0 +1,116 @@
+"""Lines that no program does, in modules that ranks hold together: the result is that of one process, or every rank
+raises in words. The original module would compute without communication."""
+
+import warnings
+
+import pytest
+import torch
+
+import thunder
+from tests.distributed.training import batches, close, compare
+from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, row_parallel
+from thunder.errors import CaptureError, FallbackWarning
+
+
+def refused(x):
+    return x.untyped_storage().nbytes() // x.untyped_storage().nbytes()
+
+
+class Gate(torch.nn.Module):
+    """The refusal reads a parameter itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((8,), 0.5, dtype=torch.float64))
+
+    def forward(self, x):
+        self.weight.untyped_storage()
+        return x * self.weight
+
+
+class Refuses(torch.nn.Module):
+    def __init__(self, where):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = torch.nn.Linear(6, 8).double(), torch.nn.Linear(8, 6).double()
+        self.gate, self.where = Gate(), where
+
+    def forward(self, x):
+        y = torch.tanh(self.up(x))
+        if self.where == "helper":
+            y = y * refused(y)
+        if self.where == "module":
+            y = self.gate(y)
+        if self.where == "root":
+            y = y * (y.untyped_storage().nbytes() > 0)
+        return self.down(y)
+
+
+LAYOUTS = {
+    "ddp": ddp,
+    "zero2": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO2),
+    "zero3": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3),
+    "tp": lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]),
+}
+
+
+def trains(rank, size, layout, where):
+    data = batches(size, torch.float64, steps=3)
+    of_rank = (lambda x: x) if layout == "tp" else None
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        compiled = compare(
+            rank, size, Refuses(where), LAYOUTS[layout], data, options={"fallback": "eager"}, of_rank=of_rank
+        )
+    assert len(compiled.programs) == 1
+    return [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call")
+
+
+def raises(rank, size, layout, where):
+    module = thunder.jit(LAYOUTS[layout](Refuses(where)), fallback="eager")
+    with pytest.raises(CaptureError, match="untyped_storage"):
+        module(torch.ones(4, 6, dtype=torch.float64))
+    return True
+
+
+def step_of(module):
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+    def step(x):
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def whole_step(rank, size, layout):
+    """The forward is an eager call, whose gradients the program adds up over the ranks, or the step raises."""
+    module, whole = LAYOUTS[layout](Refuses("root")), Refuses("root")
+    compiled, x = thunder.jit(step_of(module), fallback="eager"), batches(size, torch.float64)[0]
+    if layout != "ddp":
+        with pytest.raises(CaptureError, match="untyped_storage"):
+            compiled(x)
+        return True
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        compiled(x.chunk(size)[rank])
+    step_of(whole)(x)
+    for p, q in zip(module.parameters(), whole.parameters(), strict=True):
+        close(p.detach(), q.detach(), "a parameter")
+    return True
+
+
+RIGHT = [("ddp", "helper"), ("ddp", "module"), ("zero2", "helper"), ("zero3", "helper")]
+RAISES = [("ddp", "root"), ("zero2", "module"), ("zero3", "root"), ("tp", "root")]
+
+
+def test_refusals_in_modules_that_ranks_hold_together(ranks):
+    for layout, where in RIGHT:
+        assert ranks(2)(trains, layout, where) == [1, 1]
+    for layout, where in RAISES:
+        assert ranks(2)(raises, layout, where) == [True, True]
+
+
+def test_refusals_in_whole_steps(ranks):
+    for layout in LAYOUTS:
+        assert ranks(2)(whole_step, layout) == [True, True]
