@@ -91,6 +91,15 @@ def numpy_random_numbers(x, directory):
 
 
 @program
+def orders_of_random_numbers(x, directory):
+    a = torch.rand(8)
+    first = torch.as_tensor(np.argsort(a.numpy()))
+    b, c = torch.rand(8), torch.randn(3)  # on which no host call depends
+    d = torch.rand(8)
+    return x, a, first, b, c, d, torch.as_tensor(np.argsort(d.numpy()))
+
+
+@program
 def random_between_torchs(x, directory):
     y = x + torch.rand(3)
     if random.random() > 0.5:

@@ -328,10 +328,9 @@ class _Values:
         self._look_at(bound_symbols)
         needed = self._slice(values)
         while True:  # numbers are drawn, and host calls run, in the program's order
-            last = len(bound_symbols) if everything_before else max(needed.intersection(self.ordered), default=-1)
-            before = {i for i in self.ordered if i < last} - needed
-            if everything_before:
-                before = {i for i in before if bound_symbols[i].sym is host_call}
+            last = max(needed.intersection(self.ordered), default=-1)
+            calls = {i for i in self.ordered if everything_before and bound_symbols[i].sym is host_call}
+            before = calls.union(i for i in self.ordered if i < last) - needed
             if not before:
                 break
             needed |= before
