@@ -208,7 +208,8 @@ def _call_function(c, f, args, kwargs):
             return record(c, f, args, kwargs)
         # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
-            by_user = compat.is_disabled(f) and not native_module(plain_attribute(f.__wrapped__, "__module__"))
+            # PyTorch disables methods of its own optimizers, which no user has asked for
+            by_user = compat.is_disabled(f) and not (f.__wrapped__.__module__ or "").startswith("torch.")
             return (eager.disabled if by_user else call)(c, f.__wrapped__, args, kwargs)
         seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args)
         if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
