@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "UnforeseenShapeError", "MissingImplementationError",
-    "TraceCheckError", "DeclarationError", "OptionError", "CollectiveError", "SharpEdgeError",
+    "TraceCheckError", "DeclarationError", "DerivativeError", "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
     "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section", "did_you_mean",
 ]  # fmt: skip
@@ -89,6 +89,11 @@ class TraceCheckError(ThunderError):
 class DeclarationError(TraceCheckError):
     """What an operation gives is not what its author declared: its meta rule, its fake implementation, or that it
     neither writes to its arguments nor shares memory with them."""
+
+
+class DerivativeError(DeclarationError):
+    """A derivative gives gradients that are not those of its operation's arguments: too few or too many, of another
+    shape, on another device, complex ones of real arguments, or no tensors."""
 
 
 class OptionError(ThunderError, ValueError):

@@ -74,6 +74,8 @@ class Definition:
     """A kernel of derivatives that conjugates the complex numbers which it multiplies cotangents by."""
     functional_derivative: Callable | None = None
     """The rule in its place where a second derivative may follow."""
+    forward_derivative: Callable | None = None
+    """The rule in its place in forward mode, where an `autograd.Function` has a jvp of its own."""
     exact_derivative: bool = True
     """Its rule rounds as PyTorch's derivative does."""
     linear: Callable[..., bool] | None = None

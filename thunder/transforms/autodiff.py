@@ -66,7 +66,7 @@ class Linearization:
 
     functional: every operation that it records can be differentiated again; otherwise operations that PyTorch
     differentiates save a graph that runs once. needed: the operations to differentiate; None: all. known: derivatives
-    by operations that earlier linearizations have recorded.
+    by operations that earlier linearizations have recorded. forward: rules of forward mode come before those.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -82,6 +82,7 @@ class Linearization:
         functional: bool = False,
         needed: set | None = None,
         known: dict | None = None,
+        forward: bool = False,
     ):
         self.steps: list = []
         operation = None
@@ -93,7 +94,7 @@ class Linearization:
                 elif needed is not None and operation not in needed:
                     self.steps.append(operation)
                 else:
-                    derivatives(operation, executors, self.steps, functional)
+                    derivatives(operation, executors, self.steps, functional, forward)
         except ThunderError as error:
             error.bound_symbol = error.bound_symbol or operation
             raise
@@ -215,7 +216,8 @@ def write_without(
             if operation.sym is LTORCH["sub"] and operation.args[0] in gone:
                 table[operation.output] = LTORCH["neg"](term)
         elif lost and operation.sym.accepts_missing_cotangents:
-            recorder.bound_symbols.append(operation.swap({**table, **dict.fromkeys(lost)}))
+            told = operation.swap({**table, **dict.fromkeys(lost)})
+            recorder.bound_symbols.append(told.replace(args=told.args, kwargs=told.kwargs))  # decomposed anew
         else:
             for i in lost:
                 if i not in zeros:

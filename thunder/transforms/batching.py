@@ -61,7 +61,9 @@ class _Batch:
         recorder.location = lambda: operation.location
         if operation.context is not None:
             recorder.context = operation.context.replace(grad_enabled=operation.context.grad_enabled and self.grad)
-        random = OpTags.RANDOM_OP in operation.sym.tags
+        # an autograd.Function with a vmap of its own says what that draws
+        maps_itself = operation.sym.own_derivative and operation.sym.batching is not None
+        random = OpTags.RANDOM_OP in operation.sym.tags and not maps_itself
         if random and self.randomness == "error":
             raise RuntimeError(
                 "vmap: called random operation while in randomness error mode. Please either use the 'same' or "

@@ -26,9 +26,10 @@ from typing import Any
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
-from thunder.errors import DataDependentError, MissingImplementationError
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, is_outside, recording
+from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
 from thunder.ops import LTORCH, pytorch_derivative
+from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
 
@@ -59,10 +60,12 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 
 def put_grads(values: Any, gradients: Any) -> None:
-    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; other pairs are
-    ignored."""
-    for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
-        if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
+    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form. What is no tensor has
+    no gradient, and a gradient of None says that there is none."""
+    values, gradients = leaves(values), leaves(gradients)
+    check_count("a grad transform", len(values), gradients)
+    for value, gradient in zip(values, gradients, strict=False):
+        if isinstance(value, TensorProxy) and gradient is not None:
             put_grad(value, gradient)
 
 
@@ -114,25 +117,44 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
     except StopIteration as done:
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
-        raise MissingImplementationError(
+        raise DerivativeError(
             f"the derivative of {operation.sym.qualified_name} yields more than once: it yields its result, and "
             "returns the gradients"
         )
-    for argument, gradient in zip((*operation.args, operation.kwargs), gradients, strict=False):
-        _put(argument, gradient, puts)
+    who, number = _who(operation), len(operation.args)
+    left_out = operation.args[len(gradients) :]
+    # none at all: they are put, or there are none; thunder's own rules leave out what they take for constants
+    if not gradients or not is_outside(rule) or not any(map(is_wanted, left_out)):
+        gradients = (*gradients, *(None for _ in left_out))
+    by_name = gradients[number] if len(gradients) == number + 1 and type(gradients[number]) is dict else None
+    check_count(who, number, gradients[:number] if by_name is not None else gradients)
+    real = is_real((operation.args, operation.kwargs, result))
+    arguments = (*operation.args, operation.kwargs)
+    for index, (argument, gradient) in enumerate(zip(arguments, (*gradients[:number], by_name), strict=True)):
+        _put(who, index, argument, gradient, real, puts)
     return result
 
 
-def _put(argument, gradient, puts: list) -> None:
+def _who(operation: BoundSymbol) -> str:
+    """An operation's derivative, in errors."""
+    return f"the derivative of {operation.sym.qualified_name}"
+
+
+def _put(who: str, index: int, argument, gradient, real: bool, puts: list) -> None:
+    """Notes the gradient of the argument at this index, of those inside where it is a container."""
+    if gradient is None or not is_wanted(argument):
+        return
     if isinstance(argument, TensorProxy):
-        if isinstance(gradient, TensorProxy) and argument.requires_grad:
-            puts.append((argument, gradient))
-    elif isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
-        for a, g in zip(argument, gradient, strict=True):
-            _put(a, g, puts)
-    elif isinstance(argument, dict) and isinstance(gradient, dict):
+        puts.append((argument, fitted(who, index, argument, gradient, real)))
+    elif isinstance(argument, dict):
+        check_kind(who, index, gradient, dict)
         for name, g in gradient.items():
-            _put(argument[name], g, puts)
+            _put(who, index, argument.get(name), g, real, puts)
+    else:
+        check_kind(who, index, gradient, (tuple, list))
+        check_count(who, len(argument), gradient)
+        for a, g in zip(argument, gradient, strict=False):
+            _put(who, index, a, g, real, puts)
 
 
 def differentiate(
@@ -141,7 +163,8 @@ def differentiate(
     """Runs the rule of an operation; None where it returns NotImplemented in the place of yielding a result.
     conjugates: it is one for real numbers, of a holomorphic function of complex ones.
 
-    Raises MissingImplementationError where it returns another number of values than the operation has.
+    Raises DerivativeError where it returns another number of values than the operation has, or gradients that are not
+    those of the arguments.
     """
     gets: list = []
     puts: list = []
@@ -153,19 +176,21 @@ def differentiate(
         if result is NotImplemented:
             return None
         operations = []
+        for argument, gradient in [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]:
+            index = next((i for i, a in enumerate(operation.args) if a is argument), 0)
+            real = is_real((operation.args, operation.kwargs, result))
+            puts.append((argument, fitted(_who(operation), index, argument, gradient, real)))
         for b in recorder.bound_symbols:
             if b.sym is get_grad_symbol:
                 gets.append((b.args[0], b.output))
-            elif b.sym is put_grad_symbol:
-                puts.append(b.args)
-            else:
+            elif b.sym is not put_grad_symbol:
                 operations.append(b)
         if conjugates:
             operations = _conjugated(operations, {g for _, g in gets}, recorder)
     try:
         adopted, aliases = adopt(operations, result, operation.output)
     except ValueError:
-        raise MissingImplementationError(
+        raise DerivativeError(
             f"the grad transform of {operation.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
             f"the operation has {len(operation.outputs)}: "
             "return what the operation returns"
@@ -228,7 +253,7 @@ def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
             read = (
                 "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
             )
-            raise MissingImplementationError(
+            raise DerivativeError(
                 f"the derivative of {operation.sym.qualified_name} puts a gradient to {value.name}, {read}: put "
                 "gradients to the arguments of the operation"
             )
@@ -324,8 +349,15 @@ def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
     )
 
 
-def derivatives(operation: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
-    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative."""
+def derivatives(
+    operation: BoundSymbol,
+    executors: Sequence,
+    out: list,
+    functional: bool,
+    forward: bool = False,
+) -> None:
+    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative.
+    forward: by its rule for forward mode, where it has one."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return
@@ -333,11 +365,13 @@ def derivatives(operation: BoundSymbol, executors: Sequence, out: list, function
         raise MissingImplementationError(f"a second derivative is asked for, but {operation.sym.once_differentiable}")
     if operation.sym.formula:
         for sub in by_formula(operation):
-            derivatives(sub, executors, out, functional)
+            derivatives(sub, executors, out, functional, forward)
         return
     rule = _rule_for(operation, executors)
     if functional and (again := operation.sym.functional_derivative) is not None:
         rule = again, True
+    if forward and (pushing := operation.sym.forward_derivative) is not None:
+        rule = pushing, True
     if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
     elif (
@@ -349,7 +383,7 @@ def derivatives(operation: BoundSymbol, executors: Sequence, out: list, function
     elif operation.sym.decomposition is not None and operation.subsymbols:
         typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
         for sub in operation.subsymbols:
-            derivatives(sub, executors, out, functional)
+            derivatives(sub, executors, out, functional, forward)
         for old, new in operation.aliases.items():
             out.append(
                 differentiate(LTORCH["detach"].bind(new, output=old, context=operation.context), _identity, True)

@@ -1,21 +1,27 @@
 """`torch.autograd.Function` inside a captured program: its forward and its backward are read, and become one operation
-with that derivative."""
+with that derivative. Its `vmap` and `jvp` are read where a transform of torch.func asks for them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from thunder import compat
 from thunder.capture import containers
 from thunder.capture.library.functional import separate
-from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.pytree import tree_flatten
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder
-from thunder.ops import PRIMS
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, primitive
+from thunder.errors import DerivativeError
+from thunder.ops import LTORCH, PRIMS
+from thunder.ops.functionalize.histories import grad_enabled
+from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.gradients import check_count, check_kind, fitted
 from thunder.transforms.levels import typed
 from thunder.transforms.recompute import generator_of
 
@@ -28,6 +34,7 @@ class FunctionContext:
         self.saved_tensors: tuple = ()
         self._not_differentiable: tuple = ()
         self._dirty: tuple = ()
+        self._materializes = True
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors
@@ -41,66 +48,109 @@ class FunctionContext:
         self._dirty = tensors
 
     def set_materialize_grads(self, value):
-        """Cotangents are always there: zeros where autograd would pass None, as materialized ones are."""
+        self._materializes = value
+
+
+class VmapInfo(NamedTuple):
+    """The first argument of a Function's `vmap`."""
+
+    batch_size: Any
+    randomness: str
+
+
+@primitive(lambda text, wanted, cotangents: tuple(like(x) for x in wanted))
+def no_gradients(text: str, wanted: tuple, cotangents: tuple) -> tuple:
+    """The gradients of a backward that raises when it runs."""
+    raise RuntimeError(text)
 
 
 def apply(c, f, args, kwargs):
     """Handler of `Function.apply`."""
-    cls, *inputs = args
+    cls, *given = args
+    inputs = [c.recorder.latest(x) if type(x) is TensorProxy else x for x in given]
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
-    ctx = FunctionContext(needs)
+    maps_itself = _overrides(cls, "vmap") and any(level.maps for level in c.levels)
+    ctx, before = FunctionContext(needs), dict(c.recorder.memory.current)
     with separate(c, False, decides=True) as forward:
-        result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
-        decides = any(OpTags.DECISION in operation.sym.tags for operation in forward.bound_symbols)
-        # later decisions do not run it again, which may draw random numbers
-        values = [c.path.value_of(p) for p in proxies_in(result, [])] if decides and grad else ()
-    if ctx._dirty:
-        c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
-    if not grad:
+        returned = _forward(c, cls, ctx, given, kwargs)
+        result = map_structure(c.recorder.latest, returned)
+        plain = {id(c.recorder.latest(t)) for t in ctx._not_differentiable}
+    if not grad and not maps_itself:
         c.recorder.bound_symbols += forward.bound_symbols
-        return result
-    plain = {id(t) for t in ctx._not_differentiable}
-    outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, result)
-    for inner, o in zip(proxies_in(result, []), proxies_in(outputs, []), strict=True):
+        return returned if ctx._dirty else result
+    written = _take_back_writes(c, cls, ctx, forward, before, result)
+    there = set(proxies_in(result, []))
+    function = _Function(cls, inputs, forward, result, [v for v in written.values() if v not in there])
+    outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, function.result)
+    for inner, o in zip(proxies_in(function.result, []), proxies_in(outputs, []), strict=True):
         o.name = c.recorder.context.names.make()
-        o.requires_grad = id(inner) not in plain and o.dtype.category >= 2
-    placeholders = [like(o) for o in proxies_in(outputs, [])]
-    for p in placeholders:
-        p.name = c.recorder.context.names.make()
-    before = containers.state(c)
-    # in eager, too, it runs after the forward's autocast is left
-    with separate(c, False) as backward, compat.autocast_off(), _laid_out(c, forward, placeholders) as contiguous:
-        gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
-    if containers.state(c) != before:
-        c.refuse(
-            f"the backward of {cls.__name__} writes to the outside, which happens when the backward runs",
-            "let the backward only compute gradients, or register a hook (Tensor.register_hook), which may do more",
-        )
-    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-    program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
-    program.contiguous = [p for p in placeholders if p in contiguous]
-    program.symbol.nondifferentiable = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
-    operation = program.operation((*inputs, *program.free), outputs, c.recorder.context.afterwards)
+        o.requires_grad = grad and id(inner) not in plain and o.dtype.category >= 2
+    for o in function.left(outputs):
+        o.requires_grad = False
+    values: Sequence = ()
+    if grad:
+        function.read_backwards(c, ctx, function.returned(outputs))
+        if _overrides(cls, "jvp") and any(level.pushes for level in c.levels):
+            function.read_jvp(c, ctx)
+    if any(OpTags.DECISION in operation.sym.tags for operation in forward.bound_symbols):
+        with function.behind_forward(c):  # later decisions do not run it again, which may draw random numbers
+            values = [c.path.value_of(p) for p in proxies_in(function.result, [])]
+    function.close()
+    if maps_itself:
+        function.symbol.batching = _mapped_by_itself(c, function)
+    function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
+    operation = function.operation((*inputs, *function.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
     c.recorder.bound_symbols.append(operation)
     for o, value in zip(proxies_in(outputs, []), values):
         c.path.knows(o, value, operation)
-    return outputs
+    return _write_again(c, ctx, function, written, outputs)
 
 
-@contextlib.contextmanager
-def _laid_out(c, forward: Recorder, placeholders: list[TensorProxy]) -> Iterator[set[TensorProxy]]:
-    """A backward may ask how its tensors lie in memory: results of the forward, and cotangents. The set has those that
-    it asks about, which are contiguous whenever it runs."""
-    c.outer_recorders.append(forward)
-    c.tensors.cotangents.update(dict.fromkeys(placeholders, False))
-    asked: set[TensorProxy] = set()
-    try:
-        yield asked
-    finally:
-        asked.update(p for p in placeholders if c.tensors.cotangents.pop(p))
-        c.outer_recorders.remove(forward)
+def _overrides(cls, name: str) -> bool:
+    return getattr(cls, name) is not getattr(torch.autograd.Function, name)
+
+
+def _take_back_writes(
+    c, cls, ctx: FunctionContext, forward: Recorder, before: dict, result
+) -> dict[TensorProxy, TensorProxy]:
+    """What the forward has written to of the program's tensors, with the values that they have now. For the program
+    around, they have those of before: the operation comes first."""
+    memory = c.recorder.memory
+    own = {o for operation in forward.bound_symbols for o in operation.outputs}
+    written = {}
+    for target, value in list(memory.current.items()):
+        if value is before.get(target, target) or target in own:
+            continue
+        if target in memory.view_of or memory.views.get(target):
+            c.refuse(f"{cls.__name__} writes to a view, or to a tensor that has views", "let it return a new tensor")
+        written[target] = value
+        if target in before:
+            memory.current[target] = before[target]
+        else:
+            del memory.current[target]
+    returned = set(proxies_in(result, []))
+    for t in ctx._dirty:
+        if written.get(memory.holder(t)) not in returned:
+            c.refuse(f"{cls.__name__} marks a tensor dirty that it does not write to and return", "return the tensor")
+    return written
+
+
+def _write_again(c, ctx: FunctionContext, function: _Function, written: dict, outputs):
+    """Writes to the program's tensors what the forward has written; those that are marked dirty and returned are the
+    results."""
+    memory, same = c.recorder.memory, {}
+    inner, outer = (proxies_in(x, []) for x in (function.result, outputs))
+    for target, value in written.items():
+        dirty = any(memory.holder(t) is target for t in ctx._dirty)
+        now = next(o for o, x in zip(outer, inner, strict=True) if x is value)
+        with grad_enabled(dirty and torch.is_grad_enabled()):
+            overwrite(target, now)
+        if dirty:
+            same[now] = target
+    result = function.returned(outputs)
+    return map_structure(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, result)
 
 
 def _forward(c, cls, ctx, inputs, kwargs):
@@ -122,42 +172,195 @@ def _is_once(function) -> bool:
     return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
 
 
-class _Function:
-    """The bound symbols of a Function's forward and backward, replayed wherever the operation is differentiated.
+_MOST_VARIANTS = 4  # results: a backward that is told of missing cotangents is read for each of 15 sets of them
 
-    free: the live-ins of both beside the inputs; the operation takes them as further arguments. contiguous:
-    those placeholders of cotangents that the backward was told to be so.
+
+class _Read(NamedTuple):
+    """A backward or a jvp: its operations, and for each input, or each result, what it gives."""
+
+    operations: list[BoundSymbol]
+    results: tuple
+
+
+class _Function:
+    """The bound symbols of a Function's forward, backward and jvp, replayed wherever the operation is differentiated.
+
+    inputs: of `apply`. result: what the forward returns, with what it has written to the program's tensors. free: the
+    live-ins of all beside the inputs; the operation takes them as further arguments. cotangents: placeholders, None for
+    results that are not differentiable. contiguous: those that the backward was told to be so. backwards: by the places
+    of the cotangents that are missing; {(): ...} alone where these are zeros.
     """
 
-    def __init__(self, cls, inputs, forward, result, backward, placeholders, gradients):
-        self.inputs, self.forward, self.result = inputs, forward, result
-        self.backward, self.placeholders, self.gradients = backward, placeholders, gradients
-        known = {
-            *proxies_in(inputs, []),
-            *placeholders,
-            *(o for operation in (*forward, *backward) for o in operation.outputs),
-        }
-        read = [p for operation in (*forward, *backward) for p in operation.inputs] + proxies_in(
-            [result, gradients], []
-        )
-        self.free = list(dict.fromkeys(p for p in read if p not in known))
+    def __init__(self, cls, inputs: list, forward: Recorder, returned, written: list[TensorProxy]):
+        self.cls, self.inputs, self.writes = cls, inputs, bool(written)
+        self.recorder, self.forward = forward, forward.bound_symbols
+        self.result = (returned, written) if written else returned
+        self.cotangents: list[TensorProxy | None] = []
+        self.contiguous: set[TensorProxy] = set()
+        self.backwards: dict[tuple[int, ...], _Read] = {}
+        self.tangents: list[TensorProxy | None] = []
+        self.jvp: _Read | None = None
+        self.free: list[Proxy] = []
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
-        self.contiguous: Sequence[TensorProxy] = ()
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
-        self.symbol.grad_rule = self.rule
-        tags = {tag for operation in forward for tag in operation.sym.tags}
-        own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
-        self.symbol.tags = frozenset(tags & own)
-        self.symbol.functional_derivative, self.symbol.own_derivative = self.functional_rule, True
+        self.symbol.own_derivative = True
+        self.transposed: Symbol | None = None
 
+    def returned(self, result):
+        """What the forward returns, of a structure like `result`."""
+        return result[0] if self.writes else result
+
+    def left(self, result) -> list[TensorProxy]:
+        """What the forward has written, of a structure like `result`."""
+        return result[1] if self.writes else []
+
+    # --- reading
+    @contextlib.contextmanager
+    def behind_forward(self, c) -> Iterator[Recorder]:
+        """Lines are recorded apart, that read results of the forward, and may ask about them."""
+        with separate(c, False, decides=True) as recorder:
+            c.outer_recorders.append(self.recorder)
+            try:
+                yield recorder
+            finally:
+                c.outer_recorders.remove(self.recorder)
+
+    def read_backwards(self, c, ctx: FunctionContext, outputs) -> None:
+        """outputs: the results in the program around, which say what is differentiable."""
+        for o in proxies_in(outputs, []):
+            placeholder = like(o) if o.requires_grad else None
+            if placeholder is not None:
+                placeholder.name = c.recorder.context.names.make()
+            self.cotangents.append(placeholder)
+        self.backwards[()] = self._read_backward(c, ctx, outputs, ())
+        places = [i for i, g in enumerate(self.cotangents) if g is not None]
+        if ctx._materializes or len(places) < 2:
+            return
+        if len(places) > _MOST_VARIANTS:
+            c.refuse(
+                f"{self.cls.__name__}, of more than {_MOST_VARIANTS} results, is told which cotangents are missing",
+                "leave set_materialize_grads(False) out",
+            )
+        for n in range(1, len(places)):
+            for missing in itertools.combinations(places, n):
+                self.backwards[missing] = self._read_backward(c, ctx, outputs, missing)
+
+    def _read_backward(self, c, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> _Read:
+        name, before, attributes = self.cls.__name__, containers.state(c), dict(vars(ctx))
+        known = [p for p in self.cotangents if p is not None]
+        # in eager, too, it runs after the forward's autocast is left
+        with self.behind_forward(c) as backward, compat.autocast_off():
+            c.tensors.cotangents.update(dict.fromkeys(known, False))
+            try:
+                given = self._given(ctx, outputs, missing)
+                found = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *given], {}))
+                gradients = self._checked(c, found)
+            except c.uncatchable:
+                raise
+            except Exception as error:
+                if not isinstance(error, DerivativeError) and not missing:
+                    raise
+                gradients = self._raising(str(error), known)
+            finally:
+                self.contiguous.update(p for p in known if c.tensors.cotangents.pop(p))
+        if containers.state(c) != before:
+            c.refuse(
+                f"the backward of {name} writes to the outside, which happens when the backward runs",
+                "let the backward only compute gradients, or register a hook (Tensor.register_hook), which may do more",
+            )
+        if any(v is not attributes.get(k) for k, v in vars(ctx).items() if v is not None):
+            c.refuse(
+                f"the backward of {name} writes to its ctx, which a second backward through the same graph reads",
+                "let the backward only compute gradients",
+            )
+        vars(ctx).update(attributes)
+        return _Read(self._without_decisions(c, backward.bound_symbols), gradients)
+
+    def _given(self, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> list:
+        """The cotangents that the backward is called with: of no tensor there is None, of a missing one zeros or
+        None."""
+        given, places = [], iter(range(len(self.cotangents)))
+        for o in outputs if isinstance(outputs, tuple) else (outputs,):
+            place = next(places) if isinstance(o, TensorProxy) else None
+            cotangent = self.cotangents[place] if place is not None and place not in missing else None
+            if cotangent is None and place is not None and ctx._materializes:
+                cotangent = LTORCH["zeros"](o.shape, device=o.device, dtype=o.dtype)
+            given.append(cotangent)
+        return given
+
+    def _checked(self, c, found) -> tuple:
+        """The gradients of a backward as PyTorch checks them. Raises DerivativeError."""
+        name = f"{self.cls.__name__}Backward"
+        gradients = found if isinstance(found, tuple) else (found,)
+        check_count(f"function {name}", len(self.inputs), gradients)
+        checked: list[TensorProxy | None] = []
+        for i, (x, gradient) in enumerate(zip(self.inputs, gradients, strict=False)):
+            if gradient is not None:
+                if isinstance(gradient, Proxy) and not isinstance(gradient, TensorProxy):
+                    c.refuse(f"the backward of {self.cls.__name__} gives a gradient that is no plain tensor")
+                check_kind(f"function {name}", i, gradient, TensorProxy)
+                if not isinstance(x, TensorProxy):
+                    raise DerivativeError(
+                        f"function {name} returned a gradient different than None at position {i + 1}, but the "
+                        "corresponding forward input was not a Variable"
+                    )
+            wanted = gradient is not None and x.requires_grad
+            checked.append(fitted(f"Function {name}", i, x, gradient) if wanted else None)
+        return tuple(checked)
+
+    def _raising(self, text: str, cotangents: list) -> tuple:
+        """Gradients that raise where they are computed, as they do in eager."""
+        wanted = [x for x in self.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+        gradients = iter(no_gradients(text, tuple(wanted), tuple(cotangents)))
+        return tuple(next(gradients) if any(x is w for w in wanted) else None for x in self.inputs)
+
+    def _without_decisions(self, c, operations: list[BoundSymbol]) -> list[BoundSymbol]:
+        """The operations of a backward, or a jvp. It may decide by what the forward has computed: then the forward
+        does."""
+        first = set(leading_to(operations, (), lambda b: OpTags.DECISION in b.sym.tags))
+        if any(
+            OpTags.DECISION not in b.sym.tags
+            and not b.sym.tags.isdisjoint((OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.OPAQUE))
+            for b in first
+        ):
+            c.refuse(f"the backward of {self.cls.__name__} decides by what an operation with an effect gives")
+        self.forward += [b for b in operations if b in first]
+        return [b for b in operations if b not in first]
+
+    def read_jvp(self, c, ctx: FunctionContext) -> None:
+        for x in self.inputs:
+            tangent = like(x) if isinstance(x, TensorProxy) and x.dtype.category >= 2 else None
+            if tangent is not None:
+                tangent.name, tangent.requires_grad = c.recorder.context.names.make(), False
+            self.tangents.append(tangent)
+        with self.behind_forward(c) as recorder:
+            found = map_structure(c.recorder.latest, c.call(self.cls.jvp, [ctx, *self.tangents], {}))
+        pushed, result = (x if isinstance(x, tuple) else (x,) for x in (found, self.returned(self.result)))
+        check_count(f"the jvp of {self.cls.__name__}", len(result), pushed)
+        self.jvp = _Read(self._without_decisions(c, recorder.bound_symbols), tuple(pushed))
+        self.symbol.forward_derivative = self.forward_rule
+
+    def close(self) -> None:
+        """All is read."""
+        parts = [*self.backwards.values(), *([] if self.jvp is None else [self.jvp])]
+        self.free = _live_ins(
+            [b for part in parts for b in [*self.forward, *part.operations]] or self.forward,
+            [self.result, [part.results for part in parts]],
+            [*proxies_in(self.inputs, []), *self.cotangents, *self.tangents],
+        )
+        symbol, tags = self.symbol, {tag for operation in self.forward for tag in operation.sym.tags}
+        own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
+        symbol.tags = frozenset(tags & own)
+        if self.backwards:
+            symbol.grad_rule, symbol.functional_derivative = self.rule, self.functional_rule
+
+    # --- the operation
     def operation(self, args: tuple, outputs, context) -> BoundSymbol:
         """The operation as one operation, the forward its decomposition."""
         operation = self.symbol.bind(*args, output=outputs, context=context)
         table = self.arguments(args)
         copies = renamed(self.forward, context.names, table)
-        operations, operation.aliases = adopt(
-            copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs
-        )
+        operations, operation.aliases = adopt(copies, _replaced(self.result, table), outputs)
         operation._subsymbols = tuple(operations)
         return operation
 
@@ -165,12 +368,13 @@ class _Function:
         """The values of the inputs and free values in this call."""
         return dict(zip([*proxies_in(self.inputs, []), *self.free], proxies_in(args, []), strict=True))
 
+    # --- its derivatives
     def rule(self, *args):
         """The derivative: both recordings replayed."""
         recorder, table = current_recorder(), self.arguments(args)
         recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
-        given = yield map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result)
-        return self.replayed(self.backward, table, given)
+        given = yield _replaced(self.result, table)
+        return self.replayed(table, given, False)
 
     def functional_rule(self, *args):
         """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
@@ -179,25 +383,60 @@ class _Function:
         Values between, which the backward saved, are recomputed, with the random numbers that were drawn. They are
         constants to it, as in PyTorch.
         """
-        recorder, table = current_recorder(), self.arguments(args)
-        context = recorder.context
+        outputs, states = self.once_more(args)
+        given = yield outputs
+        return self.replayed(self.values_between(args, outputs, states), given, True)
+
+    def forward_rule(self, *args):
+        """`functional_rule` for forward mode. The transform differentiates a backward for its cotangents: what stands
+        for this one has the jvp for its derivative."""
+        outputs, states = self.once_more(args)
+        given = yield outputs
+        flat = leaves(self.returned(given))
+        cotangents, places = [g for g in flat if g is not None], [i for i, g in enumerate(flat) if g is not None]
+        wanted = [i for i, t in enumerate(self.tangents) if t is not None and args[i].requires_grad]
+
+        def transposed_rule(*values):
+            tangents = yield transposed(*values)
+            table = self.values_between(args, outputs, states)
+            for i, t in zip(wanted, tangents, strict=True):
+                table[self.tangents[i]] = t
+            for i, t in enumerate(self.tangents):
+                if t is not None and t not in table:
+                    table[t] = LTORCH["zeros_like"](args[i])
+            recorder = current_recorder()
+            recorder.bound_symbols += renamed(self.jvp.operations, recorder.context.names, table)
+            pushed = [table.get(x, x) if isinstance(x, Proxy) else None for x in self.jvp.results]
+            return tuple(pushed[i] for i in places)
+
+        def meta(*values):
+            return tuple(like(args[i]) for i in wanted)
+
+        transposed = Symbol(f"{self.symbol.name}_transposed", meta, id=("transposed", id(self)), is_prim=True)
+        transposed.grad_rule = transposed_rule
+        gradients = dict(zip(wanted, transposed(*cotangents), strict=True))
+        return tuple(gradients.get(i) for i in range(len(self.inputs)))
+
+    def once_more(self, args: tuple) -> tuple[Any, list]:
+        """Records the operation. Its results, and the states of the generators before it."""
+        recorder = current_recorder()
         outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, self.result)
         for o in proxies_in(outputs, []):
-            o.name = context.names.make()
-        operation = self.operation(args, outputs, context)
-        generators = self.generators()
-        states = [PRIMS["get_rng_state"](*generator) for generator in generators]
+            o.name = recorder.context.names.make()
+        operation = self.operation(args, outputs, recorder.context)
+        states = [PRIMS["get_rng_state"](*generator) for generator in self.generators()]
         recorder.bound_symbols.append(operation)
         typed([operation])
-        given = yield outputs
-        made = {**table}
-        before = [PRIMS["get_rng_state"](*generator) for generator in generators]
+        return outputs, states
+
+    def values_between(self, args: tuple, outputs, states: list) -> dict:
+        """Records the forward again. Its values, and those of the inputs; the results are those that there are."""
+        recorder, table = current_recorder(), self.arguments(args)
+        before = [PRIMS["get_rng_state"](*generator) for generator in self.generators()]
         self.set_generators(states)
-        recorder.bound_symbols += renamed(self.forward, context.names, made)
+        recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
         self.set_generators(before)
-        made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
-        backward = [operation if self.once else _with_grad(operation) for operation in self.backward]
-        return self.replayed(backward, made, given)
+        return table | dict(zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True))
 
     def generators(self) -> list[tuple]:
         """(device, generator) of those that the forward draws from."""
@@ -208,43 +447,122 @@ class _Function:
         for state, generator in zip(states, self.generators(), strict=True):
             PRIMS["set_rng_state"](state, *generator)
 
-    def replayed(self, operations, table: dict, given) -> tuple:
-        """Writes the backward for the cotangents `given`. The gradients."""
-        recorder = current_recorder()
-        outputs = [
-            g
-            for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True)
-            if isinstance(x, TensorProxy)
-        ]
-        table |= {
-            p: g.contiguous() if p in self.contiguous else g
-            for p, g in zip(self.placeholders, outputs, strict=True)
-            if g is not None
-        }
-        operations = renamed(operations, recorder.context.names, table)
-        gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
-        if self.once:
-            operations, gradients = self.as_one(operations, gradients, recorder.context)
-        recorder.bound_symbols += operations
-        return gradients
+    def replayed(self, table: dict, given, again: bool) -> tuple:
+        """Writes the backward for the cotangents `given`. The gradients. again: they may be differentiated."""
+        pairs = zip(leaves(self.returned(self.result)), leaves(self.returned(given)), strict=True)
+        flat = [g for x, g in pairs if isinstance(x, TensorProxy)]
+        cotangents = {p: g for p, g in zip(self.cotangents, flat, strict=True) if p is not None}
+        for p in self.contiguous:
+            cotangents[p] = cotangents[p].contiguous()
+        if len(cotangents) == 1 and not self.once:
+            operations, gradients = self.backwards[()]
+            recorder, table = current_recorder(), table | cotangents
+            recorder.bound_symbols += _again(renamed(operations, recorder.context.names, table), again)
+            return tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in gradients)
+        return self.as_one(table, list(cotangents.values()), again)
 
-    def as_one(self, operations: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
-        """A backward marked with once_differentiable as one operation, which has no derivative."""
-        symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
-        symbol.once_differentiable = f"the backward of {self.symbol.name} is marked with @once_differentiable"
-        made = {o for operation in operations for o in operation.outputs}
-        read = dict.fromkeys(
-            p
-            for p in [*(p for operation in operations for p in operation.inputs), *proxies_in(gradients, [])]
-            if p not in made
-        )
-        outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, gradients)
-        for o in proxies_in(outputs, []):
-            o.name = context.names.make()
-        operation = symbol.bind(*read, output=outputs, context=context)
-        subsymbols, operation.aliases = adopt(operations, gradients, outputs)
-        operation._subsymbols = tuple(subsymbols)
-        return [operation], outputs
+    def as_one(self, table: dict, cotangents: list, again: bool) -> tuple:
+        """A backward as one operation, which is told of missing cotangents, or cannot be differentiated itself."""
+        reads = [(b, g) for b, g in self.backwards.values()]
+        live = _live_ins([x for b, _ in reads for x in b], [g for _, g in reads], self.cotangents)
+        wanted = [i for i in range(len(self.inputs)) if any(g[i] is not None for _, g in reads)]
+        places = [i for i, p in enumerate(self.cotangents) if p is not None]
+
+        def meta(values, cotangents):
+            found = tuple(like(self.inputs[i]) for i in wanted)
+            for x in found:
+                x.requires_grad = False
+            return found
+
+        def decomposition(values, cotangents):
+            recorder, known = current_recorder(), dict(zip(live, values, strict=True))
+            missing = tuple(i for i, g in zip(places, cotangents, strict=True) if g is None)
+            for i, g in zip(places, cotangents, strict=True):
+                p = self.cotangents[i]
+                known[p] = LTORCH["zeros"](p.shape, device=p.device, dtype=p.dtype) if g is None else g
+            operations, gradients = self.backwards.get(missing) or self.backwards[()]
+            recorder.bound_symbols += _again(renamed(operations, recorder.context.names, known), again)
+            found = ((gradients[i], self.inputs[i]) for i in wanted)
+            return tuple(known.get(g, g) if g is not None else zeros_for(x) for g, x in found)
+
+        def zeros_for(x):
+            return LTORCH["zeros"](x.shape, device=x.device, dtype=x.dtype)
+
+        key = ("autograd_function_backward", id(self), again)
+        symbol = Symbol(f"{self.symbol.name}_backward", meta, id=key, decomposition=decomposition)
+        symbol.accepts_missing_cotangents = True
+        if self.once:
+            symbol.grad_rule = _differentiated_twice(symbol)
+            symbol.detaches = lambda values, cotangents: not any(g is not None and g.requires_grad for g in cotangents)
+        found = dict(zip(wanted, symbol(tuple(table.get(p, p) for p in live), tuple(cotangents)), strict=True))
+        return tuple(found.get(i) for i in range(len(self.inputs)))
+
+
+def _differentiated_twice(symbol: Symbol) -> Callable:
+    def rule(values, cotangents):
+        result = symbol(values, cotangents)
+        given = yield result
+        wanted = [g for g in cotangents if isinstance(g, TensorProxy) and g.requires_grad]
+        text = "trying to differentiate twice a function that was marked with @once_differentiable"
+        found = iter(no_gradients(text, tuple(wanted), tuple(given)))
+        return None, tuple(next(found) if any(g is w for w in wanted) else None for g in cotangents)
+
+    return rule
+
+
+def _mapped_by_itself(c, function: _Function) -> Callable:
+    """The rule of a Function for vmap: its own."""
+    name, number = function.cls.__name__, len(function.inputs)
+
+    def rule(batch, operation: BoundSymbol):
+        if not vars(c) or c.recorder is not batch.recorder:
+            raise DerivativeError(f"the vmap of {name} is asked for outside of the program that calls it")
+        if function.writes or any(p in batch.moved for p in proxies_in(operation.args[number:], [])):
+            c.refuse(f"{name}, which has a vmap of its own, reads or writes mapped tensors that are no arguments of it")
+        args = operation.args[:number]
+        dims = tuple(0 if isinstance(x, Proxy) and x in batch.moved else None for x in args)
+        info = VmapInfo(batch.size, batch.randomness)
+        found = c.call(function.cls.vmap, [info, dims, *map(batch.at, args)], {})
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise RuntimeError(
+                f"Expected the vmap staticmethod of {name} to return a tuple of length 2 (output, out_dims)"
+            )
+        results, out_dims = map_structure(c.recorder.latest, found[0]), found[1]
+        single = not isinstance(results, tuple)
+        results = (results,) if single else results
+        out_dims = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(results)
+        if len(out_dims) != len(results):
+            raise RuntimeError(f"the vmap staticmethod of {name} returned {len(out_dims)} out_dims for its results")
+        placed = tuple(_with_batch_first(x, d, batch.size) for x, d in zip(results, out_dims, strict=True))
+        if not batch.fits(operation, proxies_in(placed, [])):
+            raise RuntimeError(f"the vmap staticmethod of {name} returned other results than its forward")
+        return placed[0] if single else placed
+
+    return rule
+
+
+def _with_batch_first(x, dim: int | None, size):
+    if not isinstance(x, TensorProxy):
+        return x
+    if dim is None:
+        return LTORCH["expand"](x, (size, *x.shape))
+    return x if dim == 0 else LTORCH["movedim"](x, dim, 0)
+
+
+def _live_ins(operations: Sequence[BoundSymbol], results, known: Sequence[Proxy | None]) -> list[Proxy]:
+    """What operations and their results read of values that come from elsewhere; `known` is no part of it."""
+    inside = {*known, *(o for operation in operations for o in operation.outputs)}
+    read = [p for operation in operations for p in operation.inputs] + proxies_in(results, [])
+    return list(dict.fromkeys(p for p in read if p not in inside))
+
+
+def _replaced(value, table: dict):
+    return map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, value)
+
+
+def _again(operations: list[BoundSymbol], again: bool) -> list[BoundSymbol]:
+    """The operations of a backward, recorded with grad where it may be differentiated."""
+    return [_with_grad(operation) for operation in operations] if again else operations
 
 
 def _with_grad(operation: BoundSymbol) -> BoundSymbol:

@@ -56,6 +56,7 @@ class _Native:
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
         self.outer_recorders: list[Recorder] = []
+        self.levels: list = []
         self.tensors = Tensors(replaced={})
 
     def call(self, f, args, kwargs):
@@ -123,6 +124,7 @@ class Transformed:
     """
 
     fn: Callable
+    maps = pushes = False  # see `levels`
 
     def __init__(self, fn: Callable):
         functools.update_wrapper(self, fn, updated=())
@@ -152,7 +154,9 @@ class Transformed:
                 level.memory.fixed |= dict.fromkeys(
                     proxies, "a function under grad, vjp, jvp or vmap writes to its argument"
                 )
+            c.levels.append(self)
             result = c.call(self.inner(c), list(args), kwargs)
+            c.levels.pop()
             leaves, spec = flatten(c, result)
         return level.bound_symbols, leaves, spec
 
@@ -423,6 +427,8 @@ class VJP(Transformed):
 
 class JVP(Transformed):
     """(primals, tangents) -> (result, tangent): the product of the Jacobian with a vector."""
+
+    pushes = True
 
     def __init__(self, fn: Callable, has_aux: bool = False):
         super().__init__(fn)

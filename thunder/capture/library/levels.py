@@ -29,7 +29,10 @@ from thunder.transforms.pullback import Pullback, pushforward
 
 
 class _Entered:
-    """A level that was entered. outer: the recorder of the program around it."""
+    """A level that was entered. outer: the recorder of the program around it. maps: it is one of vmap; pushes: it is
+    one of forward mode."""
+
+    maps = pushes = False
 
     def __init__(self, c):
         self.outer: Recorder = c.recorder
@@ -74,6 +77,8 @@ class _Entered:
 
 class _Mapped(_Entered):
     """A level of vmap."""
+
+    maps = True
 
     def __init__(self, c, size, randomness: str):
         super().__init__(c)
@@ -150,6 +155,8 @@ class _Reverse(_Differentiated):
 
 class _Forward(_Differentiated):
     """A level of forward-mode differentiation. Its arguments may come with tangents, its results give theirs."""
+
+    pushes = True
 
     def __init__(self, c):
         super().__init__(c)

@@ -34,6 +34,8 @@ def _dims_of(dims, spec, name: str) -> list:
 class VMap(Transformed):
     """A function mapped over a dimension of its arguments."""
 
+    maps = True
+
     def __init__(self, fn: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error"):
         super().__init__(fn)
         if randomness not in ("error", "different", "same"):

@@ -1,0 +1,82 @@
+"""The contract of gradients: what a derivative gives for the arguments of an operation is checked where it is made,
+whoever wrote the derivative.
+
+The rules, and the words of the errors, are those of PyTorch's engine (`validate_outputs` in
+torch/csrc/autograd/engine.cpp, and torch/csrc/autograd/python_function.cpp): one gradient, or None, for each argument;
+a tensor of the argument's shape, or of one that it was broadcast to, over which the gradient is summed; on its device,
+unless it has no dimensions; not complex where the argument, and all that it was computed with, is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core.dtypes import COMPLEX
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, proxies_in, same_shape
+from thunder.errors import DerivativeError
+from thunder.ops.backward import sum_to
+from thunder.ops.registry import LTORCH
+
+
+def check_count(who: str, expected: int, gradients: Sequence) -> None:
+    """Raises DerivativeError unless there is a gradient for each argument; more of them may be None."""
+    if len(gradients) < expected or any(g is not None for g in gradients[expected:]):
+        raise DerivativeError(
+            f"{who} returned an incorrect number of gradients (expected {expected}, got {len(gradients)})"
+        )
+
+
+def check_kind(who: str, index: int, gradient: Any, kind: type | tuple[type, ...]) -> None:
+    """Raises DerivativeError for a gradient that is no tensor."""
+    if not isinstance(gradient, kind):
+        name = gradient.python_type.__name__ if isinstance(gradient, NumberProxy) else type(gradient).__name__
+        raise DerivativeError(f"{who}: expected Variable or None (got {name}) for the gradient at index {index}")
+
+
+def fitted(who: str, index: int, argument: TensorProxy, gradient: Any, is_real: bool = True) -> TensorProxy:
+    """A gradient as the argument at this index has it: what is more than its shape is summed. Recorded.
+
+    who: the derivative, in errors. is_real: whether nothing complex takes part, so that the gradient of a real argument
+    is real. Raises DerivativeError where the gradient is none of this argument.
+    """
+    check_kind(who, index, gradient, TensorProxy)
+    if gradient.device != argument.device:
+        if gradient.shape:
+            raise DerivativeError(invalid(who, index) + f"expected device {argument.device} but got {gradient.device}")
+        gradient = LTORCH["to"](gradient, argument.device)
+    if is_real and gradient.dtype.category == COMPLEX and argument.dtype.category < COMPLEX:
+        raise DerivativeError(
+            invalid(who, index) + f"expected a real gradient but got one of {gradient.dtype.torch_name}"
+        )
+    if same_shape(gradient.shape, argument.shape):
+        return gradient
+    if not may_be_summed_to(tuple(gradient.shape), tuple(argument.shape)):
+        raise DerivativeError(wrong_shape(who, index, gradient.shape, argument.shape))
+    return sum_to(gradient, argument.shape)
+
+
+def invalid(who: str, index: int) -> str:
+    return f"{who} returned an invalid gradient at index {index} - "
+
+
+def wrong_shape(who: str, index: int, got: Sequence, expected: Sequence) -> str:
+    return invalid(who, index) + f"got {list(got)} but expected shape compatible with {list(expected)}"
+
+
+def may_be_summed_to(given: tuple, shape: tuple) -> bool:
+    """Whether a tensor of this shape broadcasts to the given one, as far as sizes are known."""
+    if len(shape) > len(given):
+        return False
+    sizes = zip(shape, given[len(given) - len(shape) :], strict=True)
+    return all(m == 1 or m == n for m, n in sizes if type(m) is int and type(n) is int)
+
+
+def is_real(values: Any) -> bool:
+    """Whether no tensor among values is complex."""
+    return not any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in proxies_in(values, []))
+
+
+def is_wanted(value: Any) -> bool:
+    """Whether a gradient of a value, or of one inside of a container, goes anywhere."""
+    return any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(value, list[Proxy]()))
