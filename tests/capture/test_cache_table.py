@@ -816,7 +816,7 @@ def second_instance_as_an_argument_that_only_its_numbers_matter():
     yield X, Config()
 
 
-@row("miss", "another object")
+@row("hit")
 def second_instance_of_a_module_as_an_argument():
     yield (lambda x, m: m(x)), (X, nn.Linear(3, 3))
     yield X, nn.Linear(3, 3)

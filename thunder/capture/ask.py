@@ -145,6 +145,17 @@ def hooked(tensor) -> bool:
     return bool(_hooks_of(tensor)) or bool(_late_hooks_of(tensor))
 
 
+# of modules; the last two are the backward's
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hooks_of_module = operator.itemgetter(*HOOKS)
+
+
+def hookless(module) -> bool:
+    """Whether a call of a module is its `forward`."""
+    fields = vars(module)
+    return fields.get("_compiled_call_impl") is None and not any(_hooks_of_module(fields))
+
+
 def kind(value) -> tuple | None:
     return metadata(value) if isinstance(value, torch.Tensor) else None
 
@@ -190,13 +201,15 @@ VIEWS = Question(
 )  # fmt: skip
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "{path} is another kind of tensor than before")
 FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
+HOOKLESS = Question("module_hooks", lambda m, _: hookless(m), "hookless({v})", IS, "{path} has hooks, or another call")
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
 )
 
 HELPERS: dict[str, Any] = {
     f.__name__: f for f in (
-        same_value, same_elements, content, length, keys, subclasses, placement, history, one_history, hooked, kind)
+        same_value, same_elements, content, length, keys, subclasses, placement, history, one_history, hooked,
+        hookless, kind)
 }  # fmt: skip
 
 

@@ -72,7 +72,8 @@ def _is_constant(c, x) -> bool:
     kind = type(x)
     if kind in PRIMITIVE or issubclass(kind, IMMUTABLE):
         return True
-    return id(x) not in c.fresh and (kind in IDENTICAL or issubclass(kind, (type, ENUM)))
+    stays = id(x) not in c.fresh and id(x) not in c.outside.anew
+    return stays and (kind in IDENTICAL or issubclass(kind, (type, ENUM)))
 
 
 def _by_identity(x) -> bool:

@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import cached_calls, callbacks, eager, host_lines, settings
-from thunder.capture.ask import KEYS
+from thunder.capture.ask import KEYS, LENGTH
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
@@ -120,6 +120,7 @@ def _call_partial(c, f, args, kwargs):
     if source is not None:
         function = c.read(function, source.attr("func"))
         given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        c.ask(source.attr("args"), LENGTH)
         c.ask(source.attr("keywords"), KEYS)
         known = c.containers.snapshots.get(id(keywords))  # which the program may have changed
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}

@@ -8,7 +8,8 @@ import types
 import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
-from thunder.capture.native import ENUM, IDENTICAL, native_module
+from thunder.capture.identities import known_itself
+from thunder.capture.native import ENUM, IDENTICAL, class_of_library
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL
@@ -74,7 +75,7 @@ def of_library(kind: type) -> bool:
     """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote
     them."""
     module = kind.__module__
-    return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
+    return not isinstance(module, str) or class_of_library(kind) and not issubclass(kind, torch.nn.Module)
 
 
 _MADE_AGAIN = {property, staticmethod, classmethod, functools._lru_cache_wrapper}
@@ -83,6 +84,7 @@ _MADE_AGAIN = {property, staticmethod, classmethod, functools._lru_cache_wrapper
 def _depend(c, kind, name, after, found, owner, passed) -> None:
     """Depend on an attribute of a user's class: descriptors, functions and classes stay the same objects; other values
     are asked where they are used."""
+    known_itself(c, found)
     if not is_fixed(found):
         _absent(c, passed, name)
         ask_bases(c, kind)

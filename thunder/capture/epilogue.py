@@ -236,6 +236,7 @@ class EpilogueWriter:
 
     def _outside(self, value, source) -> str:
         held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        held = held and id(value) not in self.c.outside.anew
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
@@ -312,13 +313,17 @@ class EpilogueWriter:
         self._attributes(value, name)
         return name
 
+    def _cell(self, owner: types.FunctionType, cell: types.CellType) -> str:
+        """A cell of a function from outside."""
+        source = self.c.cell_source(owner, cell)
+        return f"{self.path(source.base)}.__closure__[{source.key}]"
+
     def _function(self, value: types.FunctionType) -> str:
         """A function that the program made: built anew, with cells that hold this call's values."""
         cells, filled = [], []
         for cell in value.__closure__ or ():
             if (owner := self.c.outside.cells.get(id(cell))) is not None:  # shared with functions outside
-                source = self.c.cell_source(owner, cell)
-                self.built[id(cell)] = f"{self.path(source.base)}.__closure__[{source.key}]"
+                self.built[id(cell)] = self._cell(owner, cell)
             elif id(cell) not in self.built:
                 self.variable(cell, f"{self.pin(types.CellType)}()")
                 filled.append(cell)
@@ -433,7 +438,9 @@ class EpilogueWriter:
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         if kind == "delglobal":
             return f"del {self.pin(o)}[{n!r}]"
-        content = f"{self.pin(o)}.cell_contents"
+        owner = self.c.outside.cells[id(o)]
+        is_anew = id(owner) in self.c.outside.anew
+        content = f"{self._cell(owner, o) if is_anew else self.pin(o)}.cell_contents"
         return f"del {content}" if kind == "delcell" else f"{content} = {self.build(v)}"
 
     def _natively(self, how: str, o) -> str:

@@ -19,16 +19,16 @@ import numpy
 import torch
 
 from thunder.capture import callbacks, containers, settings
-from thunder.capture.ask import KEYS
+from thunder.capture.ask import IDENTITY, KEYS
 from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
 from thunder.capture.native import (
     CONTAINERS,
     DICT_VIEWS,
     PRIMITIVE,
+    class_of_library,
     container_base,
     is_iterator,
-    native_module,
     slots,
 )  # fmt: skip
 from thunder.capture.sources import MISSING
@@ -70,6 +70,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             _check_shown(c, kind)
         elif not opened:
             stays_apart(c, value)
+        if id(value) in c.outside.anew and kind is not functools.partial:
+            c.ask(c.sources[id(value)], IDENTITY)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -187,7 +189,7 @@ def _inside(c, value, kind: type, again: bool) -> list:
     source = c.sources.get(id(value))
     if source is not None:
         return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
-    if native_module(kind.__module__):
+    if class_of_library(kind):
         return _kept_by(value)
     kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
     return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]

@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import changing, host_lines, namespaces, objects
-from thunder.capture.ask import FILLED
+from thunder.capture.ask import FILLED, HOOKLESS, HOOKS
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import (
@@ -80,7 +80,6 @@ MODULE_CALLS = compile_option(
     "calls of one module with parameters in a program; a function with more of them runs the original; 0: any number",
     owner="capture", valid="a number from 0 on", check=lambda n: n >= 0,
 )  # fmt: skip
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # the last two: backward
 
 
 @functools.cache
@@ -127,6 +126,9 @@ def _watch_hooks(c, m) -> None:
         c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
         c.outside.hooks += _hooks_of_all()
     c.known.seen_hooks.add(id(m))
+    if id(m) in c.outside.anew:
+        c.ask(c.sources[id(m)], HOOKLESS)
+        return
     c.outside.hooks += map(m.__dict__.__getitem__, HOOKS)
 
 

@@ -149,6 +149,8 @@ class Capture(Host):
         """A source that is the object itself, pinned in the generated code."""
         found = self.outside.constant_sources.get(id(value))
         if found is None:
+            if id(value) in self.outside.anew:
+                self.ask(self.sources[id(value)], IDENTITY)
             name = f"K{len(self.outside.constants)}"
             self.outside.constants[name], self.keep[id(value)] = value, value
             found = self.outside.constant_sources[id(value)] = Source(
@@ -303,9 +305,11 @@ class Capture(Host):
             library = native_module(f.__globals__.get("__name__"))
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
-            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            for i, (name, cell) in enumerate(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)):
                 if not library or locations.holds_state(f, name, cell):
-                    self.outside.cells.setdefault(id(cell), f)
+                    self._shared(self.outside.cells.setdefault(id(cell), f), f, i, cell)
+            if id(f) in self.outside.anew:
+                self.ask(self.sources[id(f)].attr("__globals__"), IDENTITY)
         if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
             return result
         of_library = read_of_library(f.__globals__.get("__name__"))
@@ -318,9 +322,21 @@ class Capture(Host):
             eager.note_candidate(self, f, args, kwargs, effects)
             raise
 
+    def _shared(self, owner, f, index: int, cell) -> None:
+        """A cell of a function that is known by its parts: another function has it too, or none may."""
+        if id(f) not in self.outside.anew:
+            return
+        source = self.sources[id(f)].attr("__closure__").item(index)
+        if owner is f:
+            self.outside.own_cells[source] = None
+        else:
+            self.ask(source, SAME, self._part_of(owner, "__closure__").item(owner.__closure__.index(cell)))
+
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not
         keep it alive."""
+        if id(f) in self.outside.anew:
+            return self.sources[id(f)].attr(name)
         comes_and_goes = f.__closure__ is not None and id(f) not in self.outside.constant_sources
         known = self.outside.function_sources.get(id(f)) if comes_and_goes else None
         return (known or self.const(f)).attr(name)
@@ -335,6 +351,12 @@ class Capture(Host):
     def default(self, f, name, value):
         if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
             return value
+        if id(f) in self.outside.anew:
+            parts = [self.read(getattr(f, n), self._part_of(f, n)) for n in ("__defaults__", "__kwdefaults__")]
+            if name is None:
+                return None
+            index = f.__code__.co_varnames.index(name) - f.__code__.co_argcount
+            return self.getitem(parts[index >= 0], index if index < 0 else name)
         if name is None:
             self.ask(self._part_of(f, "__defaults__"), IDENTITY)
             self.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
@@ -374,7 +396,8 @@ class Capture(Host):
         if self.sources or self.tensors.real:
             for k in keys:
                 if type(k) not in PRIMITIVE:
-                    expose(self, k)
+                    if id(k) not in self.outside.anew:  # whose hash is its identity
+                        expose(self, k)
                     told_apart(self, k, others)
         return keys
 
@@ -466,8 +489,9 @@ class Capture(Host):
             return [(leaves, "tensors"), (list(self.outside.apart), "objects")]
         boxes = list(self.outside.apart) + [
             s for i, s in self.sources.items()
-            if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
-        ]  # fmt: skip
+            if s.step != "const" and s.key != "__dict__"
+            and (i in self.outside.anew or not isinstance(self.keep.get(i), torch.nn.Module))
+        ] + list(self.outside.own_cells)  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 
 

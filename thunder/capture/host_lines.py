@@ -28,6 +28,7 @@ from thunder.capture.native import (
     KNOWN,
     PRIMITIVE,
     among,
+    class_of_library,
     impure,
     is_tracked,
     learn_class,
@@ -291,7 +292,7 @@ def _is_of_program(c, value) -> bool:
     t = type(value)
     if isinstance(value, type) and (native_module(value.__module__) or read_of_library(value.__module__)):
         return is_written(c, value)
-    if isinstance(value, BaseException) or not native_module(t.__module__) or callable(value):
+    if isinstance(value, BaseException) or not class_of_library(t) or callable(value):
         return True
     if id(value) in c.containers.looks:  # a snapshot, which may be empty
         return True

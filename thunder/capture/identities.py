@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 
 from thunder.capture.ask import IDENTITY, SAME, same_value
@@ -14,8 +15,22 @@ from thunder.interpreter.instructions import PLAIN
 
 
 def place(c, value) -> Source | None:
-    """Where an object from outside is, or the one that this stands for."""
-    return c.sources.get(id(value)) or c.outside.standing.get(id(value))
+    """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
+    is may be compared with one that is known by its parts."""
+    found = c.sources.get(id(value)) or c.outside.standing.get(id(value))
+    if found is None and c.outside.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
+        found = c.outside.origins.get(id(value)) or c.const(value)
+    return found
+
+
+def known_itself(c, value) -> None:
+    """The program knows the object that stands in a module or in a class: where it knows it by its parts from another
+    place, it stands there in all calls."""
+    if type(value) is types.FunctionType:
+        c.outside.itself.add(id(value))
+        c.keep[id(value)] = value
+    if id(value) in c.outside.anew:
+        c.ask(c.sources[id(value)], IDENTITY)
 
 
 class Id(int):

@@ -11,6 +11,7 @@ import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.classes import DELETED, UNKNOWN
+from thunder.capture.identities import known_itself
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, native_module, plain_base
 from thunder.capture.native_calls import call_native
 from thunder.capture.sources import Source
@@ -42,6 +43,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
         if (id(space), n) not in c.known.names:
             c.known.names[id(space), n] = value
+            known_itself(c, value)
             if n in space:
                 source = c.const(space, label).item(n)
                 c.ask(source, IDENTITY)

@@ -112,6 +112,15 @@ def native_module(name: str | None) -> bool:
     return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
 
 
+def class_of_library(kind: type) -> bool:
+    """Whether a class is one of library code that runs natively. A class that Python's own code has made of a user's
+    says that it stands there."""
+    module = kind.__module__
+    if module in ("abc", "types"):
+        return vars(sys.modules[module]).get(kind.__qualname__) is kind
+    return native_module(module)
+
+
 @functools.cache
 def read_of_library(name: str | None) -> bool:
     """Whether functions of a module are the standard library's, and are read as the user's are, but for those that may

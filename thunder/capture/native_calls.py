@@ -41,6 +41,7 @@ from thunder.capture.native import (
     ITERATING,
     PRIMITIVE,
     among,
+    class_of_library,
     impure,
     is_iterator,
     native_module,
@@ -518,4 +519,4 @@ def reaches(c, args, kwargs) -> bool:
 
 def _is_users(t: type) -> bool:
     """Whether objects of a class are the program's own: Python code that gets one is interpreted."""
-    return not native_module(t.__module__) and not issubclass(t, type)
+    return not class_of_library(t) and not issubclass(t, type)

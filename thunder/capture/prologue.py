@@ -7,6 +7,7 @@ compiled one, globals, classes) are checked in one pass over (table, key, expect
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -73,6 +74,8 @@ class PrologueWriter:
         if isinstance(value, torch.nn.Module):
             return id(value) not in self.capture.outside.rooted
         if id(value) in self.capture.outside.passing:
+            return True
+        if type(value) is functools.partial:
             return True
         return type(value) is types.FunctionType and value.__closure__ is not None and id(value) not in self.held
 

@@ -15,6 +15,7 @@ import torch
 
 from thunder.capture import changing, containers, settings, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
+from thunder.capture.identities import known_itself
 from thunder.capture.native import (
     BUFFERS,
     CONTAINERS,
@@ -23,18 +24,22 @@ from thunder.capture.native import (
     IDENTICAL,
     IMMUTABLE,
     PRIMITIVE,
+    class_of_library,
     is_iterator,
     is_tracked,
     native_module,
     plain_base,
     read_of_library,
 )
+from thunder.capture.native_calls import HANDLERS
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
+from thunder.ops import inplace_of
+from thunder.ops import lookup as operation_of
 
 
 def read(c, value, source: Source):
@@ -58,7 +63,7 @@ def read(c, value, source: Source):
             ask(c, source, IDENTITY) if known.step == "const" else ask(c, source, SAME, known)
         return value
     if issubclass(t, torch.nn.Module):
-        if source.base is not None:
+        if source.base is not None and not _comes_anew(c, value, source):
             ask(c, source, IDENTITY)
         if id(value) in c.outside.rooted:
             c.outside.pinned[source] = value
@@ -113,6 +118,7 @@ def _text(c, value, source: Source):
 def _method(c, value: types.MethodType, source: Source):
     ask(c, source, TYPE)
     ask(c, source.attr("__func__"), IDENTITY)
+    known_itself(c, value.__func__)
     return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
 
 
@@ -158,14 +164,45 @@ def _array(c, value: numpy.ndarray, source: Source):
 
 
 def _identical(c, value, source: Source):
-    """A value that is no other object in any call."""
-    ask(c, source, IDENTITY)
+    """A value that is no other object in any call, or a function that is known by its parts."""
     t = type(value)
     if t is types.FunctionType:
         c.outside.function_sources.setdefault(id(value), source)
+        if _comes_anew(c, value, source):
+            ask(c, source, TYPE)
+            c.know(value, source)
+            return value
+    ask(c, source, IDENTITY)
     if t is torch.Generator or t is types.FunctionType and source.root.key in ("args", "kwargs"):
         c.know(value, source)
     return value
+
+
+def _comes_anew(c, value, source: Source) -> bool:
+    """Whether a function, a partial or a module is known by its parts: what each call may make anew is the same program
+    for the same code, and the tensors in it are inputs. Those are arguments and what stands where another one was
+    before. The others are known as the objects that they are, which is one guard."""
+    if id(value) in c.outside.rooted or id(value) in c.outside.itself:
+        return False
+    if type(value) is types.FunctionType and _is_known_itself(c, value):
+        return False
+    if source.root.key not in ("args", "kwargs"):
+        before = c.request.changing.get(source.describe(c.parameters), _NONE) if c.request.changing else _NONE
+        if before is not None and (before is _NONE or id(value) in before):
+            return False
+    c.outside.anew.add(id(value))
+    return True
+
+
+_NONE: frozenset = frozenset()
+
+
+def _is_known_itself(c, f: types.FunctionType) -> bool:
+    """Whether a function stands in a module, or stands for an operation: its code does not say all about it."""
+    if "<" not in f.__code__.co_qualname or native_module(f.__globals__.get("__name__")):
+        return True
+    known = id(f) in c.handlers or id(f) in HANDLERS or f in c.replacements
+    return known or operation_of(f) is not None or inplace_of(f) is not None
 
 
 _RULES = {
@@ -193,7 +230,11 @@ def _other(c, value, t: type, source: Source):
         c.outside.iterators[id(value)] = value
     if issubclass(t, (type, ENUM, frozenset)):
         return _identical(c, value, source)
-    if native_module(t.__module__) and not (is_tracked(t) or issubclass(t, weakref.ref)):
+    if t is functools.partial and _comes_anew(c, value, source):
+        ask(c, source, TYPE)
+        c.know(value, source)
+        return value
+    if class_of_library(t) and not (is_tracked(t) or issubclass(t, weakref.ref)):
         ask(c, source, IDENTITY)
         if t is functools.partial or not issubclass(t, UNCHANGING):
             c.know(value, source)
@@ -213,7 +254,7 @@ def _is_primitive(value) -> bool:
     """Whether a value is a number or text, one of a library that is compared by value, or a tuple of such values."""
     kind = type(value)
     if issubclass(kind, IMMUTABLE):
-        return native_module(kind.__module__) or read_of_library(kind.__module__)
+        return class_of_library(kind) or read_of_library(kind.__module__)
     return kind in PRIMITIVE or issubclass(kind, tuple) and all(map(_is_primitive, tuple.__iter__(value)))
 
 
