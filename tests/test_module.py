@@ -508,6 +508,25 @@ def test_freed(pair):
     assert [r() for r in references] == [None] * 4
 
 
+@pytest.mark.parametrize("used", ["called", "trained", "in a function"])
+def test_parameters_are_freed_with_the_module(used):
+    """As eager's are: they do not wait for the garbage collector."""
+    model = nn.Linear(2, 2)
+    weight = weakref.ref(model.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        compiled = thunder.jit((lambda x, model=model: model(x)) if used == "in a function" else model)
+        with torch.enable_grad():
+            out = compiled(X).sum()
+        if used == "trained":
+            out.backward()
+        del model, compiled, out
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
 class Decoder(Net):
     """Overrides a method, and keeps private state that `forward` reads."""
 

@@ -347,7 +347,9 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
 
 def _close(c: Capture) -> None:
     """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector
-    runs."""
+    runs. Sources know those below them."""
+    for source in {source.root for source in (*c.values, *c.outside.constant_sources.values())}:
+        source.forget()
     vars(c).clear()
 
 

@@ -138,6 +138,12 @@ class Source:
             found = self._children[step, type(key), key] = Source(self, step, key, label)
         return found
 
+    def forget(self) -> None:
+        """Forgets the sources below, of which no more are looked for."""
+        below, self._children = self._children, {}
+        for source in below.values():
+            source.forget()
+
     def attr(self, name: str) -> Source:
         return self.child("attr", name)
 

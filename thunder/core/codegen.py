@@ -285,7 +285,7 @@ def compile_source(source: str, name: str, context: dict[str, Any], code: types.
         if code is None:
             code = compile(source, filename, "exec")
             exec(code, space)
-            function = space[name]
+            function = space.pop(name)  # its globals do not hold it: it would wait for the garbage collector
         else:
             function = types.FunctionType(code.replace(co_filename=filename), space)
     except BaseException:
