@@ -7,6 +7,7 @@ same way: results are compared, and what `state` of the arguments says after the
 import abc
 import functools
 import gc
+import sys
 import types
 import weakref
 
@@ -336,3 +337,25 @@ def test_programs_keep_nothing_of_it_alive(make):
         del f
     gc.collect()
     assert [r() for r in references] == [None] * 3
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+@pytest.mark.parametrize("is_default", [False, True])
+def test_eager_calls_of_functions_that_are_made_anew(is_default):
+    """A function with a refused line is an eager call: that of the call's own function."""
+
+    def make(i):
+        w = torch.full((4,), float(i))
+
+        def of_closure(x):
+            return x * w if sys._getframe().f_back is not None else x
+
+        def of_default(x, w=w):
+            return x * w if sys._getframe().f_back is not None else x
+
+        return of_default if is_default else of_closure
+
+    compiled = thunder.jit(lambda x, f: f(x + 1) * 2, fallback="eager")
+    for i in range(4):
+        torch.testing.assert_close(compiled(X, make(i)), make(i)(X + 1) * 2)
+    assert len(compiled.programs) == 1

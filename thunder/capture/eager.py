@@ -200,7 +200,8 @@ def _function(c, f: Callable) -> Any:
             _check_seen(c, cell_value(cell, None), f)
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             _check_seen(c, value, f)
-    source = c.outside.function_sources.get(id(f)) if f.__closure__ else None
+    by_parts = f.__closure__ or id(f) in c.outside.anew
+    source = c.outside.function_sources.get(id(f)) if by_parts else None
     return f if source is None else changing.read(c, f, source)
 
 
