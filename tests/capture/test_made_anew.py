@@ -1,4 +1,4 @@
-"""What each call makes anew with the same code is the same program; what differs in its parts is another one.
+"""What each call makes anew with the same code is the same program; what differs in its structure is another one.
 
 A row is a program and a function that gives the arguments of call i. Eager PyTorch runs beside on arguments made in the
 same way: results are compared, and what `state` of the arguments says after the call.

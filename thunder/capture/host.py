@@ -323,7 +323,7 @@ class Capture(Host):
             raise
 
     def _shared(self, owner, f, index: int, cell) -> None:
-        """A cell of a function that is known by its parts: another function has it too, or none may."""
+        """A cell of a function that is known by its structure: another function has it too, or none may."""
         if id(f) not in self.outside.anew:
             return
         source = self.sources[id(f)].attr("__closure__").item(index)

@@ -16,7 +16,7 @@ from thunder.interpreter.instructions import PLAIN
 
 def place(c, value) -> Source | None:
     """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
-    is may be compared with one that is known by its parts."""
+    is may be compared with one that is known by its structure."""
     found = c.sources.get(id(value)) or c.outside.standing.get(id(value))
     if found is None and c.outside.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
         found = c.outside.origins.get(id(value)) or c.const(value)
@@ -24,8 +24,8 @@ def place(c, value) -> Source | None:
 
 
 def known_itself(c, value) -> None:
-    """The program knows the object that stands in a module or in a class: where it knows it by its parts from another
-    place, it stands there in all calls."""
+    """The program knows the object that stands in a module or in a class: where it knows it by its structure from
+    elsewhere, it stands there in all calls."""
     if type(value) is types.FunctionType:
         c.outside.itself.add(id(value))
         c.keep[id(value)] = value

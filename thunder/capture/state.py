@@ -87,12 +87,12 @@ class Outside:
     # by id, values that are remade with what the program has in the place of their parts -> the value, source, result
     remade: dict[int, tuple[Any, Source, Any]] = field(default_factory=dict)
     standing: dict[int, Source] = field(default_factory=dict)  # by id, the results, and where the values are
-    anew: set[int] = field(default_factory=set)  # ids of objects that are known by their parts: see `values`
+    anew: set[int] = field(default_factory=set)  # ids of objects that are known by their structure: see `values`
     itself: set[int] = field(default_factory=set)  # ids of functions that are known as the objects that they are
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
     cells: dict[int, types.FunctionType] = field(default_factory=dict)
-    own_cells: dict[Source, None] = field(default_factory=dict)  # those of functions that are known by their parts
+    own_cells: dict[Source, None] = field(default_factory=dict)  # those of functions that are known by their structure
     hooks: list[dict] = field(default_factory=list)  # of modules, and of all modules, where there are none
     namespaces: set[int] = field(default_factory=set)  # ids of globals that were read by `globals()`
     iterators: dict[int, Any] = field(default_factory=dict)

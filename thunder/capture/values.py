@@ -164,7 +164,7 @@ def _array(c, value: numpy.ndarray, source: Source):
 
 
 def _identical(c, value, source: Source):
-    """A value that is no other object in any call, or a function that is known by its parts."""
+    """A value that is no other object in any call, or a function that is known by its structure."""
     t = type(value)
     if t is types.FunctionType:
         c.outside.function_sources.setdefault(id(value), source)
@@ -179,9 +179,9 @@ def _identical(c, value, source: Source):
 
 
 def _comes_anew(c, value, source: Source) -> bool:
-    """Whether a function, a partial or a module is known by its parts: what each call may make anew is the same program
-    for the same code, and the tensors in it are inputs. Those are arguments and what stands where another one was
-    before. The others are known as the objects that they are, which is one guard."""
+    """Whether a function, a partial or a module is known by its structure: what each call may make anew is the same
+    program for the same code, and the tensors in it are inputs. Those are arguments and what stands where another one
+    was before. The others are known as the objects that they are, which is one guard."""
     if id(value) in c.outside.rooted or id(value) in c.outside.itself:
         return False
     if type(value) is types.FunctionType and _is_known_itself(c, value):
