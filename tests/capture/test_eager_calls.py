@@ -317,3 +317,44 @@ def test_functions_that_the_user_disables(disable):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_called_as_it_is(made):
     same_as_eager(Around(made(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))))
+
+
+@pytest.mark.parametrize("make", [list, lambda x: [x, x], lambda x: {"a": x}, lambda x: ([x],)], ids=str)
+def test_fresh_containers_are_opened(make):
+    def inner(x):
+        x.untyped_storage()
+        return make(x * 2)
+
+    def f(w):
+        result = inner(w * 3)
+        first = result["a"] if isinstance(result, dict) else result[0]
+        return first[0] if isinstance(first, list) else first
+
+    compiled, w = thunder.jit(f, fallback="eager"), torch.ones(2, requires_grad=True)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(compiled(w).sum(), w)
+            assert gradient.sum() == (6 if make is list else 12)
+    assert len(compiled.programs) == 1 and names(compiled).count("eager_call") == 1
+
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_objects_that_hold_gradients_are_not_taken_out_of_a_call():
+    def inner(x):
+        x.untyped_storage()
+        return Box(x * 2)
+
+    def around(x):
+        return inner(x).x * 2
+
+    compiled, w = thunder.jit(lambda w: around(w * 3), fallback="eager"), torch.ones(2, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.autograd.grad(compiled(w).sum(), w)[0].tolist() == [12, 12]
+    assert any("holds tensors with a gradient" in str(one.message) for one in caught)
+    assert names(compiled).count("eager_call") == 1

@@ -1,17 +1,12 @@
-"""`asyncio.run` inside a program: its tasks are a part of the program, in asyncio's order."""
+"""`asyncio.run` inside of eager calls."""
 
 import asyncio
-import contextvars
-import gc
-import time
 
 import pytest
 import torch
 
 import thunder
 from thunder.errors import CaptureError
-
-X = torch.tensor([1.0, -2.0])
 
 
 async def doubled(x):
@@ -178,11 +173,15 @@ def _plain(result):
 
 
 @pytest.mark.parametrize("main", PROGRAMS, ids=lambda f: f.__name__)
-def test_programs_are_as_eager(main):
-    def f(x):
-        return asyncio.run(main(x * 1))
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_functions_that_run_event_loops_are_eager_calls(main):
+    def run(x):
+        return asyncio.run(main(x))
 
-    compiled = thunder.jit(f, fallback="error")
+    def f(x):
+        return run(x * 1)
+
+    compiled = thunder.jit(f, fallback="eager")
     for sign in (1, -1, 1):
         x, y = (torch.tensor([3.0, -1.0]).mul(sign).requires_grad_() for _ in range(2))
         ours, expected = compiled(x), f(y)
@@ -190,128 +189,17 @@ def test_programs_are_as_eager(main):
         for result in (ours, expected):
             (result[0] if isinstance(result, tuple) else result).sum().backward()
         assert torch.equal(x.grad, y.grad)
-    assert len(compiled.programs) == (2 if main is decides else 1)
+    assert [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call") == 1
 
 
-def test_what_a_program_sleeps_is_slept_in_each_call():
-    compiled = thunder.jit(lambda x: asyncio.run(sleeps(x)), fallback="error")
-    compiled(X)
-    begin = time.perf_counter()
-    compiled(X)
-    assert time.perf_counter() - begin >= 0.05  # sleep takes no less
-
-
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 def test_an_error_of_the_first_task_is_eagers():
-    compiled = thunder.jit(lambda x: asyncio.run(fails(x)), fallback="error")
+    compiled = thunder.jit(lambda x: asyncio.run(fails(x)), fallback="eager")
     for _ in range(2):
         with pytest.raises(ValueError, match="on purpose"):
-            compiled(X)
+            compiled(torch.ones(2))
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_beside_a_loop_that_runs_it_is_refused_as_in_eager_mode():
-    def f(x):
-        return asyncio.run(doubled(x))
-
-    compiled = thunder.jit(f, fallback="eager")
-    assert torch.equal(compiled(X), X * 2)
-
-    async def calls():
-        return compiled(X)
-
-    with pytest.raises(RuntimeError, match="running event loop"):
-        asyncio.run(calls())
-    assert torch.equal(compiled(X), X * 2)
-
-    async def runs(x):
-        return f(x)
-
-    with pytest.raises(RuntimeError, match="running event loop"):
-        thunder.jit(lambda x: asyncio.run(runs(x)), fallback="error")(X)
-    gc.collect()  # coroutines that nobody awaited
-
-
-variable = contextvars.ContextVar("variable", default=0)
-
-
-async def sets(x):
-    variable.set(1)
-    return x
-
-
-async def named(x):
-    return x, asyncio.current_task().get_name()
-
-
-async def in_a_thread(x):
-    return await asyncio.to_thread(torch.mul, x, 2)
-
-
-async def waits_for_nobody(x):
-    await asyncio.Event().wait()
-
-
-async def unasked(x):
-    task = asyncio.create_task(fails(x))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return x if task.done() else None
-
-
-async def half_read(x):
-    async def parts():
-        yield x
-        yield x + 1
-
-    async for part in parts():
-        return part
-
-
-async def asks_the_time(x):
-    return x, asyncio.get_running_loop().time()
-
-
-async def a_callback_that_raises(x):
-    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-    await asyncio.sleep(0)
-    return x
-
-
-async def not_begun(x):
-    asyncio.create_task(doubled(x))
-    asyncio.get_running_loop().run_in_executor(None, print)
-
-
-async def catches_all(x):
-    try:
-        await asyncio.gather(named(x), return_exceptions=True)
-    except BaseException:
-        return x
-
-
-LOCK = asyncio.Lock()
-
-
-async def lock_from_outside(x):
-    async def takes():
-        async with LOCK:
-            await asyncio.sleep(0)
-
-    await asyncio.gather(takes(), takes())
-    return x
-
-
-REFUSED = [
-    (sets, "context variable in an event loop"), (named, "name that asyncio gives"), (in_a_thread, "run_in_executor"),
-    (waits_for_nobody, "nobody in the program gives"), (unasked, "never retrieved"), (half_read, "before its end"),
-    (asks_the_time, "time of an event loop"), (a_callback_that_raises, "callback of an event loop"),
-    (not_begun, "run_in_executor"), (catches_all, "name that asyncio gives"),
-    (lock_from_outside, "Lock from outside"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("main, words", REFUSED, ids=[f.__name__ for f, _ in REFUSED])
-def test_what_comes_from_outside_is_refused_in_words(main, words):
-    with pytest.raises(CaptureError, match=words):
-        thunder.jit(lambda x: asyncio.run(main(x)), fallback="error")(X)
-    assert asyncio._get_running_loop() is None
+def test_with_fallback_error_an_event_loop_is_refused():
+    with pytest.raises(CaptureError, match="runs Python code in a thread or an event loop"):
+        thunder.jit(lambda x: asyncio.run(doubled(x)), fallback="error")(torch.ones(2))

@@ -1,4 +1,4 @@
-"""Threads that a program starts run where they are started, and what would depend on another order is refused."""
+"""Threads that a program starts run inside of eager calls."""
 
 import concurrent.futures
 import queue
@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import nn
-from torch.testing import assert_close
 
 import thunder
 from tests.paths.compared import assert_same, outcome
-from thunder.errors import CaptureError, FallbackWarning
+from thunder.errors import CaptureError
 
 
 def into_a_list(x):
@@ -193,200 +191,23 @@ RUNS = [
 
 
 @pytest.mark.parametrize("program", RUNS, ids=lambda f: f.__name__)
-def test_threads_inside_are_a_part_of_the_program(program):
-    compiled = thunder.jit(program)
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_functions_that_start_threads_are_eager_calls(program):
+    def f(x):
+        return program(x * 1)
+
+    compiled = thunder.jit(f, fallback="eager")
     for i in range(4):
         results = []
-        for f in (program, compiled):
+        for call in (f, compiled):
             torch.manual_seed(i)
             random.seed(i)
-            results.append(outcome(f, (torch.randn(3, 3, requires_grad=True),)))
+            results.append(outcome(call, (torch.randn(3, 3, requires_grad=True),)))
         assert_same(results[1], results[0], rtol=1e-6)
-    assert thunder.cache_misses(compiled) <= 2
+    called = [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
+    assert "eager_call" in called and "mul" in called and len(compiled.programs) <= 2
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
-        self.pool, self.lock, self.seen = ThreadPoolExecutor(2), threading.Lock(), 0
-
-    def branch(self, i, x):
-        with self.lock:
-            self.seen += 1
-        return self.branches[i](x)
-
-    def forward(self, x):
-        return torch.cat(list(self.pool.map(self.branch, range(2), [x, x * 2])))
-
-
-def test_branches_of_a_model_run_in_a_pool_of_threads():
-    torch.manual_seed(0)
-    model, twin = Branches(), Branches()
-    twin.load_state_dict(model.state_dict())
-    compiled = thunder.jit(twin)
-    for _ in range(3):
-        x = torch.randn(4, 3)
-        for m in (model, compiled):
-            m.zero_grad()
-            m(x).square().sum().backward()
-        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert_close(q.grad, p.grad, msg=name)
-    assert_close(twin.state_dict(), model.state_dict())
-    assert twin.seen == model.seen == 6 and thunder.cache_misses(compiled) <= 2
-
-
-def waits_for_a_task(x):
-    tasks, found = queue.Queue(), []
-
-    def work():
-        while (y := tasks.get()) is not None:
-            found.append(y * 2)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    for i in range(3):
-        tasks.put(x * i)
-    tasks.put(None)
-    thread.join()
-    return sum(found)
-
-
-def until_stopped(x):
-    stop, count = threading.Event(), [0]
-
-    def work():
-        while not stop.is_set():
-            count[0] += 1
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    y = x + 1
-    stop.set()
-    thread.join()
-    return y
-
-
-def until_told(x):
-    told, count = [False], [0]
-
-    def work():
-        while not told[0]:
-            count[0] = max(count[0], 1)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    told[0] = True
-    thread.join()
-    return x + 1
-
-
-OWN = threading.local()
-OWN.factor = 3
-
-
-def own_variable(x):
-    with ThreadPoolExecutor(1) as pool:
-        return x * pool.submit(lambda: getattr(OWN, "factor", 5)).result()
-
-
-def simple_queue(x):
-    tasks = queue.SimpleQueue()
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(tasks.get)
-        tasks.put(x)
-        return future.result() + 1
-
-
-def cancelled(x):
-    found = []
-    timer = threading.Timer(60, lambda: found.append(1))
-    timer.start()
-    timer.cancel()
-    timer.join()
-    return x + 1, found
-
-
-def under_a_reentrant_lock(x):
-    lock, order = threading.RLock(), []
-
-    def work():
-        with lock:
-            order.append(1)
-
-    thread = threading.Thread(target=work)
-    with lock:
-        thread.start()
-        order.append(0)
-    thread.join()
-    return x + 1, order
-
-
-def asks_for_a_name(x):
-    thread = threading.Thread(target=lambda: None)
-    return x + 1, thread.name.startswith("Thread-")
-
-
-def initializes(x):
-    with ThreadPoolExecutor(1, initializer=lambda: None) as pool:
-        return pool.submit(torch.sin, x).result()
-
-
-def in_inference_mode(x):
-    with torch.inference_mode(), ThreadPoolExecutor(1) as pool:
-        return pool.submit(torch.is_grad_enabled).result()
-
-
-REFUSED = {
-    waits_for_a_task: "waits for another thread to release a lock",
-    until_stopped: "asked whether an event is set",
-    until_told: "a thread makes more than 1000 calls",
-    own_variable: "a thread's own variable 'factor' is read",
-    simple_queue: "waits for what another thread puts into a queue",
-    cancelled: "asked whether an event is set",
-    under_a_reentrant_lock: "while a reentrant lock is held",
-    asks_for_a_name: "the name that Python gives it",
-    initializes: "has an initializer",
-    in_inference_mode: "started under a mode",
-}
-
-
-@pytest.mark.parametrize("program", REFUSED, ids=lambda f: f.__name__)
-def test_what_depends_on_the_order_of_threads_is_refused(program, monkeypatch):
-    monkeypatch.setattr("thunder.capture.library.threads._CALLS", 1000)
-    x = torch.randn(3)
-    with pytest.raises(CaptureError, match=REFUSED[program]):
-        thunder.jit(program)(x)
-    with pytest.warns(FallbackWarning, match=REFUSED[program]):
-        assert_same(thunder.jit(program, fallback="eager")(x), program(x))
-
-
-def test_a_thread_that_raises_is_refused():
-    """`threading.excepthook` prints where it has raised."""
-
-    def program(x):
-        thread = threading.Thread(target=lambda: x.no_such)
-        thread.start()
-        thread.join()
-        return x + 1
-
-    with pytest.raises(CaptureError, match="a thread of the program raises AttributeError"):
-        thunder.jit(program)(torch.ones(2))
-
-
-def test_errors_of_threads_are_pythons():
-    def twice(x):
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        thread.start()
-
-    def too_early(x):
-        threading.Thread(target=lambda: None).join()
-
-    for program in (twice, too_early, lambda x: ThreadPoolExecutor(0)):
-        messages = []
-        for f in (program, thunder.jit(program)):
-            with pytest.raises((RuntimeError, ValueError)) as raised:
-                f(torch.ones(2))
-            messages.append(str(raised.value))
-        assert messages[0] == messages[1]
+def test_with_fallback_error_a_thread_is_refused():
+    with pytest.raises(CaptureError, match="runs Python code in a thread or an event loop"):
+        thunder.jit(into_a_list, fallback="error")(torch.ones(3))

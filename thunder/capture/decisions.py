@@ -35,7 +35,7 @@ from thunder.core.proxies import (
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
 from thunder.core.symbolic import RELATIONS
 from thunder.core.unbacked import made_of
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, FallbackWarning, warn_user
 from thunder.executors.torchex import no_autocast
 from thunder.ops import eager_calls
 from thunder.ops.eager_calls import Outcome, versions_of
@@ -314,9 +314,14 @@ class _Values:
         versions = versions_of(read)
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
             outcome = eager_calls.call(function, args, kwargs, *how)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):
+            self.c.request.eager.exclude([function.__code__] if hasattr(function, "__code__") else [])
+            reason = f"{name}() gives an object that holds tensors with a gradient, or gives some later"
+            warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
+            self.c.refuse(reason)
         self.log.happens(index, function, outcome)
         if versions_of(read) != versions:
-            name = getattr(function, "__qualname__", type(function).__qualname__)
             self.c.refuse(f"{name}() writes to a tensor that the program reads", "call it outside of the function")
         return outcome
 

@@ -34,6 +34,7 @@ from thunder.ops.eager_calls import (
     kind_with_leaves,
     map_result,
     paths_of,
+    results_of,
     symbol_for,
     value_at,
 )
@@ -130,17 +131,14 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     decision = c.path.take_kind(_name(f), kind)
     c.path.count_host_call(False)
     c.eager_calls.append(f)
-    result, shown = _typed(c, outcome, proxies, _name(f))
+    results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None
     arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad)
-    symbol_for((result, graph)).record(c.recorder, arguments, {}, (result, graph))
-    for p, value in _pairs(result, outcome.value.value if type(outcome.value) is Held else outcome.value):
-        if type(value) is not Argument:
-            c.path.knows(p, value)
-    if graph is not None:
-        c.path.knows(graph, outcome.graph)
-    for p in _new_tensors(result, proxies):
-        host_lines.share(c, p, (args, kwargs))
+    symbol_for((results, graph)).record(c.recorder, arguments, {}, (results, graph))
+    for result, value in (*zip(results, results_of(outcome), strict=True), (graph, outcome.graph)):
+        if isinstance(result, Proxy):
+            c.path.knows(result, value)
+            host_lines.share(c, result, (args, kwargs))
     return shown
 
 
@@ -149,10 +147,10 @@ def _name(f: Callable) -> str:
 
 
 def _check_nesting(c, f: Callable) -> None:
-    """Refuses an eager call inside of transforms of functions, of checkpoints, threads and event loops."""
+    """Refuses an eager call inside of transforms of functions and of checkpoints."""
     inside = current_recorder() is not c.recorder or c.outer_recorders or c.levels or c.recorder.context.checkpoint
-    if inside or c.threads or c.loop is not None or c.in_cached_call or c.reading is not None or c.library is not None:
-        c.refuse(f"{_name(f)}() would run inside of a transform of functions, a checkpoint or a thread")
+    if inside or c.in_cached_call or c.reading is not None or c.library is not None:
+        c.refuse(f"{_name(f)}() would run inside of a transform of functions or a checkpoint")
     if compat.function_modes() != c.function_modes:
         c.refuse(f"{_name(f)}() would run outside of a torch-function mode that the program has entered")
 
@@ -265,34 +263,18 @@ def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
     return None
 
 
-def _typed(c, outcome: Outcome, proxies: dict[tuple, TensorProxy], name: str) -> tuple[Any, Any]:
-    """The result as the bound symbol holds it, and as the program gets it."""
-    position, outputs = itertools.count(), list[Any]()
+def _typed(c, outcome: Outcome, proxies: dict[tuple, TensorProxy], name: str) -> tuple[tuple, Any]:
+    """The values in the result as the bound symbol holds them, and the result as the program gets it."""
+    position, results = itertools.count(), list[Any]()
 
     def typed(x):
         if type(x) is Argument:
-            outputs.append(proxies[x.path])
             return proxies[x.path]
         connected = isinstance(x, torch.Tensor) and next(position) in outcome.connected
-        output, shown = host_lines.typed(c, name, type(x), x, (), connected)
-        outputs.append(output)
+        result, shown = host_lines.typed(c, name, type(x), x, (), connected)
+        results.append(result)
         return shown
 
     value = outcome.value
     shown = typed(value.value) if type(value) is Held else map_result(typed, value)
-    rest = iter(outputs)
-    return outputs[0] if type(value) is Held else map_result(lambda x: next(rest), value), shown
-
-
-def _pairs(result: Any, value: Any):
-    """Pairs of a proxy of the result and its value."""
-    if isinstance(result, Proxy):
-        yield result, value
-    elif type(result) in OPENED:
-        for key in result if type(result) is dict else range(len(result)):
-            yield from _pairs(result[key], value[key])
-
-
-def _new_tensors(result: Any, proxies: dict[tuple, TensorProxy]) -> list[TensorProxy]:
-    arguments = set(proxies.values())
-    return [p for p, _ in _pairs(result, result) if type(p) is TensorProxy and p not in arguments]
+    return tuple(results), shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import importlib
@@ -11,6 +12,7 @@ import math
 import multiprocessing.process
 import operator
 import os
+import threading
 import types
 import weakref
 
@@ -26,7 +28,6 @@ from thunder.capture.library import (
     autograd_function,
     backward,
     checkpoints,
-    event_loops,
     higher_order,
     hooks,
     host_functions,
@@ -35,7 +36,6 @@ from thunder.capture.library import (
     module_hooks,
     outside_hooks,
     printed_nodes,
-    threads,
     torch_func,
 )
 from thunder.capture.native import PRIMITIVE
@@ -343,8 +343,8 @@ def install() -> None:
             "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
-        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(), **threads.HANDLERS,
-        **event_loops.HANDLERS,
+        **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
+        **dict.fromkeys(_ELSEWHERE, _runs_elsewhere),
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
@@ -352,10 +352,21 @@ def install() -> None:
 
 
 def _copy_context(c, f, args, kwargs):
-    """A copy has all variables, thunder's own as well. An event loop of the program only hands copies on."""
-    if c.loop is None:
-        c.refuse("the context variables are copied inside the program", "read each by its name, or copy them outside")
-    return call_native(c, f, args, kwargs)
+    """A copy has all variables, thunder's own as well."""
+    c.refuse("the context variables are copied inside the program", "read each by its name, or copy them outside")
+
+
+_ELSEWHERE = (
+    threading.Thread.__init__, threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit,
+    asyncio.run, asyncio.Runner.run, asyncio.BaseEventLoop.run_until_complete, asyncio.BaseEventLoop.run_forever,
+)  # fmt: skip
+
+
+def _runs_elsewhere(c, f, args, kwargs):
+    """A thread or an event loop, whose Python code capture does not see."""
+    for coroutine in (a for a in args if type(a) is types.CoroutineType):
+        coroutine.close()  # of which Python would warn that nobody awaits it
+    c.refuse(f"{f.__qualname__}() runs Python code in a thread or an event loop", "call it outside of the program")
 
 
 def _hook_saved_tensors(c, f, args, kwargs) -> None:

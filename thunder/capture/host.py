@@ -129,8 +129,6 @@ class Capture(Host):
         self.eager_calls: list[Any] = []  # the functions
         self.function_modes = 0  # PyTorch's, when the program begins
         self.whole: set = set()  # code and classes whose calls run as a whole in this program
-        self.threads: list = []  # of the program, each inside of the one before, None in a pool of threads
-        self.loop: Any = None  # the program's event loop, while it runs
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers

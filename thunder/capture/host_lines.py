@@ -214,13 +214,15 @@ def typed(c, name: str, kind: type, value, any_size: Sequence[int], requires_gra
     if kind in (bool, int, float):
         return made_number(c.recorder, kind, f"the result of {name}()")
     if issubclass(kind, torch.Tensor):
-        if kind is not torch.Tensor or value.layout is not torch.strided or value.is_nested or value.requires_grad:
-            c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
-        out = TensorProxy(
-            shape=tuple(fresh_size() if i in any_size else n for i, n in enumerate(value.shape)),
-            dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
-            requires_grad=requires_grad,
-        )  # fmt: skip
+        with compat.DisableTorchFunction():  # the result is none of the program's tensors
+            unusual = value.layout is not torch.strided or value.is_nested or value.requires_grad
+            if kind is not torch.Tensor or unusual:
+                c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
+            out = TensorProxy(
+                shape=tuple(fresh_size() if i in any_size else n for i, n in enumerate(value.shape)),
+                dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+                requires_grad=requires_grad,
+            )  # fmt: skip
         return out, out
     made = HostProxy(c.recorder.context.names.make("h"), kind, lambda: c.path.value_of(made))
     return made, made

@@ -36,15 +36,11 @@ class Locks:
     def __init__(self):
         self.taken: dict[int, TakenLock] = {}
         self.depth: dict[int, int] = {}
-        self.host_calls = self.own = self._before = 0  # the latter: of the program, when it took a lock and held none
+        self.host_calls = self._before = 0  # the latter: of the program, when it took a lock and held none
 
     @property
     def is_any_held(self) -> bool:
         return any(self.depth.values())
-
-    @property
-    def is_reentrant_held(self) -> bool:
-        return self.own > 0 or any(self.depth[i] and type(taken.lock) is KINDS[1] for i, taken in self.taken.items())
 
     def change(self, c, taken: TakenLock, by: int) -> None:
         if not self.is_any_held:
@@ -83,11 +79,9 @@ def call(c, f, args, kwargs):
 
 def _own(c, f, args, kwargs):
     """A lock that the program made: nobody else would release it."""
-    waits = not args and not kwargs or c.threads and (args or [kwargs.get("blocking", True)])[0]
+    waits = not args and not kwargs
     if f.__name__ in _TAKES and waits and type(f.__self__) is KINDS[0] and f.__self__.locked():
         c.refuse("the program waits for another thread to release a lock", "wait outside of the compiled function")
-    if type(f.__self__) is KINDS[1]:
-        c.locks.own += (f.__name__ in _TAKES) - (f.__name__ in _RELEASES)
     return f(*args, **kwargs)
 
 
@@ -119,11 +113,6 @@ def taken_locks(c) -> tuple[TakenLock, ...]:
         if c.path.host_calls > locks.host_calls or c.path.log:
             _refuse(c, taken, "is taken by a program that runs host code while it does not hold it")
     return tuple(locks.taken.values())
-
-
-def refuse_in_threads(c, what: str) -> None:
-    if c.threads:
-        c.refuse(f"{what} in a thread that the program starts", "do that outside of the compiled function")
 
 
 @contextlib.contextmanager

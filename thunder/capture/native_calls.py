@@ -3,7 +3,6 @@ exposed."""
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextvars
 import functools
@@ -84,9 +83,6 @@ def _class_method(cls: type, name: str):
 def _context_variable(c, f, args):
     """get, set and reset: the program's values are set while it is captured only, and at its end by the epilogue."""
     variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
-    if c.threads or c.loop is not None and f.__name__ != "get":
-        where = "a thread that the program starts" if c.threads else "an event loop"
-        c.refuse(f"{f.__name__}() of a context variable in {where}", "call it before")
     if f.__name__ == "set":
         token = f(*args)
         c.writes.context_tokens.setdefault(variable, token)
@@ -188,8 +184,6 @@ def _by_receiver(c, f, s, args, kwargs):
         return record(c, f, args, kwargs)
     if type(s) in locks.KINDS:
         return locks.call(c, f, args, kwargs)
-    if c.loop is not None and type(s) is asyncio.Task and f.__name__ == "get_name":
-        return c.loop.name_of(s)
     if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.sources and s.empty():
         c.refuse("the program waits for what another thread puts into a queue", "put it there before")
     if type(s) is str and f.__name__ in ("format", "format_map", "__mod__"):

@@ -18,7 +18,6 @@ from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import KEYS, PRESENT, TYPE, VALUE
 from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
-from thunder.capture.locks import refuse_in_threads
 from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import (
     CONTAINERS,
@@ -163,8 +162,6 @@ def missing(c, getattribute, o, name):
         places = (o, *type(o).__mro__, *(o.__mro__ if issubclass(type(o), type) else ()))
         if any(c.writes.overlay.get((id(place), name)) is DELETED for place in places):
             raise _no_attribute(o, name)
-    if isinstance(o, threading.local):
-        refuse_in_threads(c, f"a thread's own variable {name!r} is read")
     if (source := origin(c, o)) is None:
         return getattribute(o, name)
     try:
@@ -375,10 +372,7 @@ def own_store(c, o, n, v) -> None:
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
             "assign it outside of the compiled function",
         )
-    is_local = isinstance(o, threading.local)
-    if is_local:
-        refuse_in_threads(c, f"a thread's own variable {n!r} is written")
-    has_attributes = type_attribute(type(o), "__dict__") is not NULL or is_local
+    has_attributes = type_attribute(type(o), "__dict__") is not NULL or isinstance(o, threading.local)
     if not has_attributes and type_attribute(type(o), n) is NULL:
         native_method(type(o), "__setattr__")(o, n, v)  # raises, but for a class in C that takes any name
         c.refuse(f"attribute {n!r} is set on a {type(o).__name__}, which native code keeps", "set it outside")

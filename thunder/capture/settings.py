@@ -47,10 +47,9 @@ recursion_limit = property(_recursion_limit, _set_recursion_limit)
 
 
 def is_question(c, f) -> bool:
-    """Whether a function of a library asks for a setting, where it is given no objects: it may be asked again. In an
-    event loop of the program it may ask for what the program has made."""
+    """Whether a function of a library asks for a setting, where it is given no objects: it may be asked again."""
     owner = f.__self__ if type(f) is types.BuiltinFunctionType else None
-    if c.loop is not None or c.threads or type(f) not in _FUNCTIONS or type(owner) not in _MODULES:
+    if type(f) not in _FUNCTIONS or type(owner) not in _MODULES:
         return False
     if (f.__module__ or "").startswith(("thunder.", "inspect")):  # which asks about what it is given
         return False

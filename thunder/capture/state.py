@@ -232,7 +232,6 @@ class Known:
     names: dict[tuple, Any] = field(default_factory=dict)  # (id of a module's globals, name) -> its value, asked
     seen_hooks: set[int] = field(default_factory=set)
     numbers: dict[HostProxy, Any] = field(default_factory=dict)  # of NumPy's, as Python's
-    started: set[int] = field(default_factory=set)  # ids of threads of the program
     module_calls: Counter[int] = field(default_factory=Counter)
     builtins: set[tuple] = field(default_factory=set)  # those names that a module does not have
     # of functions behind functools.lru_cache, by function and arguments

@@ -14,13 +14,16 @@ call, which is then run from its beginning in the interpreter, with the outcomes
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import gc
 import itertools
 import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +31,7 @@ import torch
 from thunder import compat
 from thunder.core.host_calls import Log, current_log, kind_of
 from thunder.core.paths import OtherPath
-from thunder.core.proxies import AnyProxy, TensorProxy, like, proxies_in
+from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.pytorch_derivative import Graph, grafted, run_backward
 
@@ -162,7 +165,33 @@ def call(
 def _is_fresh(value: Any) -> bool:
     """Whether nobody but the caller holds the lists and dicts of a result: there are as many references to them as to
     those of a copy."""
-    return _references(value) == _references(map_result(lambda x: None, value))
+    copy = map_result(lambda x: None, value)
+    return _references(value) == _references_from_here(copy)
+
+
+def _references_from_here(value: Any) -> list[int]:
+    """`_references`, with as many variables of thunder's own as those that hold a result."""
+    return _references(value)
+
+
+def holds_gradients(value: Any) -> bool:
+    """Whether a result that the program does not open holds a tensor with a gradient, or is an iterator, whose elements
+    come later."""
+    if hasattr(type(value), "__next__"):
+        return True
+    pending, seen = collections.deque([value]), set[int]()
+    while pending and len(seen) < _MOST:
+        value = pending.popleft()
+        if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            return True
+        pending += gc.get_referents(value)
+    return False
+
+
+_MOST = 2000  # objects behind a result that are looked at
 
 
 def _references(value: Any) -> list[int]:
@@ -313,13 +342,27 @@ def _run(
     answer = kind_with_leaves(outcome)
     if answer != kind:
         raise OtherPath(decision, answer)
-    return with_arguments(outcome.value, args, kwargs), outcome.graph
+    return results_of(outcome), outcome.graph
 
 
 def _draw(outcome: Outcome) -> None:
     """Sets the generators to their states behind a call that has happened."""
     for generator, state in outcome.generators:
         generator.set_state(state)
+
+
+def closed_parts(outcome: Outcome) -> list[Any]:
+    """The objects in a result that the program does not open, besides tensors, numbers and text."""
+    return [x for x in results_of(outcome) if not isinstance(x, (torch.Tensor, int, float, complex, str, type(None)))]
+
+
+def results_of(outcome: Outcome) -> tuple:
+    """The values in a result, in order, without arguments of the call."""
+    if type(outcome.value) is Held:
+        return (outcome.value.value,)
+    values: list[Any] = []
+    map_result(lambda x: values.append(x) if type(x) is not Argument else None, outcome.value)
+    return tuple(values)
 
 
 def with_arguments(value: Any, args: tuple, kwargs: dict) -> Any:
@@ -337,18 +380,19 @@ _ONCE = (
 )
 
 
-def symbol_for(output: tuple) -> Symbol:
-    """The symbol of one eager call, whose result and graph are typed by `output`, as the call at capture gave them."""
+def symbol_for(output: tuple[tuple, AnyProxy | None]) -> Symbol:
+    """The symbol of one eager call. output: the values in its result, and the graph, as the call at capture gave
+    them."""
 
     def meta(*args, **kwargs):
-        result = map_result(lambda x: x.replace(name="") if type(x) is TensorProxy else x, output[0])
-        return result, None if output[1] is None else AnyProxy("")
+        results = tuple(x.replace(name="") if type(x) is TensorProxy else x for x in output[0])
+        return results, None if output[1] is None else AnyProxy("")
 
     symbol, differentiated = (
         Symbol("eager_call", meta, is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DECISION), fn=_run) for _ in range(2)
     )
     symbol.typed_by_running = differentiated.typed_by_running = True  # the outcome says which results have a gradient
-    symbol.grad_rule = functools.partial(_derivative, differentiated, [p.requires_grad for p in _tensors(output[0])])
+    symbol.grad_rule = functools.partial(_derivative, differentiated)
     differentiated.once_differentiable = _ONCE
     return symbol
 
@@ -357,12 +401,14 @@ def is_eager_call(symbol: Symbol) -> bool:
     return symbol.fn is _run
 
 
-def _derivative(symbol: Symbol, connected: list[bool], *arguments):
-    """connected: which tensors of the result have a gradient."""
+def _derivative(symbol: Symbol, *arguments):
     _, _, args, kwargs, leaves, _, _, _, wanted, _, _ = arguments
-    result, graph = call = symbol(*arguments)
+    results, graph = call = symbol(*arguments)
     cotangent, _ = yield call
-    cotangents = tuple(g for has, g in zip(connected, _cotangents(result, cotangent), strict=True) if has)
+    if graph is None:
+        return ()
+    connected = [i for i, p in enumerate(results) if type(p) is TensorProxy and p.requires_grad]
+    cotangents = tuple(None if cotangent is None else cotangent[i] for i in connected)
     inputs = (*(value_at(args, kwargs, path) for path in wanted), *leaves)
     backward = Symbol(
         "eager_call_backward", lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward
@@ -382,19 +428,6 @@ def _structured(value: Any, path: tuple, gradients: dict[tuple, Any]) -> Any:
     if type(value) in OPENED:
         return tuple(_structured(x, (*path, i), gradients) for i, x in enumerate(value))
     return gradients.get(path)
-
-
-def _tensors(value: Any) -> list[TensorProxy]:
-    return [p for p in proxies_in(value, []) if type(p) is TensorProxy]
-
-
-def _cotangents(result: Any, cotangent: Any) -> Iterator:
-    """The cotangents of the tensors in a result, in order."""
-    if type(result) is TensorProxy:
-        yield cotangent
-    elif type(result) in OPENED:
-        for key, part in result.items() if type(result) is dict else enumerate(result):
-            yield from _cotangents(part, None if cotangent is None else cotangent[key])
 
 
 class _Connected(torch.autograd.Function):
