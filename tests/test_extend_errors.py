@@ -7,7 +7,7 @@ import thunder
 import thunder.torch as ltorch
 from thunder.core.proxies import TensorProxy
 from thunder.core.transforms import get_grad, put_grad, put_grads
-from thunder.errors import DeclarationError, MissingImplementationError, OptionError, TraceCheckError
+from thunder.errors import DeclarationError, DerivativeError, MissingImplementationError, OptionError, TraceCheckError
 from thunder.extend import OperatorExecutor
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -45,7 +45,7 @@ def test_a_grad_transform_with_the_wrong_number_of_results(myex):
 
     myex.register_implementation(ltorch.sin, execution_transform=lambda x: ltorch.sin(x), grad_transform=wrong)
     raised(
-        MissingImplementationError,
+        DerivativeError,
         "the grad transform of ltorch.sin returned 2 values where the operation has 1: return what the operation "
         "returns",
         thunder.jit(program, executors=[myex]),
@@ -62,7 +62,7 @@ def test_a_gradient_put_to_what_is_no_argument(myex):
 
     myex.register_implementation(ltorch.sin, execution_transform=lambda x: ltorch.sin(x), grad_transform=wrong)
     raised(
-        MissingImplementationError,
+        DerivativeError,
         "the derivative of ltorch.sin puts a gradient to .*, which is no argument of it: put gradients to the "
         "arguments",
         thunder.jit(program, executors=[myex]),

@@ -116,15 +116,15 @@ def test_backwards_that_are_wrong():
 
     with pytest.raises(
         RuntimeError,
-        match="the backward of product returned 1 gradients for 2 arguments: return one, or None, for each",
+        match=r"the backward of product returned an incorrect number of gradients \(expected 2, got 1\)",
     ):
         with_backward(lambda args, result, cotangent: cotangent)
     with pytest.raises(
         RuntimeError,
-        match=r"the backward of product returned a gradient of shape \(3,\) for argument 0, which has shape \(2, 3\)",
+        match=r"the backward of product returned an invalid gradient at index 0 - got \[3\] but expected",
     ):
         with_backward(lambda args, result, cotangent: (cotangent[0], None))
-    with pytest.raises(RuntimeError, match="the backward of product returned a gradient of float for argument 0"):
+    with pytest.raises(RuntimeError, match=r"the backward of product: expected Variable or None \(got float\)"):
         with_backward(lambda args, result, cotangent: (1.0, None))
     assert torch.equal(with_backward(lambda args, result, cotangent: (None, None)), torch.zeros_like(X))
     assert torch.equal(with_backward(lambda args, result, cotangent: ((cotangent * args[1]).double(), None)), X)
@@ -171,3 +171,23 @@ def test_a_decision_on_a_function_without_effects():
 ])  # fmt: skip
 def test_which_functions_have_no_effects(function, pure):
     assert opaque._is_pure(function) is pure
+
+
+def test_a_tensor_that_is_given_by_keyword_has_a_gradient():
+    @thunder.opaque(meta=lambda x, by, *, scale=1.0: x * by, backward=lambda args, y, g: (g * args[1], g * args[0]))
+    def product(x, by, *, scale=1.0):
+        return x * by
+
+    x, y = (torch.full((3,), n, requires_grad=True) for n in (2.0, 3.0))
+    thunder.jit(lambda x, y: product(by=y, x=x, scale=2.0), fallback="error")(x, y).sum().backward()
+    assert torch.equal(x.grad, y.detach()) and torch.equal(y.grad, x.detach())
+
+
+def test_a_tensor_that_is_given_by_keyword_alone_has_none():
+    @thunder.opaque(meta=lambda x, *, by: x * by, backward=lambda args, y, g: (g,))
+    def product(x, *, by):
+        return x * by
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(thunder.errors.DerivativeError, match="is given a tensor that requires grad by keyword alone"):
+        thunder.jit(lambda x: product(x, by=x))(x)

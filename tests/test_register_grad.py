@@ -15,7 +15,7 @@ from thunder.core.transforms import (
     register_backward,
     register_grad,
 )
-from thunder.errors import MissingImplementationError
+from thunder.errors import DerivativeError, MissingImplementationError, OptionError
 from thunder.extend import OperatorExecutor
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -124,8 +124,8 @@ def test_two_halves(operation):
     torch.testing.assert_close(found, [x.grad, y.grad])
     register_backward(product)(lambda x, y, n, g: g * y * n)
     with pytest.raises(
-        MissingImplementationError,
-        match="the backward of tripled_product returned 1 gradients for 3 arguments: return one, or None, for each",
+        DerivativeError,
+        match=r"the backward of tripled_product returned an incorrect number of gradients \(expected 3, got 1\)",
     ):
         program(X.clone().requires_grad_(), X)
     register_augmented_forward(product)(lambda x, y, n: product(x, y, n))
@@ -148,8 +148,73 @@ def test_several_results_and_one_residual():
 
 
 def test_what_is_no_operation():
-    for wrong, said in ((3, "3"), ("ltorch.nothing", "'ltorch.nothing'"), (gradients, "gradients")):
+    with pytest.raises(OptionError, match="no operation has the id 'ltorch.nothing'"):
+        register_grad("ltorch.nothing", lambda x: x)
+    for wrong, said in ((3, "3"), (gradients, "gradients")):
         with pytest.raises(TypeError, match=f"{said} is no operation of thunder's: give an operation"):
             register_grad(wrong, lambda x: x)
     with pytest.raises(TypeError, match=r"register_grad\(ltorch.sin\): the derivative is a function, not a int"):
         register_grad(ltorch.sin, 3)
+
+
+@pytest.fixture
+def tangent():
+    """The operation and its primitive, with what is registered for them forgotten afterwards."""
+    from thunder.ops import PRIMS
+    from thunder.transforms.register_grad import REGISTERED
+
+    symbols = ltorch.tanh, PRIMS["tanh"]
+    before = [(s.grad_rule, s.vjp_halves) for s in symbols], set(REGISTERED)
+    yield symbols
+    for s, (s.grad_rule, s.vjp_halves) in zip(symbols, before[0], strict=True):
+        pass
+    REGISTERED.clear()
+    REGISTERED.update(before[1])
+
+
+def times(n, symbol):
+    def rule(x):
+        result = symbol(x)
+        put_grads((x,), (get_grad(result) * n,))
+        return result
+
+    return rule
+
+
+def test_the_derivative_of_a_primitive(tangent):
+    register_grad("prims.tanh", times(5.0, tangent[1]))
+    assert torch.equal(gradients(lambda x: torch.tanh(x), [], X)[0], torch.full_like(X, 5.0))
+    register_grad("ltorch.tanh", times(7.0, tangent[0]))  # which comes first
+    assert torch.equal(gradients(lambda x: torch.tanh(x), [], X)[0], torch.full_like(X, 7.0))
+
+
+def test_a_registration_counts_at_once(tangent):
+    compiled = thunder.jit(lambda x: torch.tanh(x))
+
+    def slope():
+        x = X.clone().requires_grad_()
+        return torch.autograd.grad(compiled(x).sum(), x)[0]
+
+    torch.testing.assert_close(slope(), 1 - torch.tanh(X) ** 2)
+    for n in (3.0, 4.0):
+        register_grad(tangent[0], times(n, tangent[0]))
+        assert torch.equal(slope(), torch.full_like(X, n))
+    programs = len(compiled.programs)
+    slope()
+    assert len(compiled.programs) == programs
+    assert "derivatives and implementations that were registered" in compiled.recompilations[-1].reason
+
+
+def test_an_implementation_that_is_registered_later_counts_at_once():
+    executor = OperatorExecutor("late")
+    compiled = thunder.jit(lambda x: torch.tanh(x), executors=[executor])
+    compiled(X)
+    doubled = executor.register_operator("doubled", meta=lambda x: TensorProxy(like=x), fn=lambda x: x * 2)
+    executor.register_implementation(ltorch.tanh, doubled)
+    assert torch.equal(compiled(X), X * 2)
+
+
+@pytest.mark.parametrize("register", [register_grad, register_augmented_forward, register_backward])
+def test_names_have_to_exist(register):
+    with pytest.raises(thunder.errors.OptionError, match="no operation has the id 'ltorch.tahn': did you mean"):
+        register("ltorch.tahn")(lambda x: x)

@@ -66,6 +66,7 @@ class Compilation(NamedTuple):
 
     def run(self) -> CacheEntry:
         for executor in self.options.executors:
+            executor.in_use = True
             executor.expect_program()
         # a compilation makes many objects that stay; looking through them again and again is a third of its time
         with without_collection():

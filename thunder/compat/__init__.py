@@ -17,7 +17,8 @@ _home, __dir__ = names_from(
     __name__,
     {
         "thunder.compat.modes": (
-            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in",
+            "modes_key", "describe_modes", "set_data_parallel", "note_registration",
+            "grad_enabled_in", "inference_in", "autocast_in",
             "function_modes_in",
             "without_function_modes", "modes_restored",
             "default_device", "foreign_tracer",

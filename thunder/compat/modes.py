@@ -19,8 +19,10 @@ MODES = (
     "torch-function modes or default device",
     "placement of parameters, and no_sync,",
     "tracing by others",
+    "the number of derivatives and implementations that were registered since programs were compiled",
 )
 _data_parallel: tuple | None = None
+_registrations = 0
 
 
 def set_data_parallel(state: tuple) -> None:
@@ -29,11 +31,17 @@ def set_data_parallel(state: tuple) -> None:
     _data_parallel = state
 
 
+def note_registration() -> None:
+    """A derivative or an implementation is another than compiled programs have: calls compile again."""
+    global _registrations
+    _registrations += 1
+
+
 @AtFirstUse
 def modes_key() -> Callable[[], tuple]:
     """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast,
-    torch-function modes, data parallelism, and whether others trace or transform operations, which guards on tensors do
-    not tell."""
+    torch-function modes, data parallelism, whether others trace or transform operations, which guards on tensors do not
+    tell, and the number of registrations."""
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
     functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
@@ -52,6 +60,7 @@ def modes_key() -> Callable[[], tuple]:
             or tracing() is not None
             or dispatch_modes()
             and _proxy_mode() is not None,
+            _registrations,
         )
 
     return key

@@ -75,6 +75,14 @@ class BoundSymbol:
         operations, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(operations)
 
+    @property
+    def primitive(self) -> BoundSymbol | None:
+        """The one primitive that a composite is: `prims.tanh` of `ltorch.tanh`."""
+        found = self
+        while len(found.subsymbols) == 1:
+            found = found.subsymbols[0]
+        return found if found.sym.is_prim and found.sym.executor is None else None
+
     def replace(
         self,
         *,

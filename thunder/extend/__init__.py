@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thunder import compat
 from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -71,9 +72,9 @@ class Executor:
 
     capturable = False
     needs_sizes = False
-    takes_primitives = (
-        False  # whether it implements some primitive, which programs have as an operation of thunder.torch
-    )
+    # whether it implements some primitive, which programs have as an operation of thunder.torch
+    takes_primitives = False
+    in_use = False  # whether programs were compiled with it
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         self.name, self.version, self.exact = name, version, exact
@@ -271,6 +272,8 @@ class OperatorExecutor(Executor):
         known = operation_id(sym_or_id, self.opmap.values())
         self.implmap[known] = Implementation(op, checker, execution_transform, grad_transform)
         self.takes_primitives = self.takes_primitives or str(known).startswith("prims.")
+        if self.in_use:
+            compat.note_registration()
 
 
 def operation_id(given: Any, own: Iterable[Symbol] = ()) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,16 @@ import torch
 from thunder import compat
 from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import Names, OpTags, Symbol, current_recorder, detached
-from thunder.errors import MissingImplementationError, OptionError
+from thunder.errors import DerivativeError, MissingImplementationError, OptionError
+from thunder.ops.gradients import (
+    check_count,
+    check_device,
+    check_kind,
+    check_real,
+    is_wanted,
+    may_be_summed_to,
+    wrong_shape,
+)
 from thunder.ops.methods import call_torch
 
 
@@ -54,8 +64,20 @@ def opaque(
         fn=_detaching(fn),
     )
     symbol.declared_outside = True
+    symbol.canonicalize = functools.partial(_by_position, fn)
     symbol.grad_rule = _rule(symbol, backward) if backward is not None else _missing(symbol)
     return symbol
+
+
+def _by_position(fn: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments that are given by name, in the places of their parameters: a backward gives gradients by position."""
+    if not kwargs:
+        return args, kwargs
+    try:
+        given = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # native code has none, and fn raises the error itself
+        return args, kwargs
+    return given.args, given.kwargs
 
 
 def _name(fn) -> str:
@@ -111,14 +133,16 @@ def _rule(symbol: Symbol, backward: Callable) -> Callable:
     def run(args, result, cotangent, wanted):
         found = backward(args, result, cotangent)
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-        if len(found) != len(args):
-            raise RuntimeError(
-                f"the backward of {symbol.name} returned {len(found)} gradients for {len(args)} arguments: return "
-                "one, or None, for each"
-            )
-        return tuple(_fitting(symbol, i, args[i], found[i]) for i in wanted)
+        who = f"the backward of {symbol.name}"
+        check_count(who, len(args), found)
+        return tuple(_fitting(who, i, args[i], found[i]) for i in wanted)
 
     def rule(*args, **kwargs):
+        if is_wanted(kwargs):
+            raise DerivativeError(
+                f"{symbol.name} is given a tensor that requires grad by keyword alone, for which its backward gives no "
+                "gradient: let it take the tensor by position"
+            )
         result = symbol(*args, **kwargs)
         cotangent = yield result
         wanted = tuple(i for i, a in enumerate(args) if isinstance(a, TensorProxy) and a.requires_grad)
@@ -133,13 +157,15 @@ def _rule(symbol: Symbol, backward: Callable) -> Callable:
     return rule
 
 
-def _fitting(symbol: Symbol, i: int, argument: torch.Tensor, gradient) -> torch.Tensor:
+def _fitting(who: str, i: int, argument: torch.Tensor, gradient) -> torch.Tensor:
+    """`ops.gradients.fitted` for a gradient that a backward gives when it runs."""
     if gradient is None:
         return torch.zeros_like(argument)
-    if not isinstance(gradient, torch.Tensor) or gradient.shape != argument.shape:
-        given = f"shape {tuple(gradient.shape)}" if isinstance(gradient, torch.Tensor) else type(gradient).__name__
-        raise RuntimeError(
-            f"the backward of {symbol.name} returned a gradient of {given} for argument {i}, which has shape "
-            f"{tuple(argument.shape)}"
-        )
-    return gradient.to(argument.dtype)
+    check_kind(who, i, gradient, torch.Tensor)
+    check_device(who, i, argument, gradient)
+    check_real(who, i, not argument.is_complex(), not gradient.is_complex())
+    if gradient.shape != argument.shape:
+        if not may_be_summed_to(tuple(gradient.shape), tuple(argument.shape)):
+            raise DerivativeError(wrong_shape(who, i, gradient.shape, argument.shape))
+        gradient = gradient.sum_to_size(argument.shape)
+    return gradient.to(argument.device, argument.dtype)

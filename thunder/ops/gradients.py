@@ -34,6 +34,19 @@ def check_kind(who: str, index: int, gradient: Any, kind: type | tuple[type, ...
         raise DerivativeError(f"{who}: expected Variable or None (got {name}) for the gradient at index {index}")
 
 
+def check_device(who: str, index: int, argument: Any, gradient: Any) -> None:
+    """Raises DerivativeError for a gradient on another device, unless it has no dimensions. Both are tensors, of
+    PyTorch's or of a trace."""
+    if gradient.device != argument.device and len(gradient.shape):
+        raise DerivativeError(invalid(who, index) + f"expected device {argument.device} but got {gradient.device}")
+
+
+def check_real(who: str, index: int, is_real: bool, gradient_is_real: bool) -> None:
+    """Raises DerivativeError for a complex gradient of a real argument."""
+    if is_real and not gradient_is_real:
+        raise DerivativeError(invalid(who, index) + "expected a real gradient but got a complex one")
+
+
 def fitted(who: str, index: int, argument: TensorProxy, gradient: Any, is_real: bool = True) -> TensorProxy:
     """A gradient as the argument at this index has it: what is more than its shape is summed. Recorded.
 
@@ -41,14 +54,10 @@ def fitted(who: str, index: int, argument: TensorProxy, gradient: Any, is_real: 
     is real. Raises DerivativeError where the gradient is none of this argument.
     """
     check_kind(who, index, gradient, TensorProxy)
+    check_device(who, index, argument, gradient)
+    check_real(who, index, is_real and argument.dtype.category < COMPLEX, gradient.dtype.category < COMPLEX)
     if gradient.device != argument.device:
-        if gradient.shape:
-            raise DerivativeError(invalid(who, index) + f"expected device {argument.device} but got {gradient.device}")
         gradient = LTORCH["to"](gradient, argument.device)
-    if is_real and gradient.dtype.category == COMPLEX and argument.dtype.category < COMPLEX:
-        raise DerivativeError(
-            invalid(who, index) + f"expected a real gradient but got one of {gradient.dtype.torch_name}"
-        )
     if same_shape(gradient.shape, argument.shape):
         return gradient
     if not may_be_summed_to(tuple(gradient.shape), tuple(argument.shape)):

@@ -32,6 +32,7 @@ from thunder.ops import LTORCH, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
+from thunder.transforms.register_grad import REGISTERED
 
 # ----------------------------------------------------------------------------------------------------------------
 # get_grad, put_grads
@@ -303,6 +304,12 @@ def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bo
     return operation.sym.grad_rule, True
 
 
+def _is_registered_primitive(operation: BoundSymbol) -> bool:
+    """Whether an operation is a primitive that a user has given a derivative."""
+    primitive = operation.primitive if operation.sym.decomposition is not None and not operation.aliases else None
+    return primitive is not None and primitive.sym.id in REGISTERED
+
+
 def _is_for_reals(operation: BoundSymbol) -> bool:
     """Whether an operation reads or returns complex numbers for which neither its rule nor its decomposition holds."""
     return operation.sym.complex_derivative == "PyTorch's" and _has_complex(operation)
@@ -366,6 +373,10 @@ def derivatives(
     if operation.sym.formula:
         for sub in by_formula(operation):
             derivatives(sub, executors, out, functional, forward)
+        return
+    if REGISTERED and operation.sym.id not in REGISTERED and _is_registered_primitive(operation):
+        typed(operation.subsymbols)
+        derivatives(operation.subsymbols[0], executors, out, functional, forward)
         return
     rule = _rule_for(operation, executors)
     if functional and (again := operation.sym.functional_derivative) is not None:

@@ -104,7 +104,7 @@ def _place(
             assert found.execution_transform is not None, "an implementation has a symbol or an execution transform"
             if _rewrites(operation, executor, found.execution_transform, executors, out, left):
                 return
-        elif found is None and executor.takes_primitives and _is_implemented(_primitive(operation), executor):
+        elif found is None and executor.takes_primitives and _is_implemented(operation.primitive, executor):
             break
         if symbol.executor is executor:
             return out.write(operation)
@@ -136,13 +136,6 @@ def _check_types(operation: BoundSymbol, executor: Executor, result: Any) -> Non
             )
             error.bound_symbol = operation
             raise error
-
-
-def _primitive(operation: BoundSymbol) -> BoundSymbol | None:
-    """The one primitive that a composite is: `prims.tanh` of `ltorch.tanh`."""
-    while len(operation.subsymbols) == 1:
-        operation = operation.subsymbols[0]
-    return operation if operation.sym.is_prim and operation.sym.executor is None else None
 
 
 def _is_implemented(primitive: BoundSymbol | None, executor: Executor) -> bool:

@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.errors import MissingImplementationError
+from thunder.extend import get_all_executors, operation_id
 from thunder.ops import LTORCH, PRIMS
+from thunder.ops.gradients import check_count
 from thunder.ops.registry import operation_of
 
 
@@ -24,6 +27,8 @@ def _operation(given: Any) -> Symbol:
     """An operation given as itself, as its id (`ltorch.sin`, `prims.sin`) or as a torch function that stands for it."""
     if isinstance(given, Symbol):
         return given
+    if isinstance(given, str):
+        operation_id(given)  # raises where there is none
     found = _by_id().get(given) if isinstance(given, str) else operation_of(given) if callable(given) else None
     if found is None:
         raise TypeError(
@@ -36,17 +41,27 @@ def _operation(given: Any) -> Symbol:
 REGISTERED: set[str] = set()  # ids of operations whose derivative is not the one that they came with
 
 
-def _by_id() -> dict:
-    return {symbol.id: symbol for table in (PRIMS, LTORCH) for symbol in table.values() if isinstance(symbol, Symbol)}
+def _by_id() -> dict[str, Symbol]:
+    of_executors = [executor.opmap for executor in get_all_executors()]
+    symbols = (s for table in (PRIMS, LTORCH, *of_executors) for s in table.values() if isinstance(s, Symbol))
+    return {symbol.id: symbol for symbol in symbols}
+
+
+def _give(operation: Symbol, rule: Callable) -> None:
+    """The operation has this rule from now on. Programs that are compiled already are compiled again."""
+    REGISTERED.add(operation.id)
+    operation.grad_rule = rule
+    compat.note_registration()
 
 
 def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = None):
     """Gives an operation its derivative, in the place of the one it had. Usable as a decorator.
 
     gradfn takes the operation's arguments, computes and returns its result, asks for its cotangent with get_grad, and
-    gives the arguments theirs with put_grads. An executor's grad_transform comes before it.
+    gives the arguments theirs with put_grads. An executor's grad_transform comes before it. The derivative of a
+    primitive is that of the operation which is nothing else. Functions that are compiled already compile again.
 
-    Raises TypeError for what is no operation or no function.
+    Raises TypeError for what is no operation or no function, OptionError for an id that no operation has.
     """
     operation = _operation(sym_or_id)
     if gradfn is None:
@@ -60,8 +75,7 @@ def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = 
         yield gradfn(*args, **kwargs)
         return ()  # the gradients are put already
 
-    REGISTERED.add(operation.id)
-    operation.grad_rule = rule
+    _give(operation, rule)
     return gradfn
 
 
@@ -83,8 +97,7 @@ def register_backward(sym_or_id: Symbol | str | Callable):
 def _register(operation: Symbol, place: int, function: Callable) -> Callable:
     operation.vjp_halves = halves = operation.vjp_halves or [None, None]
     halves[place] = function
-    REGISTERED.add(operation.id)
-    operation.grad_rule = _joined(operation, halves)
+    _give(operation, _joined(operation, halves))
     return function
 
 
@@ -109,12 +122,8 @@ def _joined(operation: Symbol, halves: list) -> Callable:
         gradients = backward(*kept, *given)
         gradients = tuple(gradients) if isinstance(gradients, (tuple, list)) else (gradients,)
         tensors = sum(isinstance(a, TensorProxy) for a in args)
-        if len(gradients) not in (len(args), tensors):
-            raise MissingImplementationError(
-                f"the backward of {operation.qualified_name} returned {len(gradients)} gradients for {len(args)} "
-                "arguments: return one, or None, for each"
-            )
-        if len(gradients) == len(args):
+        if len(gradients) != tensors or len(gradients) == len(args):
+            check_count(f"the backward of {operation.qualified_name}", len(args), gradients)
             return gradients
         remaining = iter(gradients)  # one for each tensor
         return tuple(next(remaining) if isinstance(a, TensorProxy) else None for a in args)
