@@ -41,7 +41,7 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
                 document["without"][key_of_missing(missing)] = written_text(connection.variants(missing), {}, {})
     except (Unspeakable, Damaged) as error:
         raise ProgramFileError(f"this program cannot be written to {path}: {error}") from None
-    files.write(Path(path), document, None)
+    files.write(Path(path), document, None, files.key_of_user(make=True))
     return Path(path)
 
 
@@ -53,18 +53,22 @@ def _subsets(outputs: int) -> list[tuple[int, ...]]:
     return [tuple(i for i in places if i != one) for one in places]
 
 
-def load(path: str | os.PathLike, fn: Callable | None = None, **options: Any) -> Any:
+def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool = False, **options: Any) -> Any:
     """The result of `thunder.jit(fn, **options)`, with the program of a file that `precompile` wrote.
 
     A call that the program fits runs it without capture; others are captured as ever, and
     `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that
     is found by its name in a module that is imported. options: those that it was compiled with.
 
+    trusted: also a file that another user, or this one on another machine, wrote. The program of such a file names
+    operations on tensors and nothing else, but it computes what its author wants, and PyTorch's kernels need not check
+    what they are given: load those of authors whose wheels you would install.
+
     The file and its directory have to belong to this user, and nobody else may write to them. Raises ProgramFileError,
     in words, where the file is damaged or not to be trusted; OSError where it cannot be read.
     """
     try:
-        document = files.read(Path(path), None)
+        document = files.read(Path(path), None, files.key_of_user(), trusted)
         name = document["metadata"]["function"]
         check_texts(document)
     except (AttributeError, Damaged, KeyError, TypeError) as error:

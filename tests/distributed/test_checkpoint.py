@@ -1,8 +1,10 @@
 """Checkpoints: saved on some ranks, loaded on others, or on one without a process group."""
 
 import os
+import pickle
 import signal
 import time
+import warnings
 
 import pytest
 import torch
@@ -181,3 +183,34 @@ def test_an_interrupted_save_leaves_the_old_checkpoint(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["state"]
     (tmp_path / "state").rename(tmp_path / "state.previous")  # killed between the two renames
     checkpoint.load(state, tmp_path / "state")
+
+
+class Other:
+    pass
+
+
+def test_a_description_that_names_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("code of a checkpoint runs",)
+
+    state = {"weight": torch.ones(3)}
+    checkpoint.save(state, tmp_path / "state")
+    (tmp_path / "state" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(pickle.UnpicklingError, match="names builtins.print, which describes no checkpoint"):
+        checkpoint.load(state, tmp_path / "state")
+
+
+def test_values_are_loaded_as_weights_alone_or_with_a_warning(tmp_path):
+    state = {"weight": torch.ones(3), "step": 3, "names": ["a", {"b": 1.5}], "dtype": torch.float16}
+    checkpoint.save(state, tmp_path / "state")
+    loaded = {"weight": torch.zeros(3), "step": 0, "names": ["", {"b": 0.0}], "dtype": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint.load(loaded, tmp_path / "state")
+    assert torch.equal(loaded.pop("weight"), torch.ones(3)) and loaded == {k: state[k] for k in loaded}
+    checkpoint.save({"other": Other()}, tmp_path / "other")
+    loaded = {"other": None}
+    with pytest.warns(UserWarning, match="other of the checkpoint is an object that .* refuses"):
+        checkpoint.load(loaded, tmp_path / "other")
+    assert type(loaded["other"]).__name__ == "Other"

@@ -5,15 +5,19 @@ import os
 import random
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import thunder
+from tests import fresh
 from thunder.errors import ProgramFileError, ProgramFileWarning
 from thunder.programs import files, keep, text
 from thunder.programs.describe import digest
+from thunder.programs.operators import is_operation
 from thunder.programs.text import Damaged
+from thunder.runtime import disk_cache
 
 EXECUTED: list[str] = []
 
@@ -266,7 +270,62 @@ def test_every_text_of_a_users_file_is_looked_at(part, tmp_path, watched):
     for attack in ATTACKS:
         files.write(path, changed(document, f"{part}/text", BODY.format(name, attack)), None)
         with pytest.raises(ProgramFileError):
+            thunder.load(path, MODEL, trusted=True)
+        with pytest.raises(ProgramFileError, match="this user did not write it"):
             thunder.load(path, MODEL)
+
+
+def test_a_file_of_others_is_loaded_where_it_is_trusted(tmp_path, cache):
+    directory = tmp_path / "own"
+    directory.mkdir(mode=0o700)
+    path = thunder.precompile(MODEL, X, path=directory / "model.program")
+    (tmp_path / "programs.key").unlink()  # as on another machine
+    with pytest.raises(ProgramFileError, match=r"this user did not write it .*trusted=True"):
+        thunder.load(path, MODEL)
+    assert torch.equal(thunder.load(path, MODEL, trusted=True)(X)["out"], MODEL(X)["out"])
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
+def test_a_cache_that_others_may_write_to_is_left_alone(cache, monkeypatch, tmp_path):
+    kept(cache)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(keep, "_warned", [])
+    compiled = thunder.jit(lambda x: MODEL(x)["out"] * 2, keep_programs=True)
+    with pytest.warns(Warning):
+        compiled(X)
+    assert thunder.compile_stats(compiled).loaded == 0
+    tmp_path.chmod(0o700)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forged_semantics(tmp_path, seed):
+    """Files with other operators, sizes, strides and values: no file is written, no process is started. They
+    run in a process of their own, since a kernel of PyTorch's may end it."""
+    tmp_path.chmod(0o700)
+    count = 300
+    done = fresh.run(Path(__file__).with_name("forging.py"), tmp_path, seed, count)
+    assert "WRITES" not in done.stdout and "STARTS" not in done.stdout and done.returncode not in (3, 4), done.stdout
+    numbers = [line for line in done.stdout.splitlines() if line.isdigit()]
+    assert len(numbers) == count and "done: " in done.stdout or done.returncode < 0, done.stderr
+
+
+def test_operators_that_programs_may_name():
+    aten = torch.ops.aten
+    for operator in (
+        aten.from_file, aten.set_.source_Tensor, aten.set.source_Tensor, aten.resize_, aten.resize, aten.record_stream,
+        aten._sparse_coo_tensor_unsafe, aten.sparse_coo_tensor.indices_size, aten.fbgemm_linear_int8_weight, aten.data,
+        aten.fill_.Scalar, aten.copy_, aten.sin.out, torch.ops.prims.sin, torch.from_file,
+        torch.load, torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.set_, torch.Tensor.register_hook,
+        torch.Tensor.backward, print, os.system, keep.keep, files.write, text.function_of, disk_cache.write_whole,
+    ):  # fmt: skip
+        assert not is_operation(operator), operator
+    for operator in (
+        aten.sin, aten.add.Tensor, aten.gelu_backward.default, aten.native_layer_norm_backward.default,
+        aten.embedding_dense_backward, torch.sin, torch.nn.functional.linear, torch.Tensor.mul_, torch.zeros, torch.gru,
+    ):  # fmt: skip
+        assert is_operation(operator), operator
 
 
 def test_a_file_of_the_users_own(tmp_path):

@@ -39,7 +39,7 @@ _home, __dir__ = names_from(
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors", "run_on_fakes"),
         "thunder.compat.inductor": ("compile_with_inductor", "compile_for_sizes", "graph_job", "inductor_source"),
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
-        "existing", "scripted", "scripted_from", "is_disabled", "children_of", "scan_keeps_dim"),
+        "existing", "scripted", "scripted_from", "is_disabled", "children_of", "scan_keeps_dim", "has_meta_kernel"),
         "thunder.compat.probes": ("probing", "drawing_apart"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),
     },

@@ -100,3 +100,13 @@ def is_disabled(function) -> bool:
 def children_of(spec) -> list:
     """The parts of a pytree's structure; `children_specs` before torch 2.12."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs
+
+
+def has_meta_kernel(operator: Any) -> bool:
+    """Whether an operator of ATen knows the shapes of its results without data, or is composed of operators that do."""
+    name = operator._schema.name + (f".{operator._overloadname}" if operator._overloadname != "default" else "")
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    try:
+        return any(compat.has_kernel_for_key(name, key) for key in keys)
+    except RuntimeError:  # an operator of TorchScript's, which the dispatcher does not know
+        return False

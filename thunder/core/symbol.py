@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import types
 from collections.abc import Callable, Collection, KeysView
 from typing import Any
 
@@ -30,7 +31,7 @@ from thunder.errors import CaptureError, DataDependentError, MissingImplementati
 
 __all__ = [
     "EFFECTS", "BoundSymbol", "Context", "Names", "OpTags", "Recorder", "Symbol", "adopt", "current_recorder",
-    "detached", "form_of", "hashable", "is_outside", "primitive", "recording", "user_location",
+    "carries_out", "detached", "form_of", "hashable", "is_outside", "primitive", "recording", "user_location",
 ]  # fmt: skip
 
 
@@ -72,6 +73,16 @@ def is_outside(declaration: Any) -> bool:
     return (
         declaration is not None and (getattr(declaration, "__module__", None) or "torch").split(".")[0] not in _INSIDE
     )
+
+
+# the functions that symbols were made with, or that `carries_out` marks: programs on disk may name them
+CARRIED_OUT: set[Callable] = set()
+
+
+def carries_out(function: Callable) -> Callable:
+    """Marks a function that carries out an operation, and that no symbol has before a program is lowered."""
+    CARRIED_OUT.add(function)
+    return function
 
 
 _OF_GPUS = "cudnn", "cublas", "fp32_precision of cuda"  # settings that kernels on other devices do not follow
@@ -120,6 +131,8 @@ class Symbol(Definition):
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
+        if type(fn) is types.FunctionType or type(fn).__module__ == "torch._ops":
+            CARRIED_OUT.add(fn)  # type: ignore[arg-type]
         self.declared_outside = any(map(is_outside, (meta, decomposition, fn, type(executor))))
 
     @property

@@ -30,6 +30,7 @@ import torch.distributed.checkpoint.state_dict as torchs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from thunder.distributed.checkpoint_files import Planner, check_description
 from thunder.distributed.placement import Placement, placed_parameters, placement_of
 from thunder.ops.families.lost_ranks import failed
 
@@ -348,10 +349,13 @@ def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
 def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
     """Reads the folder `path` into the tensors of a state dict, and into the dict what is no tensor. Every rank calls
     it, of however many; options go to `torch.distributed.checkpoint.load`. Raises FileNotFoundError where there is no
-    complete checkpoint; what PyTorch raises for keys and shapes that are not there."""
+    complete checkpoint; pickle.UnpicklingError where its description names what runs code; what PyTorch raises for keys
+    and shapes that are not there. Warns of values that torch.load(weights_only=True) refuses, which are unpickled."""
     path = Path(path)
     found = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
     if found is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint: save writes one")
+    check_description(found)
+    options = {"planner": Planner()} | options
     with _alone_is_meant():
         dcp.load(state_dict, checkpoint_id=str(found), no_dist=not dist.is_initialized(), **options)

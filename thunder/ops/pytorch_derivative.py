@@ -11,7 +11,7 @@ import torch
 
 from thunder import compat
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, detached, hashable
+from thunder.core.symbol import OpTags, Symbol, carries_out, detached, hashable
 from thunder.errors import CaptureError
 from thunder.ops.infer import as_torch, differentiates_fakes, example, fake, without_memory
 from thunder.ops.opaque_values import is_tensor
@@ -160,6 +160,7 @@ def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tu
 _AS_THEY_ARE = {int, float, bool, str, type(None)}  # most arguments, in each call
 
 
+@carries_out
 def run_with_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
     """What an operation's function returns, detached, and its graph."""
     inputs: list[torch.Tensor] = []
@@ -215,6 +216,7 @@ class _Ends(torch.autograd.Function):
         )
 
 
+@carries_out
 def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs: dict):
     """`run_with_graph` of an operation whose graph leads to its inputs alone. An engine that is asked for no inputs by
     name does not ask each node, thousands of a recurrent layer, whether one of them needs it."""
@@ -230,6 +232,7 @@ def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs:
     return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), graph
 
 
+@carries_out
 def run_backward(graph: Graph, cotangents: tuple):
     """The gradients of a graph's inputs. cotangents: one, or None, for each of its outputs."""
     pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]

@@ -41,6 +41,8 @@ def key_of_user(make: bool = False) -> bytes | None:
     path = cache_directory() / _KEY
     for _ in range(2):
         try:
+            if _is_of_others(path.parent):
+                return None
             _check_owner(path, 0o077)
             key = path.read_bytes()
             return key if len(key) == 32 else None
@@ -58,6 +60,17 @@ def key_of_user(make: bool = False) -> bytes | None:
             finally:
                 os.unlink(name)
     return None
+
+
+def _is_of_others(path: Path) -> bool:
+    """Whether a directory is there and other users may write to it."""
+    try:
+        _check_owner(path, 0o022)
+    except OSError:
+        return False
+    except Damaged:
+        return True
+    return False
 
 
 class _Document(Mapping[str, Any]):
@@ -89,30 +102,39 @@ class _Document(Mapping[str, Any]):
         return len(self._places)
 
 
-def write(path: Path, document: Mapping[str, Any], key: bytes | None) -> None:
-    """Raises OSError where the directory cannot be written to, or its disk is full."""
+def write(path: Path, document: Mapping[str, Any], key: bytes | None, signer: bytes | None = None) -> None:
+    """Raises OSError where the directory cannot be written to, or its disk is full. signer: the key of the user who
+    writes a file that other machines may read, so that `read` knows it as this user's own."""
     parts = {name: said for name, said in document.items() if key is not None or name not in _GUARDED}
     lines = [f"{json.dumps(name)}:{json.dumps(said, separators=(',', ':'))}" for name, said in parts.items()]
     content = ("{\n" + ",\n".join(lines) + "\n}").encode()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    disk_cache.write_whole(path, b" ".join((_MAGIC, _hash(content, key).encode())) + b"\n" + content)
+    hashes = [_hash(content, key)] if signer is None else [_hash(content, key), _hash(content, signer)]
+    disk_cache.write_whole(path, b" ".join((_MAGIC, *map(str.encode, hashes))) + b"\n" + content)
 
 
-def read(path: Path, key: bytes | None) -> Mapping[str, Any]:
+def read(path: Path, key: bytes | None, signer: bytes | None = None, trusted: bool = True) -> Mapping[str, Any]:
     """The document of a file. Raises Damaged, in words, where it is not whole or not to be trusted; OSError where it
-    cannot be read."""
+    cannot be read. trusted: without it, a file that is not hashed with `key` has to be signed by `signer`."""
     _check_owner(path.parent, 0o022)
     _check_owner(path, 0o022)
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
         content = file.read(LARGEST)
     start = content.find(b"\n") + 1
-    magic, _, said = content[:start].rstrip().rpartition(b" ")
-    if magic != _MAGIC:
+    head = content[:start].split()
+    said, signature = (*head[3:], b"", b"")[:2]
+    if head[:3] != _MAGIC.split() or len(head) > 5:
         raise Damaged("it does not begin as a program of this version of thunder does")
     if not hmac.compare_digest(said, _hash(memoryview(content)[start:], key).encode()):
         raise Damaged("its hash is not that of its content: it is damaged, or another user wrote it")
     if key is not None:
         return _Document(content, start)
+    own = signer is not None and hmac.compare_digest(signature, _hash(memoryview(content)[start:], signer).encode())
+    if not own and not trusted:
+        raise Damaged(
+            "this user did not write it on this machine, or it was changed since: a program computes what its author "
+            "wants, like a wheel. If you trust its author, say thunder.load(..., trusted=True)"
+        )
     try:  # anybody can compute its hash, so all of it is looked at
         document = json.loads(content[start:])
     except (ValueError, RecursionError) as error:

@@ -29,8 +29,9 @@ from thunder.core.codegen import PerCall, Printer, compile_source, function_sour
 from thunder.core.regions import FusedFunction
 from thunder.core.trace import Trace
 from thunder.ops.functionalize.inplace import in_grad_mode
-from thunder.ops.registry import LTORCH, PRIMS, inplace_of, lookup
+from thunder.ops.registry import LTORCH, PRIMS
 from thunder.programs.describe import Describer, Unspeakable, digest, find_named, name_of, named
+from thunder.programs.operators import is_operation
 
 
 class Damaged(Exception):
@@ -110,7 +111,7 @@ def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
     if kind == "operation" and len(parts) == 2:
         symbol = {"prims": PRIMS, "ltorch": LTORCH}.get(parts[0], {}).get(parts[1])
         return MISSING if symbol is None or symbol.fn is None else symbol.fn
-    if kind == "per call" and len(parts) == 2 and str(parts[0]).startswith(_OPERATIONS):
+    if kind == "per call" and len(parts) == 2 and str(parts[0]).startswith(("thunder.executors.", "thunder.ops.")):
         found = find_named(*map(str, parts))
         return found.for_call() if isinstance(found, PerCall) else MISSING
     return named(said)
@@ -192,7 +193,7 @@ def _check_dotted(word: str) -> None:
             raise Damaged(f"its text names {word}")
         found = getattr(found, name, None)
     known = isinstance(found, _CONSTANTS) or found is torch.device
-    if not known and not _is_aten(found) and not _is_operation(found) and not _is_math(found):
+    if not known and not is_operation(found) and not _is_math(found):
         raise Damaged(f"its text names {word}, which is no operation")
 
 
@@ -212,7 +213,7 @@ def _may_be_named(x: Any) -> bool:
     if type(x) is functools.partial:  # a derivative by PyTorch, of the function of an operation
         return not x.keywords and all(map(_may_be_named, (x.func, *x.args)))
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType)):
-        return (x.__module__ or "").startswith(_OPERATIONS) or _is_operation(x)
+        return is_operation(x)
     plain = (int, float, bool, str, complex, bytes, tuple, slice, torch.device, torch.Size, type(None))
     return type(x) in plain or isinstance(x, _CONSTANTS) or _is_number(x)
 
@@ -226,22 +227,7 @@ def _may_be_private(owner: Any, name: str) -> bool:
     """Operations have private names in PyTorch, and so have two modules of them."""
     if owner is torch and name == "_C" or owner is compat.nn_bindings or name == "_nn":
         return True
-    return isinstance(owner, type(torch.ops.aten)) or _is_operation(getattr(owner, name, None))
-
-
-# where functions stand that carry out operations
-_OPERATIONS = (
-    "thunder.executors.", "thunder.ops.", "thunder.transforms.partition", "thunder.transforms.reuse_memory",
-    "thunder.runtime.streams",
-)  # fmt: skip
-
-
-def _is_aten(x: Any) -> bool:
-    return isinstance(x, (compat.OpOverload, compat.OpOverloadPacket)) and str(x).startswith("aten.")
-
-
-def _is_operation(x: Any) -> bool:
-    return lookup(x) is not None or inplace_of(x) is not None
+    return isinstance(owner, type(torch.ops.aten)) or is_operation(getattr(owner, name, None))
 
 
 def _is_math(x: Any) -> bool:
@@ -306,7 +292,7 @@ def _check_operation(given: list[ast.expr], objects: dict[str, Any]) -> None:
     """Raises Damaged where a function that is called in a grad mode is none of PyTorch's, or of thunder's, on
     tensors."""
     function = objects.get(given[0].id) if given and isinstance(given[0], ast.Name) else None
-    if not _is_operation(function) and not (getattr(function, "__module__", None) or "").startswith("thunder.ops."):
+    if not is_operation(function):
         raise Damaged(f"its epilogue calls {ast.unparse(given[0]) if given else 'nothing'}, which is no operation")
 
 

@@ -22,7 +22,7 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol, primitive
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol, carries_out, primitive
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
 from thunder.ops.functionalize.inplace import also_written, write_back, written_after
@@ -249,6 +249,7 @@ def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
     return [f"clear_collection({collection.name})", f"del {collection.name}"]
 
 
+@carries_out
 def clear_collection(collection: list) -> None:
     """Empties the list of saved values, so that each is freed after its last use."""
     collection.clear()

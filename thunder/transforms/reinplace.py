@@ -23,7 +23,7 @@ import torch
 from thunder.analysis.aliases import alias_bases
 from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, carries_out
 from thunder.core.trace import Trace
 from thunder.extend.fusion import written_over
 from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
@@ -221,6 +221,7 @@ def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
     return target if may_hold(target, result) and len(result.shape) > 1 else None
 
 
+@carries_out
 def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return made if made.stride() == target.stride() else torch.empty_like(target).copy_(made)
 

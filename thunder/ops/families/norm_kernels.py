@@ -13,7 +13,7 @@ from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol, primitive
+from thunder.core.symbol import OpTags, Symbol, carries_out, primitive
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first, kernel, op
 from thunder.ops.families.data import convert
@@ -391,6 +391,7 @@ def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
     return out, save, like(save), like(running_mean), like(running_var)
 
 
+@carries_out
 def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     out, mean, scale = compat.kernel("_native_batch_norm_legit")(
         a, weight, bias, running_mean, running_var, True, momentum, eps

@@ -18,7 +18,7 @@ import torch
 
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import Proxy, TensorProxy, like
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import BoundSymbol, Symbol, carries_out
 from thunder.ops.backward import (
     diagonal_backward,
     getitem_backward,
@@ -83,6 +83,7 @@ def _add_part(a: torch.Tensor, part: torch.Tensor, *steps: tuple) -> torch.Tenso
     return a + _put(part, steps)
 
 
+@carries_out
 def _add_part_(a: torch.Tensor, part: torch.Tensor, *steps: tuple) -> torch.Tensor:
     view = _view(a, steps)
     if (
