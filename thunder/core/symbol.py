@@ -131,7 +131,7 @@ class Symbol(Definition):
         self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
-        if type(fn) is types.FunctionType or type(fn).__module__ == "torch._ops":
+        if type(fn) is types.FunctionType or type(fn).__name__.startswith("OpOverload"):
             CARRIED_OUT.add(fn)  # type: ignore[arg-type]
         self.declared_outside = any(map(is_outside, (meta, decomposition, fn, type(executor))))
 
