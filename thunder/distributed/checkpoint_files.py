@@ -1,6 +1,6 @@
 """Reading the files of a checkpoint, which may come from others, without running code that they name.
 
-PyTorch's reader unpickles the description (`.metadata`), and values that are no tensors. Here the description may name
+PyTorch unpickles the description (`.metadata`), and values that are no tensors. Here the description may name
 the classes that PyTorch describes checkpoints with, and nothing else. Values are loaded with `weights_only=True` where
 they can be, and with a warning where not.
 """
