@@ -111,7 +111,9 @@ def _make(function) -> Symbol:
 
 def _is_pure(function) -> bool:
     """Whether the schemas of an operator, or of a function of PyTorch's own, say that it gives tensors and does nothing
-    else."""
+    else. What an in-place function does to a copy of its first argument is pure where it writes to nothing else."""
+    in_place = getattr(function, "in_place", None)
+    function, first = (function, 0) if in_place is None else (in_place, 1)
     if isinstance(function, compat.OpOverload):
         overloads = [function]
     else:
@@ -123,7 +125,9 @@ def _is_pure(function) -> bool:
     if overloads[0].namespace in _COLLECTIVES:
         return False
     return all(
-        not o._schema.is_mutable and o._schema.returns and torch.Tag.nondeterministic_seeded not in o.tags
+        o._schema.returns
+        and torch.Tag.nondeterministic_seeded not in o.tags
+        and not any(map(_is_written, o._schema.arguments[first:]))
         for o in overloads
         if not any(a.is_out for a in o._schema.arguments)
     )
@@ -178,9 +182,13 @@ def written_by_builtin(function, args: tuple, kwargs: dict) -> list[TensorProxy]
 def _written(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
     found: list = []
     for i, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if _is_written(argument):
             proxies_in(args[i] if i < len(args) else kwargs.get(argument.name), found)
     return found
+
+
+def _is_written(argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _identifier(function) -> str:

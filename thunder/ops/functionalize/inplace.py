@@ -337,6 +337,7 @@ def _on_a_copy(function):
         return out
 
     run.__name__ = f"{function.__name__}copy"
+    run.in_place = function  # type: ignore[attr-defined]
     return run
 
 
