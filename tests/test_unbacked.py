@@ -472,6 +472,26 @@ def test_beside_symbolic_sizes(name):
     assert thunder.cache_misses(compiled) < 4
 
 
+def contrasted(a, b):
+    """As SimCLR's loss takes the diagonals of similarities out."""
+    n = a.shape[0]
+    others = ~torch.eye(n, dtype=torch.bool)
+    x, y = a[others].view(n, -1), b[others].view(n, -1)
+    return torch.cat([torch.cat([a, x], 1), torch.cat([b, y], 1)], 0).sin().sum()
+
+
+def test_gradients_beside_symbolic_sizes():
+    """Of a slice whose length is a number of the arguments', beside others that are the same in many examples."""
+    compiled = thunder.jit(contrasted, fallback="error")
+    for n in (8, 12, 5):
+        g = torch.Generator().manual_seed(n)
+        inputs = [torch.randn(n, n, generator=g, requires_grad=True) for _ in range(2)]
+        want = torch.autograd.grad(contrasted(*inputs), inputs)
+        for ours, theirs in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
+            assert torch.equal(ours, theirs)
+    assert len(compiled.programs) == 2
+
+
 def test_under_autocast():
     def program(x, w):
         return F.linear(x[rows(x)], w).softmax(0)

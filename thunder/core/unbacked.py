@@ -228,16 +228,20 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
     Raises `error` where examples do not help."""
     recorder.sizes = []
     numbers = numbers_in(kwargs, numbers_in(args, []))
-    runs = [
-        run
-        for values in itertools.islice(_examples(_symbols(numbers), (args, kwargs)), error.examples)
-        if (run := _run(symbol, recorder, args, kwargs, values)) is not None
-    ]
-    if not runs or any(
-        len(run.leaves) != len(runs[0].leaves) or not all(map(_alike, run.leaves, runs[0].leaves)) for run in runs
-    ):
-        raise error
+    symbols = _symbols(numbers)
+
+    def runs_of(examples: Iterator[dict]) -> list[_Run]:
+        made = (_run(symbol, recorder, args, kwargs, values) for values in itertools.islice(examples, error.examples))
+        return [run for run in made if run is not None]
+
+    runs = runs_of(_examples(symbols, (args, kwargs)))
     candidates = list({n.expression: n for n in numbers if n.python_type is int}.values())
+    if not _all_alike(runs):
+        raise error
+    if any(len(_fitting(sizes, runs, candidates)) > 1 for sizes in _sizes_of_runs(runs)):
+        runs += runs_of(_near(runs, symbols))
+        if not _all_alike(runs):
+            raise error
     leaves = [_merged(i, runs, candidates) for i in range(len(runs[0].leaves))]
     fresh = {u.name for u in recorder.sizes}
     rest = iter(leaves)
@@ -308,6 +312,11 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
     return _Run(values, map_structure(restored, result), leaves)
 
 
+def _all_alike(runs: Sequence[_Run]) -> bool:
+    first = runs[0].leaves if runs else []
+    return bool(runs) and all(len(r.leaves) == len(first) and all(map(_alike, r.leaves, first)) for r in runs)
+
+
 def _alike(a, b) -> bool:
     """Whether two results differ in sizes at most."""
     if isinstance(a, TensorProxy) and isinstance(b, TensorProxy):
@@ -323,7 +332,8 @@ def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
     if not isinstance(first, TensorProxy) or all(run.leaves[i] is first for run in runs):
         return first
     sizes = [[_size(run, i, dim) for run in runs] for dim in range(len(first.shape))]
-    merged = like(first, tuple(_merged_size(of_runs, runs, candidates) for of_runs in sizes))
+    fitting = (_fitting(of_runs, runs, candidates) for of_runs in sizes)
+    merged = like(first, tuple(fits[0] if fits else fresh_size() for fits in fitting))
     merged.requires_grad = any(run.leaves[i].requires_grad for run in runs)  # where the rule says so itself
     return merged
 
@@ -339,16 +349,34 @@ def _size(run: _Run, i: int, dim: int) -> int | None:
     )
 
 
-def _merged_size(sizes: list, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
-    """A constant, a number of the arguments', or else one that is read when the program runs."""
+def _sizes_of_runs(runs: Sequence[_Run]) -> Iterator[list]:
+    """By each dimension of each tensor that a rule gave: its sizes in the runs."""
+    for i, leaf in enumerate(runs[0].leaves):
+        if isinstance(leaf, TensorProxy) and any(run.leaves[i] is not leaf for run in runs):
+            for dim in range(len(leaf.shape)):
+                yield [_size(run, i, dim) for run in runs]
+
+
+def _fitting(sizes: list, runs: Sequence[_Run], candidates: Sequence[NumberProxy]) -> list:
+    """The constant, and the numbers of the arguments', that are a size in all runs. Where there are none, the size is
+    read when the program runs."""
     if None in sizes:
-        return fresh_size()
-    if all(n == sizes[0] for n in sizes):
-        return sizes[0]
-    for c in candidates:
-        if all(c.expression.evaluate(run.values) == n for run, n in zip(runs, sizes)):
-            return c
-    return fresh_size()
+        return []
+    fits: list = [sizes[0]] if all(n == sizes[0] for n in sizes) else []
+    of_runs = list(zip(runs, sizes))
+    return fits + [c for c in candidates if all(c.expression.evaluate(run.values) == n for run, n in of_runs)]
+
+
+def _near(runs: Sequence[_Run], symbols: Sequence[UnbackedNumber]) -> Iterator[dict[str, int | float]]:
+    """Numbers to try that differ by one from some with which a rule ran: they tell numbers apart which are the same in
+    all runs by chance, and none where the rule wants them to be equal."""
+    for run in runs[:: max(1, len(runs) // 6)]:
+        for u in symbols:
+            for value in (run.values[u.name] + 1, run.values[u.name] - 1):
+                if value >= u.facts.least.get(u.name, value):
+                    yield run.values | {u.name: u.python_type(value)}
+
+
 
 
 def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, int | float]]:

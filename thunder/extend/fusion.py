@@ -194,8 +194,7 @@ class FusionExecutor(Executor):
                         waiting += [[self._piece(r, trace)] for r in regions][::-1]
                         continue
                 except (Unfused, DataDependentError) as error:
-                    reason = str(error) if isinstance(error, Unfused) else "it asks about data-dependent sizes"
-                    item = [p._replace(region=_with_reason(p.region, reason)) for p in item]
+                    item = [p._replace(region=_with_reason(p.region, error)) for p in item]
             made += (
                 [b for p in item for b in p.region.bound_symbols]
                 if fused is None
@@ -293,7 +292,8 @@ def _joined(regions: Sequence[Region]) -> Region:
     return Region(joined.bound_symbols, set(joined.outputs), joined.padded, parts)
 
 
-def _with_reason(region: Region, reason: str) -> Region:
+def _with_reason(region: Region, error: Exception) -> Region:
+    reason = error if isinstance(error, Unfused) else "the executor asks about data-dependent sizes"
     first = region.bound_symbols[0].replace()
     first.header = f"not fused: {reason}"
     return Region((first, *region.bound_symbols[1:]), set(region.outputs))
