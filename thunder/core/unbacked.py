@@ -377,8 +377,6 @@ def _near(runs: Sequence[_Run], symbols: Sequence[UnbackedNumber]) -> Iterator[d
                     yield run.values | {u.name: u.python_type(value)}
 
 
-
-
 def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, int | float]]:
     """Numbers to try: small ones, large ones, those around the constants in the arguments; the same for all, all
     different, any, and each in turn different from the others."""
