@@ -60,17 +60,17 @@ def fake(x) -> Any:
     return number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
 
 
-def example(x, make: Callable = torch.empty, **options):
+def example(x, make: Callable = torch.empty, value: Callable = concrete, **options):
     """What PyTorch is called with in the place of a value of a trace, to see what it gives: a tensor that `make` makes
     with a proxy's shape, type and device.
 
-    The value of a symbolic number becomes a guard.
+    value: gives that of a symbolic number. `concrete` makes it a guard, `number_value` does not.
     """
     if isinstance(x, TensorProxy):
         return make(
-            tuple(map(concrete, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options
+            tuple(map(value, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options
         )
-    return x.example if isinstance(x, AnyProxy) else as_torch(concrete(x))
+    return x.example if isinstance(x, AnyProxy) else as_torch(value(x))
 
 
 def as_torch(x):
@@ -135,9 +135,9 @@ def typed_by_running(function: Callable, name: str) -> Callable:
     return meta
 
 
-def without_memory(x):
+def without_memory(x, value: Callable = concrete):
     """A tensor of PyTorch's device "meta" for a proxy; other values as `example` gives them."""
-    return example(x, lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device="meta"))
+    return example(x, lambda shape, dtype, device: torch.empty(shape, dtype=dtype, device="meta"), value)
 
 
 def typed_on_meta(function: Callable) -> Callable:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, number_value, proxies_in
 from thunder.core.symbol import OpTags, Symbol, carries_out, detached, hashable
 from thunder.errors import CaptureError
 from thunder.ops.infer import as_torch, differentiates_fakes, example, fake, without_memory
@@ -88,7 +88,8 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
         return wanted
 
     def described(x):
-        return (tuple(x.shape), x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else x
+        shape = tuple(map(number_value, x.shape)) if isinstance(x, TensorProxy) else ()
+        return (shape, x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else number_value(x)
 
     key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
     found = _REACHED.get(key)
@@ -100,14 +101,18 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 
 def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    # which arguments are reached does not depend on sizes: nothing is decided by symbolic ones
+    without = functools.partial(without_memory, value=number_value)
+
     def real(x):
         return example(x) if isinstance(x, AnyProxy) else fake(x)
 
     ways: list[tuple] = []
     if OpTags.OPAQUE not in symbol.tags:  # fake tensors take seconds to import, and a millisecond an operation
-        ways.append((contextlib.nullcontext, without_memory))
+        ways.append((contextlib.nullcontext, without))
     if differentiates_fakes((args, kwargs)):
-        ways.append((lambda: compat.FakeTensorMode(allow_non_fake_inputs=True), example))
+        fakes = functools.partial(example, value=number_value)
+        ways.append((lambda: compat.FakeTensorMode(allow_non_fake_inputs=True), fakes))
         ways.append((contextlib.nullcontext, real))
     for mode, made in ways:
         inputs: list[torch.Tensor] = []
@@ -139,7 +144,7 @@ def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwar
             CaptureError,
         ):
             # PyTorch's decompositions, which fake tensors run, refuse or divide by 0 where kernels do not
-            if made is not without_memory:
+            if made is not without:
                 break
     return wanted
 
