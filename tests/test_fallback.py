@@ -1,11 +1,15 @@
 """`fallback=`: what a call does whose program cannot be captured."""
 
+import math
 import warnings
 
 import pytest
 import torch
 
 import thunder
+from thunder.cache import compile as compile_module
+from thunder.cache.store import PATIENCE
+from thunder.capture import native_calls
 from thunder.errors import CaptureError, FallbackWarning, OptionError, UnforeseenShapeError
 
 
@@ -126,3 +130,102 @@ def test_what_a_program_was_not_made_for_is_the_originals():
     printing = thunder.jit(lambda *args: (print("once"), of_data(*args)), fallback="eager")
     with pytest.raises(UnforeseenShapeError, match="not foreseen"):  # the original would print again
         printing(indices, values)
+
+
+# ------------------------------------------------------------------------------------------- what is remembered
+
+
+def captures(monkeypatch) -> list:
+    """Gets one element for each capture from now on."""
+    counted, run = [], compile_module.Compilation.run
+    monkeypatch.setattr(compile_module.Compilation, "run", lambda self: counted.append(self) or run(self))
+    return counted
+
+
+@pytest.mark.parametrize("fallback", ["eager", "error"])
+def test_an_exception_of_the_program_is_captured_once(monkeypatch, fallback):
+    def program(x, mode):
+        if mode == "bad":
+            raise ValueError(f"{mode} for {len(x)}")
+        return x + 1
+
+    compiled, x = thunder.jit(program, fallback=fallback), torch.ones(3)
+    counted = captures(monkeypatch)
+    for _ in range(4):
+        with pytest.raises(ValueError, match="bad for 3") as raised:
+            compiled(x, "bad")
+        assert raised.traceback[-1].name == "program"
+    assert len(counted) == 1
+    assert torch.equal(compiled(x, "good"), x + 1) and len(compiled.programs) == 1
+    with pytest.raises(ValueError, match="bad for 2"):
+        compiled(x[:2], "bad")
+
+
+def test_an_exception_that_data_decides_about_is_not_remembered():
+    def program(x):
+        if x.sum() < 0:
+            raise ValueError("negative")
+        return x + 1
+
+    compiled, x = thunder.jit(program), torch.ones(3)
+    for y in (-x, x, -x, x):
+        if y[0] < 0:
+            with pytest.raises(ValueError, match="negative"):
+                compiled(y)
+        else:
+            assert torch.equal(compiled(y), y + 1)
+    assert compiled.programs
+
+
+class Switch:
+    refused = True
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_refusal_ends_with_its_cause(monkeypatch):
+    switch = Switch()
+
+    def program(x):
+        if switch.refused:
+            return x + x.untyped_storage().nbytes()
+        return x * 2
+
+    compiled, x = thunder.jit(program, fallback="eager"), torch.ones(3)
+    counted = captures(monkeypatch)
+    for refused in (True, False, True, False):
+        switch.refused = refused
+        for _ in range(3):
+            assert torch.equal(compiled(x), program(x))
+    assert len(compiled.programs) == 1 and len(counted) == 2
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_refusal_is_tried_again_sometimes(monkeypatch):
+    """It may have had a cause that the program does not ask about."""
+    refuses = [True]
+
+    def refusing(c, f, args, kwargs):
+        return c.refuse("of a cause that nobody sees") if refuses else c.call_native(f, args, kwargs)
+
+    monkeypatch.setitem(native_calls.HANDLERS, id(math.sqrt), refusing)
+    compiled, x = thunder.jit(lambda x: x * math.sqrt(4), fallback="eager"), torch.ones(3)
+    counted = captures(monkeypatch)
+    for _ in range(PATIENCE + 1):
+        assert torch.equal(compiled(x), x * 2)
+    assert len(counted) == 1 and not compiled.programs
+    for _ in range(4 * PATIENCE):
+        compiled(x)
+    assert len(counted) == 2
+    refuses.clear()
+    for _ in range(2):
+        assert torch.equal(compiled(x), x * 2)
+    assert len(compiled.programs) == 1
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_lower_of_a_refused_call_says_why():
+    compiled, x = thunder.jit(lambda x: x + x.untyped_storage().nbytes(), fallback="eager"), torch.ones(3)
+    for _ in range(2):
+        compiled(x)
+    with pytest.raises(CaptureError, match="untyped_storage"):
+        compiled.lower(x)

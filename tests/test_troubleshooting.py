@@ -62,7 +62,7 @@ QUESTIONS = {
     "holds": "other-containers", "subclasses": "other-containers",
     "overrides": "replaced-parameters", "present": "come-or-gone", "same": "shared-memory", "shared": "shared-memory",
     "history": "shared-memory", "views": "shared-memory",
-    "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks",
+    "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks", "module_hooks": "hooks",
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import sys
@@ -22,7 +21,7 @@ from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats, Recompilation
 from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_recompilation
-from thunder.cache.store import ADVICE, ProgramCache, Strays, path_limit
+from thunder.cache.store import ADVICE, ORIGINAL, REFUSALS, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import held
 from thunder.capture.reachable import reached_placements
@@ -51,8 +50,6 @@ from thunder.ops.eager_calls import RunAgain
 from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
 
-REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
-
 
 class Compiled:
     """A compiled function or module: the original, its options, its programs and its history.
@@ -70,8 +67,6 @@ class Compiled:
         self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
         self._warned: set[str] = set()
-        # modes and facts of calls
-        self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(maxlen=REFUSALS)
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.eager_functions = EagerFunctions()
         self._strays = Strays()
@@ -146,6 +141,8 @@ class Compiled:
                         run = entry.epilogue_fn
                         return values if run is None else run(self.fn, args, kwargs, values)
                     return self._on_other_path(modes, entry, other, args, kwargs)
+                if inputs is ORIGINAL:
+                    return self._run_original("", args, kwargs, None)
         return self._miss(modes, args, kwargs)
 
     def __get__(self, instance, owner=None):
@@ -172,7 +169,7 @@ class Compiled:
         with self._lock:
             facts = self._facts(modes, args, kwargs)
             found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [])
-            if found is not None and not found[0].path and not found[0].from_disk:
+            if found is not None and found[1] is not ORIGINAL and not found[0].path and not found[0].from_disk:
                 return found
             entry = self._compile(modes, args, kwargs)  # which knows the path of the call
             for known in self.programs if found is not None else ():
@@ -373,16 +370,16 @@ class Compiled:
         start = clock()
         full, tables = self._cache.is_full(self._original_stands_in), self._cache.by_modes
         rests = modes in tables and modes not in self._tables
-        if (full or rests or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
+        if (full or rests or len(self._cache.refusals) == REFUSALS) and self._eager_calls % SCANNED:
             self._eager_calls += 1
             return ""
         if rests:
             self._tables, self._strays.tried = tables, stats.calls
         facts = self._facts(modes, args, kwargs)
-        if self._refusals and (modes, facts) in self._refusals:
-            return ""
         reasons: list[str] = []
         found = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons)
+        if found is not None and found[1] is ORIGINAL:
+            return ""
         if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
             stats.cache_hits += 1
             return *found, False
@@ -421,7 +418,11 @@ class Compiled:
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             if self.options.fallback is FALLBACK_OPTIONS.ERROR and not error.theirs:
                 return str(error)
-            return "" if error.theirs else self._refused_for(error, modes, facts)
+            if not error.theirs:
+                return self._refused_for(error, modes, facts)
+            if error.questions is not None:
+                self._cache.refuse(modes, error.questions, facts)
+            return ""
         except RaisesBefore as error:
             if not self._original_stands_in(args, kwargs):
                 raise error.__cause__ from None  # type: ignore[misc]
@@ -441,8 +442,11 @@ class Compiled:
         return entry, inputs, True
 
     def _refused_for(self, error: ThunderError, modes: tuple, facts: dict) -> str:
-        """The words of a warning. Calls that look the same run the original function from now on."""
-        self._refusals.append((modes, facts))
+        """The words of a warning. Calls of which the program asks the same run the original function from now on."""
+
+        asked = _no_facts if compat.function_modes_in(modes) else facts_of  # which keeps nothing alive
+        alike = error.questions or (lambda *call: () if asked(*call) == facts else "the call looks different")
+        self._cache.refuse(modes, alike, facts)
         self._eager_calls += 1
         return f"{error}\nThe original function ran, as it does at calls like this one (fallback='error' raises)."
 
@@ -456,7 +460,7 @@ class Compiled:
     def _facts(self, modes: tuple, args: tuple, kwargs: dict) -> dict:
         """The facts that the index notes of a call; nothing under torch-function modes of the user's, which would see
         it."""
-        return {} if compat.function_modes_in(modes) else facts_of(self.fn, args, kwargs)
+        return (_no_facts if compat.function_modes_in(modes) else facts_of)(self.fn, args, kwargs)
 
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
         """The inputs of a program that was compiled for these arguments."""
@@ -563,6 +567,10 @@ def compiled_of(fn: Any) -> Compiled | None:
         if isinstance(found, Compiled):
             return found
     return None
+
+
+def _no_facts(fn: Callable, args: tuple, kwargs: dict) -> dict:
+    return {}
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:

@@ -11,7 +11,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
@@ -40,9 +40,11 @@ class ThunderError(RuntimeError):
     """Base of all errors that are thunder's own. A traceback names its section of the page about troubles.
 
     bound_symbol: the one of a trace that a pass failed on, so that the user's line it came from can be named.
+    questions: the prologue of the questions that a program had asked when its capture failed.
     """
 
     bound_symbol: Any = None
+    questions: Callable | None = None
 
     def __init__(self, *args: Any):
         super().__init__(*args)

@@ -27,7 +27,8 @@ class ProgramFails(CaptureError):
     Nothing has run. theirs: the user's own code raised it, for example a backward that is captured with its forward.
     """
 
-    def __init__(self, failure: Exception):
+    def __init__(self, failure: Exception, questions: Callable | None = None):
+        self.questions = questions
         location, self.theirs = user_line(failure)
         reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_text_of(failure)}"
         super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
@@ -108,6 +109,7 @@ class Compilation(NamedTuple):
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))
+            error.questions = captured.prologue_fn
             raise
         finally:
             stats.times["prologue"] = (start, clock())
@@ -120,14 +122,17 @@ class Compilation(NamedTuple):
         )
         try:
             return capture(request)
-        except (ThunderError, SharpEdgeWarning):
+        except ThunderError as error:
+            error.questions = next(iter(request.failed), None)
+            raise
+        except SharpEdgeWarning:
             raise
         except FailsWithParts as failure:
             raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
         except Exception as failure:
             if interrupts(failure):
                 raise
-            raise ProgramFails(failure) from failure
+            raise ProgramFails(failure, next(iter(request.failed), None)) from failure
 
 
 def changing_values(entries: Sequence[CacheEntry]) -> dict[str, set | None]:

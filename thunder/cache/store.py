@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from thunder import compat
 from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats
 from thunder.cache.index import ENTRIES, ENTRIES_WITH_TRANSFORMS, STALE, EntryTable
 from thunder.errors import RecompileWarning, warn_user
+from thunder.interpreter.tracebacks import interrupts
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
 ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."
@@ -25,6 +27,46 @@ def path_limit(entries: Sequence[CacheEntry], most: int) -> str:
     if len(entries) > 1 and operations > MOST_OPERATIONS:
         return f"{len(entries)} compiled paths of {operations} operations are not a call's, and another one takes long"
     return ""
+
+
+ORIGINAL = object()  # in the place of inputs: the original function runs
+REFUSALS = 32  # that are remembered
+PATIENCE = 64  # calls after which a refusal is tried again, and four times as many after each time
+
+
+class Refusal:
+    """Calls that run the original function: those that answer alike what a capture had asked when it failed.
+
+    It stands in the place of a cache entry. After `patience` calls it fits none, so that the next one is captured
+    again: what it failed for may have been something that it did not ask about.
+    """
+
+    __slots__ = ("_questions", "patience", "modes", "path", "used", "calls", "from_disk", "__weakref__")
+
+    def __init__(self, questions: Callable, patience: int, modes: tuple):
+        self._questions, self.patience, self.modes = questions, patience, modes
+        self.path, self.used, self.calls, self.from_disk = (), 0, 0, False
+
+    def prologue_fn(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        inputs = self._questions(fn, args, kwargs)
+        if type(inputs) is not tuple:
+            return inputs
+        if self.is_over:
+            return "its refusal is tried again"
+        self.calls += 1
+        return ORIGINAL
+
+    def inputs(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        try:
+            return self.prologue_fn(fn, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - see CacheEntry.inputs
+            if interrupts(error):
+                raise
+            return f"a question that the prologue asks raised {type(error).__name__}: {error}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.calls >= self.patience
 
 
 class Strays:
@@ -49,6 +91,7 @@ class ProgramCache:
     def __init__(self, options: JitOptions, stats: CompileStats):
         self.options, self.stats = options, stats
         self.by_modes: dict[tuple, EntryTable] = {}
+        self.refusals: list[Refusal] = []
 
     def by_last_use(self, modes: tuple) -> list[CacheEntry]:
         """The entries for calls in these modes, the last one that ran first."""
@@ -57,8 +100,9 @@ class ProgramCache:
 
     def fitting(
         self, fn: Callable, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str]
-    ) -> tuple[CacheEntry, tuple] | None:
-        """The entry that fits a call, with the inputs of its computation; `reasons` gets those why others do not."""
+    ) -> tuple[CacheEntry, Any] | None:
+        """The entry that fits a call, with the inputs of its computation, ORIGINAL of a refusal; `reasons` gets those
+        why others do not."""
         for entry in self.by_last_use(modes):
             inputs = entry.inputs(fn, args, kwargs)
             if isinstance(inputs, str):
@@ -68,6 +112,16 @@ class ProgramCache:
             entry.used = self.stats.calls
             return entry, inputs
         return None
+
+    def refuse(self, modes: tuple, questions: Callable, facts: dict) -> None:
+        """Calls for which the questions have the answers of this call run the original function."""
+        over = [refusal for refusal in self.refusals if refusal.is_over]
+        for refusal in over or self.refusals[: len(self.refusals) + 1 - REFUSALS]:
+            self.refusals.remove(refusal)
+            self.by_modes[refusal.modes].remove(refusal)
+        patience = 4 * max((refusal.patience for refusal in over), default=PATIENCE // 4)
+        self.refusals.append(Refusal(questions, patience, modes))
+        self.by_modes.setdefault(modes, EntryTable()).add(self.refusals[-1], facts)
 
     def first_reason(self, modes: tuple) -> list[str]:
         """Why the first call in these modes compiles."""

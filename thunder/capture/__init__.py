@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -303,6 +304,8 @@ def _capture(request: Request, apart: bool) -> Captured:
                 undecided = None
                 request.log.rewind(before)
             passed_twice = c.tensors.passed_twice
+            if not again and isinstance(error, Exception) and not interrupts(error):
+                request.failed[:] = [_questions_before(c, error)]
             _close(c)
             if not again:
                 if undecided is not None and isinstance(error, Exception) and not isinstance(error, CaptureError):
@@ -310,6 +313,20 @@ def _capture(request: Request, apart: bool) -> Captured:
                 if passed_twice and isinstance(error, Exception) and not interrupts(error):
                     raise DependsOnIdentity from error
                 raise
+
+
+def _questions_before(c: Capture, error: Exception) -> Callable | None:
+    """The prologue that asks what a program had asked when it failed: a call of the same answers fails as this one did.
+    None where data decided that an exception of the program's own was raised."""
+    if not isinstance(error, CaptureError) and (c.path.taken or c.path.host_calls or c.path.own_calls):
+        return None
+    try:
+        with compat.DisableTorchFunction():
+            return PrologueWriter(c, []).write()[1]
+    except Exception as failure:  # noqa: BLE001 - of a program that stopped anywhere
+        if interrupts(failure):
+            raise
+        return None
 
 
 _EAGER_CALLS = 16  # functions of one compiled function that are eager calls

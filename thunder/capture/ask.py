@@ -201,7 +201,7 @@ VIEWS = Question(
 )  # fmt: skip
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "{path} is another kind of tensor than before")
 FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
-HOOKLESS = Question("module_hooks", lambda m, _: hookless(m), "hookless({v})", IS, "{path} has hooks, or another call")
+HOOKLESS = Question("module_hooks", lambda m, _: hookless(m), "hookless({v})", IS, "{path} has hooks now")
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
 )

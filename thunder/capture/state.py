@@ -50,7 +50,8 @@ class Request:
     changing: path in words -> None, where earlier captures saw a write, or the values that a number had: numbers there
     stay symbolic, unless they are one of these values. overrides: tensors in the place of a module's parameters and
     buffers, by name. path: how decisions by data are answered, see `Path`. log: results of host calls that this
-    call has already made; capture adds its own. eager: capture adds functions around what it refuses.
+    call has already made; capture adds its own. eager: capture adds functions around what it refuses. failed: of a
+    capture that fails, the prologue that asks what the program had asked.
     """
 
     fn: Callable
@@ -62,6 +63,7 @@ class Request:
     path: tuple[Decision, ...] = ()
     log: Log = field(default_factory=Log)
     eager: EagerFunctions = field(default_factory=lambda: EagerFunctions())
+    failed: list[Callable | None] = field(default_factory=list)
 
     @property
     def original_stands_in(self) -> bool:
