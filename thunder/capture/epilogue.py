@@ -24,7 +24,7 @@ from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import GENERATORS, UNCHANGING, call_of, goes_on, is_global, made_of, native_new
+from thunder.capture.remade import GENERATORS, UNCHANGING, goes_on, is_global, made_of, native_new
 from thunder.capture.sources import MISSING, STEPS
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
@@ -156,20 +156,12 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _going_on(self, value) -> str:
-        """A generator or coroutine that has not been started is that of the same call outside, which runs as in eager
-        mode."""
-        c, remedy = self.c, "return a list or a tuple: list(...) of it"
-        call = call_of(value) if isinstance(value, GENERATORS) else None
+        remedy = "return a list or a tuple: list(...) of it"
         if isinstance(value, types.CoroutineType):
             value.close()  # nobody will await it
         if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
             remedy = "compile the functions that it calls, and await it outside"
-        compiled = c.request.fn.forward if isinstance(c.request.fn, torch.nn.Module) else c.request.fn
-        if call is None or call[0].__code__ is getattr(compiled, "__code__", None):
-            return c.refuse(f"a {operations.type_of(c, value).__name__} leaves the compiled function", remedy)
-        function, arguments, keywords = call
-        given = [*map(self.build, arguments), *(f"{name}={self.build(v)}" for name, v in keywords.items())]
-        return self.variable(value, f"{self.build(function)}({', '.join(given)})")
+        return self.c.refuse(f"a {operations.type_of(self.c, value).__name__} leaves the compiled function", remedy)
 
     def _other(self, value, t: type) -> str:
         if t is outside_hooks.OutsideHandle and not value.is_removed:

@@ -23,7 +23,6 @@ from thunder.core.proxies import NumberProxy, Proxy
 from thunder.interpreter import NULL, sequences
 from thunder.interpreter.attributes import BUILTINS, cell_value, in_python, type_attribute
 from thunder.interpreter.instructions import PLAIN
-from thunder.interpreter.machine import Frame
 
 
 def made_of(value, t: type) -> tuple | None:
@@ -59,35 +58,6 @@ def made_of(value, t: type) -> tuple | None:
 _CACHE: Any = functools.lru_cache(repr)  # without parentheses
 _DIRECT = _CACHE.cache_parameters.__qualname__
 GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-
-
-def call_of(value) -> tuple[types.FunctionType, list, dict] | None:
-    """(function, arguments, keywords) of the call that gave a generator or coroutine of the program, which has not been
-    started. None for others."""
-    if isinstance(value, types.GeneratorType):
-        frame, created = value.gi_frame, inspect.getgeneratorstate(value) == inspect.GEN_CREATED
-    elif isinstance(value, types.CoroutineType):
-        frame, created = value.cr_frame, inspect.getcoroutinestate(value) == inspect.CORO_CREATED
-    else:  # its first instruction stands before the first line
-        frame = value.ag_frame
-        created = frame is not None and frame.f_lineno == value.ag_code.co_firstlineno
-    interpreted = frame.f_locals.get("frame") if frame is not None else None
-    if not created or type(interpreted) is not Frame:
-        return None
-    function, code = interpreted.fn, interpreted.fn.__code__
-    names, count = code.co_varnames, code.co_argcount
-    values: dict[str, Any] = {
-        name: held.cell_contents if type(held) is types.CellType and name in code.co_cellvars else held
-        for name, held in interpreted.locals.items()
-    }
-    rest = iter(names[count + code.co_kwonlyargcount :])
-    arguments = [values[name] for name in names[:count]]
-    keywords = {name: values[name] for name in names[count : count + code.co_kwonlyargcount]}
-    if code.co_flags & inspect.CO_VARARGS:
-        arguments += values[next(rest)]
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        keywords |= values[next(rest)]
-    return function, arguments, keywords
 
 
 def _mapping(value: types.MappingProxyType) -> tuple:
