@@ -319,7 +319,9 @@ def test_torchscript_is_called_as_it_is(made):
     same_as_eager(Around(made(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))))
 
 
-@pytest.mark.parametrize("make", [list, lambda x: [x, x], lambda x: {"a": x}, lambda x: ([x],)], ids=str)
+@pytest.mark.parametrize(
+    "make", [list, lambda x: [x, x], lambda x: {"a": x}, lambda x: ([x],)], ids=["rows", "list", "dict", "tuple"]
+)
 def test_fresh_containers_are_opened(make):
     def inner(x):
         x.untyped_storage()
