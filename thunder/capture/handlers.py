@@ -12,6 +12,7 @@ import math
 import multiprocessing.process
 import operator
 import os
+import sys
 import threading
 import types
 import weakref
@@ -148,6 +149,17 @@ def _apply_function(c, f, args, kwargs):
 
 def _is_number(value) -> bool:
     return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
+
+
+def _make_autocast(c, f, args, kwargs):
+    """`torch.autocast(...)`: without a dtype it takes the one that is set, which is asked where the program has not set
+    it."""
+    made = call_native(c, f, args, kwargs)
+    if (args[1] if len(args) > 1 else kwargs.get("dtype")) is None:
+        asked = functools.partial(torch.get_autocast_dtype, made.device)
+        if asked() is c.same_settings.args[0].get(f"autocast's dtype on {made.device}"):
+            c.setting(c.const(asked, f"autocast's dtype on {made.device}").call("__call__"), asked())
+    return made
 
 
 def _leave_autocast(c, f, args, kwargs):
@@ -314,7 +326,8 @@ def install() -> None:
         multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
         contextvars.copy_context: _copy_context,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
+        torch.autocast: _make_autocast, torch.autocast.__exit__: _leave_autocast,
+        torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
         torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): _apply_function,
         torch.compiler.is_compiling: lambda c, f, a, k: c.compiling,
@@ -347,8 +360,17 @@ def install() -> None:
         **dict.fromkeys(_ELSEWHERE, _runs_elsewhere),
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
+    # what the user has put in the place of a function of a library is the user's Python
+    table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    return (function.__module__ or "torch").split(".")[0] not in _LIBRARIES
+
+
+_LIBRARIES = sys.stdlib_module_names | {"torch", "thunder", "numpy", "triton"}
 
 
 def _copy_context(c, f, args, kwargs):

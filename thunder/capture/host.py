@@ -103,6 +103,7 @@ class Capture(Host):
         self.path = self.recorder.decide = Path(self, request.path, request.log, own_arrays)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
+        self.patched, self.dispatch_modes = operations.patched_methods(), compat.dispatch_modes()
         self.levels: list = []  # of torch.func that the program has entered and not left
         self.differentiated: list = []  # those of `grad` that it has entered
         # of functions in modules that few programs import
@@ -180,6 +181,11 @@ class Capture(Host):
         context = self.recorder.context
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         cast = compat.autocast_state() if compat.any_autocast() else None
+        if compat.dispatch_modes() != self.dispatch_modes:
+            self.refuse(
+                "a dispatch mode is entered, which each operator that PyTorch runs goes to",
+                "enter it outside of the compiled function",
+            )
         depth = compat.function_modes()
         innermost = compat.function_mode_at(depth - 1) if depth else None
         if innermost is not self.function_mode:

@@ -33,8 +33,9 @@ from thunder.core.proxies import (
     TensorProxy,
     map_structure,
 )
-from thunder.errors import SharpEdgeError, SharpEdgeWarning, with_section
-from thunder.interpreter import NULL, sequences
+from thunder.core.symbol import is_outside
+from thunder.errors import CaptureError, SharpEdgeError, SharpEdgeWarning, with_section
+from thunder.interpreter import NULL, attributes, sequences
 from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, plain_attribute, type_attribute
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
@@ -97,6 +98,8 @@ _OF_HISTORY = {"is_leaf", "grad_fn"}
 
 def tensor_attribute(c, p: TensorProxy, n: str):
     """An attribute of a tensor, as user code sees it."""
+    if n in c.patched:
+        return attributes.bind(c, c.patched[n], c.recorder.memory.holder(p), kind_of(c, p), n)
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
@@ -128,6 +131,27 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return getattr(kind_of(c, p), n)
     c.synchronize()
     return getattr(c.recorder.latest(p) if n in _OF_HISTORY else p, n)
+
+
+def patched_methods() -> dict[str, Any]:
+    """What the user has put in the place of attributes of torch.Tensor, or beside them. A program is for those that
+    there are: their number is part of `modes_key`. Raises CaptureError for special methods: operators go to
+    PyTorch's."""
+    patched = {n: x for n, x in vars(torch.Tensor).items() if is_outside(_function_of(x))}
+    for name in patched:
+        if name.startswith("__") and hasattr(compat.TensorBase, name):
+            raise CaptureError(
+                f"torch.Tensor.{name} is replaced, and tensors are computed with by PyTorch's own",
+                remedy="put a torch-function mode around the call, which sees all operations",
+            )
+    return patched
+
+
+def _function_of(attribute: Any) -> Any:
+    """What runs where an attribute of a class is asked for, or called."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute if isinstance(attribute, types.FunctionType) else type(attribute)
 
 
 def kind_of(c, p: TensorProxy) -> type:

@@ -19,6 +19,7 @@ MODES = (
     "torch-function modes or default device",
     "placement of parameters, and no_sync,",
     "tracing by others",
+    "the number of attributes of torch.Tensor, some of which are the user's,",
     "the number of derivatives and implementations that were registered since programs were compiled",
 )
 _data_parallel: tuple | None = None
@@ -41,10 +42,12 @@ def note_registration() -> None:
 def modes_key() -> Callable[[], tuple]:
     """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast,
     torch-function modes, data parallelism, whether others trace or transform operations, which guards on tensors do not
-    tell, and the number of registrations."""
+    tell, registrations, and methods of torch.Tensor that the user has replaced: most are inherited, so that there are
+    more."""
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
     functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
+    methods = vars(torch.Tensor)
     grad, inference, dtype = torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype
 
     def key() -> tuple:
@@ -60,6 +63,7 @@ def modes_key() -> Callable[[], tuple]:
             or tracing() is not None
             or dispatch_modes()
             and _proxy_mode() is not None,
+            len(methods),
             _registrations,
         )
 
@@ -112,15 +116,18 @@ def without_function_modes():
 
 @contextlib.contextmanager
 def modes_restored():
-    """The block leaves settings, autocast and torch-function modes as it found them: a program that fails half
-    way leaves its own on."""
+    """The block leaves settings, autocast, torch-function and dispatch modes as they were before: a program that fails
+    half way leaves its own on."""
     with compat.DisableTorchFunction():
         depth, before, nesting = compat.function_modes(), compat.settings(), compat.autocast_nesting()
+    dispatching = compat.dispatch_modes()
     try:
         yield
     finally:
         while compat.function_modes() > depth:
             compat.pop_function_mode()
+        while compat.dispatch_modes() > dispatching:
+            compat.pop_dispatch_mode()
         with compat.DisableTorchFunction():
             compat.set_settings(before)
             for _ in range(compat.autocast_nesting() - nesting):

@@ -152,6 +152,8 @@ PRIVATE: Sequence[Private] = (
         "tensors", "operations on these raise"),
     Private("without_dispatch_modes", "torch.utils._python_dispatch._disable_current_modes", "probes of PyTorch that "
         "dispatch modes of the user's must not see", "they see them", contextlib.nullcontext),
+    Private("pop_dispatch_mode", "torch.utils._python_dispatch._pop_mode", "programs that enter dispatch modes, which "
+        "are refused", "the mode stays on"),
     Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
         "they see kernels of executors"),
     Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "

@@ -53,7 +53,8 @@ def _settings() -> dict[str, _Setting]:
     for kind in compat.AUTOCAST_KINDS:
         enable, choose = torch.set_autocast_enabled, torch.set_autocast_dtype
         found[f"autocast on {kind}"] = _of(torch.is_autocast_enabled, enable, kind, key=True)
-        found[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind, key=True)
+        # `modes_key` has it where autocast is on
+        found[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind)
     found["flush_denormal"] = _Setting(_flushes, torch.set_flush_denormal, True)
     for name in _FLAGS:
         read, write = getattr(C, f"_get_{name}", None), getattr(C, f"_set_{name}", None)

@@ -20,7 +20,7 @@ from thunder import compat
 from thunder.compat.names import NN_BINDINGS
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, is_outside
 from thunder.ops import infer
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
@@ -87,7 +87,10 @@ def torch_path(function: Callable) -> tuple[str, str] | None:
 
 
 def _means(function: Callable, meaning: Callable, over: Callable | None = None) -> None:
-    """Makes `meaning` what a torch function stands for. Raises ValueError where it stands for another operation."""
+    """Makes `meaning` what a torch function stands for, unless the user has put another one in its place. Raises
+    ValueError where it stands for another operation."""
+    if is_outside(function):
+        return
     before = _BY_TORCH.get(function)
     if before is not None and before is not meaning and before is not over:
         raise ValueError(

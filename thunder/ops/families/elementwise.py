@@ -221,11 +221,18 @@ LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
 LTORCH["abs"].check_in_place = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
-METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
-    LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")
-)
+METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"] = (LTORCH[n] for n in ("abs", "neg", "positive"))
 alias(torch.Tensor.__neg__)(LTORCH["neg"])
-alias(torch.Tensor.__invert__)(LTORCH["bitwise_not"])
+
+
+@alias(torch.Tensor.__invert__)
+def inverted(a):
+    if a.dtype.category >= 2:
+        raise TypeError("~ (operator.invert) is only implemented on integer and Boolean-type tensors")
+    return LTORCH["bitwise_not"](a)
+
+
+METHODS["__invert__"] = inverted
 
 
 @prim(lambda a, decimals: torch.round(a, decimals=decimals), name="round")

@@ -1,0 +1,133 @@
+"""State around a program that others have set: methods of PyTorch's classes that the user has replaced, dispatch modes
+inside, the dtype that autocast takes by default."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import thunder
+from thunder import compat
+
+X = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+
+PATCHED = {
+    "relu": (lambda x: x.relu() + 1, lambda s: s * 9),
+    "sum": (lambda x: x.sum(0, keepdim=True), lambda s, dim, keepdim: s * 5 if keepdim else s),
+    "shape": (lambda x: x * x.shape[0], property(lambda s: (11, 11))),
+    "mine": (lambda x: x.mine(), lambda s: s * 3),
+    "T": (lambda x: x.T, property(lambda s: s + 1)),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_method_of_tensors_that_the_user_has_replaced(name, compiled_before):
+    f, new = PATCHED[name]
+    compiled = thunder.jit(f, fallback="error")
+    if compiled_before and name != "mine":
+        torch.testing.assert_close(compiled(X), f(X))
+    for _ in range(2):
+        with mock.patch.object(torch.Tensor, name, new, create=True):
+            torch.testing.assert_close(compiled(X), f(X))
+            torch.testing.assert_close(compiled(X), f(X))
+        if name != "mine":
+            torch.testing.assert_close(compiled(X), f(X))
+    assert len(compiled.programs) <= 2
+
+
+@pytest.mark.parametrize("name", ["__add__", "__matmul__"])
+def test_an_operator_that_the_user_has_replaced(name):
+    f = lambda x: (x + 1) @ x  # noqa: E731
+    compiled = thunder.jit(f, fallback="eager")
+    compiled(X)
+    with mock.patch.object(torch.Tensor, name, lambda s, o: s * 100):
+        with pytest.raises(thunder.errors.CaptureError, match=f"torch.Tensor.{name} is replaced"):
+            thunder.jit(f, fallback="error")(X)
+        with pytest.warns(thunder.errors.FallbackWarning):
+            torch.testing.assert_close(compiled(X), f(X))
+    torch.testing.assert_close(compiled(X), f(X))
+
+
+def test_a_module_that_counts_what_is_assigned():
+    log, original = [], torch.nn.Module.__setattr__
+
+    def counting(self, name, value):
+        if name == "last":
+            log.append(name)
+        original(self, name, value)
+
+    class Assigns(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            self.last = torch.nn.ReLU()
+            return self.inner(x)
+
+    with mock.patch.object(torch.nn.Module, "__setattr__", counting):
+        compiled, seen = thunder.jit(Assigns(), fallback="error"), []
+        for n in (1, 1, 2, 2, 3):
+            compiled(torch.ones(n, 2))
+            seen.append(len(log))
+    assert seen == [1, 2, 3, 4, 5]
+
+
+class Doubles(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        return result * 2 if operation is torch.ops.aten.sin.default else result
+
+
+def test_a_dispatch_mode_inside():
+    def f(x):
+        with Doubles():
+            y = torch.sin(x)
+        return y + torch.sin(x)
+
+    with pytest.raises(thunder.errors.CaptureError, match="a dispatch mode is entered"):
+        thunder.jit(f, fallback="error")(X)
+    depth = compat.dispatch_modes()
+    compiled = thunder.jit(f, fallback="eager")
+    with pytest.warns(thunder.errors.FallbackWarning):
+        torch.testing.assert_close(compiled(X), f(X))
+    torch.testing.assert_close(compiled(X), f(X))
+    assert compat.dispatch_modes() == depth
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_operations_that_are_counted_inside():
+    def f(x):
+        with FlopCounterMode(display=False) as counter:
+            y = x @ x
+        return y, counter.get_total_flops()
+
+    assert thunder.jit(f, fallback="eager")(X)[1] == f(X)[1] > 0
+
+
+def test_the_dtype_that_autocast_takes_by_default():
+    def f(x):
+        with torch.autocast("cpu"):
+            y = x @ x
+        with torch.autocast("cpu", torch.float16):
+            return y, x @ x
+
+    compiled, before = thunder.jit(f, fallback="error"), torch.get_autocast_dtype("cpu")
+    try:
+        for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+            torch.set_autocast_dtype("cpu", dtype)
+            assert [y.dtype for y in compiled(X)] == [y.dtype for y in f(X)] == [dtype, torch.float16]
+            assert torch.get_autocast_dtype("cpu") is dtype
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+    assert len(compiled.programs) == 2
+
+
+def test_the_inverse_of_a_float():
+    with pytest.raises(TypeError, match="is only implemented on integer and Boolean-type tensors"):
+        thunder.jit(lambda x: ~x, fallback="error")(X)
