@@ -403,14 +403,21 @@ def test_another_process_finds_the_code_on_the_disk(driver, compiled, monkeypatc
     assert len(list(directory.glob("*.bin"))) == 2
 
 
-def test_a_failure_of_triton_reaches_the_caller(driver, monkeypatch):
+def test_where_triton_fails_the_operations_run_and_the_next_program_tries_again(driver, monkeypatch):
+    requests = []
+
     def fail(request):
-        raise ValueError("no such instruction")
+        requests.append(request)
+        raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(binary, "_compile", fail)
-    function = jit("fails")
-    with pytest.raises(ValueError, match="no such instruction"):
-        function(X, Y)
+    for number in (1, 2):
+        function = jit(f"fails {number}")
+        with pytest.warns(UserWarning, match="no kernel is compiled: no such instruction"):
+            result = function(X, Y)
+        binary.wait_for_kernels()
+        assert len(requests) == number
+        assert torch.equal(result, function(X, Y)) and len(requests) == number
 
 
 def test_without_triton_in_the_process(directory):

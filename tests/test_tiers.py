@@ -31,16 +31,16 @@ WAIT = 300  # seconds, after which something hangs
 
 
 class Ahead(FusionExecutor):
-    """Takes pointwise operations. Its regions take `seconds` by the clock of the tests, and are compiled when they may.
+    """Takes pointwise operations. Its regions are compiled when they may.
 
     ran: how many regions have run. strides: those that it was to compile for.
     """
 
     compiles_ahead = True
 
-    def __init__(self, name: str, seconds: float = 0.0, failure: Exception | None = None):
+    def __init__(self, name: str, failure: Exception | None = None):
         super().__init__(name)
-        self.seconds, self.failure, self.may = seconds, failure, threading.Event()
+        self.failure, self.may = failure, threading.Event()
         self.ran, self.strides = 0, {}
 
     def can_fuse(self, operation):
@@ -49,7 +49,6 @@ class Ahead(FusionExecutor):
     def fuse(self, region, counter):
         def run(*tensors):
             self.ran += 1
-            CLOCK.now += self.seconds
             values = dict(zip(region.inputs, tensors, strict=True))
             for operation in region.bound_symbols:
                 run_line(operation, values)
@@ -67,22 +66,9 @@ class Ahead(FusionExecutor):
             raise self.failure
 
 
-class Clock:
-    """Goes on when it is asked, so that a call without regions takes 1."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-CLOCK = Clock()
-
-
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    monkeypatch.setattr(tiers, "clock", CLOCK)
+def ends_idle(monkeypatch, tmp_path):
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     yield
     assert background.idle(WAIT)
 
@@ -94,8 +80,8 @@ def program(x):
 X = torch.randn(4, 6, dtype=torch.float64)
 
 
-def in_tiers(executor, f=program):
-    return thunder.jit(f, executors=[executor], tiers="background")
+def in_tiers(executor, f=program, call=5):
+    return thunder.jit(f, executors=[executor], tiers=call)
 
 
 def let(executor):
@@ -103,24 +89,50 @@ def let(executor):
     assert background.idle(WAIT)
 
 
-def test_calls_do_not_wait_and_the_faster_tier_stays():
-    executor = Ahead("faster", seconds=-0.5)
-    compiled = in_tiers(executor)
-    for _ in range(3):
-        assert torch.equal(compiled(X), program(X))
+@pytest.mark.parametrize("call", [2, 5])
+def test_kernels_take_over_at_the_nth_call(call):
+    executor = Ahead(f"call {call}")
+    compiled = in_tiers(executor, call=call)
+    assert torch.equal(compiled(X), program(X))
     entry = compiled.programs[0]
-    assert executor.ran == 0 and str(entry.tiers) == "first tier: the second tier is being compiled"
-    assert "faster" not in str(entry.forward) and "first tier" in repr(entry)
-    let(executor)
+    assert str(entry.tiers) == "first tier: the second tier is being compiled" and "first tier" in repr(entry)
+    let(executor)  # ready early: it waits for its call all the same
     assert executor.strides == {"x": (6, 1)}
-    for _ in range(4 * tiers.TIMED):
+    for number in range(2, call + 3):
         assert torch.equal(compiled(X), program(X))
-    assert entry.tiers.running == "second" and "faster: " in entry.tiers.reason
+        assert (executor.ran > 0) is (number >= call), number
+    assert entry.tiers.running == "second" and entry.tiers.reason == f"its kernels have taken over at call {call}"
     assert not isinstance(entry.computation_fn, tiers.Tiers)
     assert "ahead0(" in str(entry.forward) and thunder.cache_misses(compiled) == 1
-    before = executor.ran
-    compiled(X)
-    assert executor.ran > before
+
+
+def test_the_nth_call_waits():
+    executor = Ahead("late")
+    compiled = in_tiers(executor, call=3)
+    compiled(X), compiled(X)
+    assert executor.ran == 0
+    threading.Timer(0.2, executor.may.set).start()
+    assert torch.equal(compiled(X), program(X)) and executor.ran > 0 and executor.may.is_set()
+
+
+def test_none_never_fuses_and_0_waits_at_once():
+    executor = Ahead("at once")
+    executor.may.set()
+    never, at_once = in_tiers(executor, call=None), in_tiers(executor, call=0)
+    for _ in range(7):
+        never(X)
+    assert executor.ran == 0
+    assert torch.equal(at_once(X), program(X)) and executor.ran > 0
+
+
+def test_another_process_begins_with_kernels_on_disk():
+    executor = Ahead("on disk")
+    executor.keeps_kernels = True
+    executor.may.set()
+    first, again = in_tiers(executor), in_tiers(executor)
+    first(X)
+    assert background.idle(WAIT) and executor.ran == 0
+    assert torch.equal(again(X), program(X)) and executor.ran > 0
 
 
 @pytest.mark.parametrize("steps", [("forward", "backward"), ("forward", "forward"), ("served",)])
@@ -135,52 +147,24 @@ def test_passes_do_not_keep_the_first_step_waiting(monkeypatch, steps):
     assert len(submitted) == 1
 
 
-def test_a_tier_that_is_slower_is_given_back():
-    executor = Ahead("slower", seconds=0.5)
-    compiled = in_tiers(executor)
-    compiled(X)
-    let(executor)
-    for _ in range(4 * tiers.TIMED):
-        compiled(X)
-    entry = compiled.programs[0]
-    assert entry.tiers.running == "first" and "the second is slower" in entry.tiers.reason
-    before = executor.ran
-    assert before and torch.equal(compiled(X), program(X)) and executor.ran == before
-
-
-@pytest.mark.parametrize("seconds, stays", [(-0.5, "second"), (0.5, "first")])
-def test_a_step_is_measured_with_its_backward(seconds, stays):
-    executor = Ahead(f"steps {stays}", seconds)
-    compiled = in_tiers(executor)
-    for i in range(5 * tiers.TIMED):
-        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-        compiled(x).sum().backward(), program(y).sum().backward()
-        assert torch.equal(x.grad, y.grad)
-        if i == 1:
-            let(executor)
-    entry = compiled.programs[0]
-    assert entry.tiers.running == stays and ("ahead0(" in str(entry.backward)) is (stays == "second")
-
-
 def test_forward_and_backward_of_a_call_are_of_one_tier():
-    executor = Ahead("one tier", seconds=-0.5)
-    compiled, x = in_tiers(executor), X.clone().requires_grad_()
-    results = [compiled(x) for _ in range(tiers.TIMED + 2)]
+    executor = Ahead("one tier")
+    compiled, x = in_tiers(executor, call=4), X.clone().requires_grad_()
+    results = [compiled(x) for _ in range(3)]
     let(executor)
-    assert executor.ran == 0
     for y in results:
         y.sum().backward()
     assert executor.ran == 0
-    later = [compiled(x) for _ in range(4 * tiers.TIMED)]
+    y = compiled(x)
     assert compiled.programs[0].tiers.running == "second"
     before = executor.ran
-    later[-1].sum().backward()
-    assert executor.ran > before
+    y.sum().backward()
+    assert executor.ran > before > 0
 
 
 def test_what_cannot_be_compiled_stays_in_the_first_tier_with_one_warning():
     executor = Ahead("fails", failure=RuntimeError("no compiler likes it"))
-    compiled = in_tiers(executor)
+    compiled = in_tiers(executor, call=2)
     compiled(X)
     let(executor)
     with pytest.warns(UserWarning, match="stays in its first tier.*no compiler likes it") as found:
@@ -192,11 +176,11 @@ def test_what_cannot_be_compiled_stays_in_the_first_tier_with_one_warning():
 
 
 def test_a_new_shape_is_a_program_with_tiers_of_its_own():
-    executor = Ahead("shapes", seconds=-0.5)
-    compiled = in_tiers(executor)
+    executor = Ahead("shapes")
+    compiled = in_tiers(executor, call=3)
     compiled(X), compiled(X[:3])
     let(executor)
-    for _ in range(4 * tiers.TIMED):
+    for _ in range(3):
         compiled(X[:3])
     assert [e.tiers.running for e in compiled.programs] == ["first", "second"]
 
@@ -214,23 +198,23 @@ def test_a_program_that_is_gone_is_not_compiled():
 
 
 def test_options():
-    assert thunder.jit(program).options.tiers is tiers.TIERS_OPTIONS.WAIT
-    with pytest.raises(OptionError, match="valid: 'wait', 'background'"):
-        thunder.jit(program, tiers="later")
-    for options in ({"numerics": "eager"}, {"executors": []}, {"tiers": "wait"}):
-        compiled = thunder.jit(program, **({"tiers": "background"} | options))
+    assert thunder.jit(program).options.tiers == "automatic"
+    for wrong in ("later", -1, 2.5, True):
+        with pytest.raises(OptionError, match="valid: 'automatic', None, or the number of the call"):
+            thunder.jit(program, tiers=wrong)
+    for options in ({"numerics": "eager"}, {"executors": []}, {"tiers": "automatic"}, {"tiers": 0}, {"tiers": None}):
+        compiled = thunder.jit(program, **({"tiers": 5} | options))
         compiled(X)
         assert compiled.programs[0].tiers is None
 
 
 def test_symbolic_numbers_are_known_to_both_tiers():
-    executor = Ahead("numbers", seconds=-0.5)
-    compiled = thunder.jit(lambda x, n: program(x) * n, executors=[executor], tiers="background")
+    executor = Ahead("numbers")
+    compiled = thunder.jit(lambda x, n: program(x) * n, executors=[executor], tiers=5)
     executor.may.set()
-    for n in (*range(3, 9), *[5] * 4 * tiers.TIMED):
+    for n in (*range(3, 9), *[5] * 6):
         assert torch.equal(compiled(X, n), program(X) * n)
-        assert background.idle(WAIT)
-    assert {e.tiers.running for e in compiled.programs if e.calls > 4 * tiers.TIMED} == {"second"}
+    assert {e.tiers.running for e in compiled.programs if e.calls > 5} == {"second"}
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -245,7 +229,6 @@ pytestmark_inductor = pytest.mark.skipif(
 @pytestmark_inductor
 def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tiers, "TIMED", 1)
     from torch._dynamo.utils import counters
 
     misses = counters["inductor"]["fxgraph_cache_miss"]  # of this process, in which other tests ran
@@ -253,33 +236,27 @@ def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     def f(x, w):
         return torch.tanh((x @ w).sin() * 2 + x.exp().cos()) + 1
 
-    compiled = thunder.jit(f, tiers="background")
+    compiled = thunder.jit(f, executors=["inductor"], tiers=3)
     x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
     (want,) = torch.autograd.grad(f(x, w).sum(), w)
     assert torch.equal(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
     entry = compiled.programs[0]
-    assert background.idle(WAIT)
-    entry.tiers.first.forward[1:], entry.tiers.first.backward[1:] = [1e9], [1e9]  # nothing is slower
-    for _ in range(6):
-        torch.testing.assert_close(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
+    for _ in range(4):
+        torch.testing.assert_close(compiled(x, w), f(x, w))
     assert entry.tiers.running == "second" and "Inductor0(" in str(entry.forward)
     assert counters["inductor"]["fxgraph_cache_miss"] == misses
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w).sum(), w)[0], want)
 
-    # a cotangent that lies in memory otherwise: PyTorch runs the region until it is compiled for that
+    # a cotangent that lies in memory otherwise: the call waits for a compilation
     y = compiled(x, w)
     cotangent = torch.randn(8, 8).t()
     (want,) = torch.autograd.grad(f(x, w), w, cotangent)
     torch.testing.assert_close(torch.autograd.grad(y, w, cotangent)[0], want)
-    regions = [b.sym.fn for b in entry.backward.bound_symbols if isinstance(b.sym.fn, inductor.InductorRegion)]
-    assert regions and all(not region.waits for region in regions)
-    assert background.idle(WAIT)
-    assert sum(region.compilations for region in regions) > len(regions)
-    torch.testing.assert_close(torch.autograd.grad(compiled(x, w), w, cotangent)[0], want)
 
 
 @pytestmark_inductor
 def test_regions_of_symbolic_sizes_stay_in_the_first_tier():
-    compiled = thunder.jit(lambda x: (x.sin() * 2 + x.cos()).sum(0), tiers="background", dynamic=True)
+    compiled = thunder.jit(lambda x: (x.sin() * 2 + x.cos()).sum(0), executors=["inductor"], tiers=3, dynamic=True)
     compiled(X)
     assert background.idle(WAIT)
     for n in (3, 4, 5):

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch, sizes, variants
-from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
-from thunder.executors.triton_kernels.sizes import Atom, Extent, at_least, floor, quotient, value_of
+from thunder.executors.triton_kernels import launch, variants
+from thunder.kernels import sizes
+from thunder.kernels.index import Index, Variable, join, split, strides_of
+from thunder.kernels.sizes import Atom, Extent, at_least, floor, quotient, value_of
 
 from .test_dynamic_sizes import Net, gradients
 from .test_triton_fuser import DEVICE, Eager, fusions, within_bound

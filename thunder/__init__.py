@@ -35,7 +35,7 @@ _FROM = {
     "thunder.extend.passes": ("Pass", "PassList"),
     "thunder.inspect.queries": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
-        "last_epilogue_traces", "cache_option", "cache_hits",
+        "last_epilogue_traces", "last_kernels", "cache_option", "cache_hits",
         "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
         "print_last_interpreter_log", "last_compile_options",
         "last_recompile_reasons", "last_paths", "get_auto_registered_torch_op_names", "last_sharp_edges",

@@ -70,6 +70,7 @@ from thunder.inspect.queries import last_compile_options as last_compile_options
 from thunder.inspect.queries import last_epilogue_traces as last_epilogue_traces
 from thunder.inspect.queries import last_interpreted_instructions as last_interpreted_instructions
 from thunder.inspect.queries import last_interpreter_log as last_interpreter_log
+from thunder.inspect.queries import last_kernels as last_kernels
 from thunder.inspect.queries import last_paths as last_paths
 from thunder.inspect.queries import last_prologue_traces as last_prologue_traces
 from thunder.inspect.queries import last_recompile_reasons as last_recompile_reasons

@@ -20,12 +20,12 @@ from thunder.extend.passes import Pass, PassList, resolve_passes
 from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
+    AUTOMATIC,
     CACHE_OPTIONS,
     FALLBACK_OPTIONS,
     NUMERICS_OPTIONS,
     RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
-    TIERS_OPTIONS,
     DebugOptions,
     JitOptions,
     check_compile_options,
@@ -53,7 +53,7 @@ def jit(
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
-    tiers: TIERS_OPTIONS | str | None = None,
+    tiers: int | str | None = AUTOMATIC,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -79,9 +79,10 @@ def jit(
     layouts (a view that was overwritten is read as a new tensor): only executors and transforms that say they are
     `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
-    tiers: "wait" (the default), or "background": calls run PyTorch's kernels until those of fusion executors are
-    compiled in other processes. On the CPU these are the executor inductor's, which need not be named, and they stay
-    where they are faster. Results change by rounding when they come in.
+    tiers: the number of the call from which on a program runs compiled kernels; calls before it run PyTorch's, while
+    those of fusion executors are compiled in the background. 5 is a good number, 0 waits at the first call, None never
+    fuses. On the CPU these are the executor cpp's, which need not be named. Results change by rounding at that call.
+    "automatic" (the default): the executors run as they are from the first call on.
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms, or where parameters are replaced, it is always an

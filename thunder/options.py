@@ -17,7 +17,7 @@ __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
     "resolve_dynamic", "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "resolve_tiers", "TIERS_OPTIONS", "RECOMPILE_WARNING_LIMIT", "cache_directory",
+    "resolve_numerics", "resolve_rng", "resolve_tiers", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
 
@@ -65,13 +65,7 @@ class RNG_OPTIONS(enum.Enum):
     FUSED = "fused"
 
 
-class TIERS_OPTIONS(enum.Enum):
-    """When a compiler's kernels come in."""
-
-    WAIT = "wait"  # it waits: the program runs as it is meant to from the first call on
-    # it runs PyTorch's kernels, and so do the next ones until regions are compiled, in the background; those come in
-    # between calls, where they are faster
-    BACKGROUND = "background"
+AUTOMATIC = "automatic"  # of `tiers`: the executors run as they are from the first call on
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
@@ -111,7 +105,7 @@ def environment_of_children() -> dict[str, str]:
 
 CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled kernels are kept from process to process")
 C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler of prologues' checks and of Triton's launches")
-CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
+CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of kernels on the CPU")
 INDUCTOR_CACHE_DIR = EnvironmentOption(
     "TORCHINDUCTOR_CACHE_DIR", str, None, "Inductor's own cache, which processes share"
 )
@@ -319,9 +313,14 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
     return rng
 
 
-def resolve_tiers(given: TIERS_OPTIONS | str | None) -> TIERS_OPTIONS:
-    """Raises OptionError, which names the valid values, for anything else."""
-    return TIERS_OPTIONS.WAIT if given is None else _resolve(TIERS_OPTIONS, given, "tiers")
+def resolve_tiers(given: Any) -> int | str | None:
+    """Raises OptionError for anything but a number of calls, None and "automatic"."""
+    if given is None or given == AUTOMATIC or type(given) is int and given >= 0:
+        return given
+    raise OptionError(
+        f"tiers={given!r} is not an option; valid: {AUTOMATIC!r}, None, or the number of the call that has compiled "
+        "kernels: 5; 0: the first one waits for them"
+    )
 
 
 _INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
@@ -419,7 +418,7 @@ class JitOptions:
     passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
-    tiers: TIERS_OPTIONS = TIERS_OPTIONS.WAIT
+    tiers: int | str | None = AUTOMATIC
     debug: DebugOptions = field(default_factory=DebugOptions)
     default_executors: bool = True
     device: Any = None

@@ -88,6 +88,11 @@ class FusedFunction:
     scratch_bytes: int = 0
     over: Mapping[int, int] = MappingProxyType({})
 
+    @property
+    def description(self) -> str:
+        """What people read to understand the kernels: at least their text."""
+        return self.source
+
     def layout(self, strides: tuple) -> list[tuple] | None:
         """The strides of the results for inputs of these strides; None where that is not known."""
         return None

@@ -24,7 +24,7 @@ from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_v
 from thunder.core.regions import FusedFunction
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.executors.triton_kernels.index import strides_of
+from thunder.kernels.index import strides_of
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.collectives import all_reduce_together
 from thunder.ops.layout import is_dense, run_line

@@ -42,7 +42,6 @@ from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.binary import binary_of, wait_for_kernels
 from thunder.executors.triton_kernels.by_strides import ByStrides
 from thunder.executors.triton_kernels.compiling import Request
-from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.launcher import (
     ALIGNMENT,
     POINTERS,
@@ -54,6 +53,7 @@ from thunder.executors.triton_kernels.launcher import (
     interpreting,
     launch_line,
 )
+from thunder.kernels.index import strides_of
 
 Settings = tuple[tuple[int, ...], tuple[Any, ...], int]  # numbers of programs, numbers behind the tensors, warps
 
@@ -97,7 +97,7 @@ class Handwritten:
 class CompilesKernels:
     """Of an executor whose `expect` starts its kernels: other ones run in the first of two tiers."""
 
-    compiles_ahead = True
+    compiles_ahead = keeps_kernels = True
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
         wait_for_kernels()

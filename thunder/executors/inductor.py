@@ -127,8 +127,6 @@ class InductorExecutor(FusionExecutor):
             self._last = weakref.ref(program)
             for region in regions:
                 region.program = self._last
-        for region in regions:
-            region.waits = True
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
         state, before = (_threads(), _deterministic()), None
@@ -169,8 +167,7 @@ class InductorRegion(FusedFunction):
     Inductor compiles kernels for the strides of inputs and the number of threads; `compilations` counts that. over: by
     place of an output, the place of the input that it may be written over; Inductor decides when it knows the strides.
     program: the last program with the region. A call of one of its regions compiles all of them, by as many C++
-    compilers at a time as Inductor allows. waits: whether a call waits for the compiler; otherwise PyTorch runs the
-    region while it is compiled in the background.
+    compilers at a time as Inductor allows.
     """
 
     def __init__(self, region: Region, over: dict[int, int] | None = None):
@@ -181,9 +178,7 @@ class InductorRegion(FusedFunction):
         self._usual: dict[tuple, tuple[Callable, Callable]] = {}
         self._overwriting: dict[tuple, InductorRegion] = {}
         self.program: Callable[[], _Program | None] = _nothing
-        self.waits = True
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
-        self._ahead: set[tuple] = set()  # keys of what is compiled in the background
 
     @property
     def source(self) -> str:  # type: ignore[override]
@@ -216,9 +211,6 @@ class InductorRegion(FusedFunction):
             return self(*[t.resolve_neg() for t in tensors])
         key = (*state, *[t.stride() for t in tensors])
         run = self._variants.get(key)
-        if run is None and not self.waits and key not in self._begun:
-            self._later(key, tensors)
-            return self._run_by_pytorch([*tensors])
         if run is None:
             with _ONE_AT_A_TIME:
                 if (run := self._variants.get(key)) is None:
@@ -261,21 +253,6 @@ class InductorRegion(FusedFunction):
             with compat.compile_lock, _ONE_AT_A_TIME:
                 self.begin(key, tensors)[2]()
         return self._begun[key]
-
-    def _later(self, key: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """Compiles the region for unexpected strides in the background. Where that fails, PyTorch continues to run
-        it."""
-        if key not in self._ahead:
-            self._ahead.add(key)
-            mode = compat.FakeTensorMode()
-            with compat.DisableTorchFunction(), mode:
-                examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
-
-            def job() -> None:
-                with contextlib.suppress(RuntimeError):
-                    self.begin_elsewhere(key, examples)
-
-            background.submit(job)
 
     def _run_by_pytorch(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -347,7 +324,7 @@ class _Program:
         for operation in self.trace.bound_symbols:
             region = operation.sym.fn if isinstance(operation.sym.fn, InductorRegion) else None
             if region is not None:
-                region.waits, region.program = bool(region._begun or region._variants), _nothing
+                region.program = _nothing
             with contextlib.suppress(Exception) if region is None else contextlib.nullcontext():
                 with compat.DisableTorchFunction(), torch.no_grad(), compat.quiet_fake_tensors():
                     self._follow(operation, state, InductorRegion.begin_elsewhere)

@@ -14,8 +14,8 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.errors import MissingImplementationError
 from thunder.executors.triton_kernels.numbers import Numbers
-from thunder.executors.triton_kernels.sizes import Extent, value_of
 from thunder.executors.triton_kernels.strides import fit, strides_in_words
+from thunder.kernels.sizes import Extent, value_of
 from thunder.ops.layout import run_line
 
 MOST = 8  # variants of a region; what fits none of so many runs by PyTorch's kernels

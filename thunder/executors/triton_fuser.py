@@ -28,7 +28,6 @@ from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.sizes import Undecided
 from thunder.executors.triton_kernels.thin_products import (
     is_thin_layer,
     is_thin_product,
@@ -38,6 +37,7 @@ from thunder.executors.triton_kernels.thin_products import (
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
+from thunder.kernels.sizes import Undecided
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
@@ -187,17 +187,15 @@ class TritonFuser(FusionExecutor):
     def expect(self, trace: Trace) -> None:
         """Compiles kernels in the background, for the strides that inputs of regions will have."""
         known = self._strides.setdefault(trace.names, dict(trace.info.strides))
-        for region, strides in expected_strides(trace, known):
-            region.waits = True
+        for region, strides in expected_strides(trace, known, FusedRegion):
             region.expect(strides)
 
-    compiles_ahead = True
+    compiles_ahead = keeps_kernels = True
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
         for trace in (forward, backward):
             for operation in trace.bound_symbols if trace is not None else ():
                 if isinstance(region := operation.sym.fn, FusedRegion):
-                    region.waits = False
                     region.finish()
 
     def as_text(self, function: Callable) -> dict | None:

@@ -154,6 +154,8 @@ class Executor:
     def expect(self, trace: Trace) -> None:
         """Told of each program that was compiled with this executor, before it runs for the first time."""
 
+    keeps_kernels = False  # whether another process finds on disk what this one has compiled ahead
+
     compiles_ahead = False  # whether `compile_ahead` does something, so that programs need not wait for its compiler
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
@@ -378,8 +380,8 @@ def _load() -> None:
 
 
 _OWN = (
-    "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec "
-    "sdpaex float8 few_bits"
+    "torchex pythonex inductor cpp_fuser triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex "
+    "matvec sdpaex float8 few_bits"
 )
 
 

@@ -9,6 +9,7 @@ from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats, Traces
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.paths import Decision
+from thunder.core.regions import FusedFunction
 from thunder.core.symbol import OpTags
 from thunder.interpreter import interpreted_instructions, interpreter_log, print_log
 from thunder.options import CACHE_OPTIONS
@@ -70,6 +71,19 @@ def last_traces(fn: Any) -> Traces:
 def last_backward_traces(fn: Any) -> Traces:
     """The backward traces of the last call; empty where nothing required grad."""
     return Traces(_called(fn).stats.last_backward_traces)
+
+
+def last_kernels(fn: Any) -> dict[str, str]:
+    """The kernels that the last call ran, by the name of their region in the trace ("backward" before those of a
+    backward): for the executor cpp the program in the kernel IR, the schedule with its predicted bytes and
+    microseconds, and the source."""
+    stats = _called(fn).stats
+    return {
+        f"{prefix}{b.sym.name}": b.sym.fn.description
+        for prefix, traces in (("", stats.last_traces), ("backward ", stats.last_backward_traces))
+        for b in (traces[-1].bound_symbols if traces else ())
+        if isinstance(b.sym.fn, FusedFunction)
+    }
 
 
 def last_prologue_traces(fn: Any) -> Traces:

@@ -108,6 +108,11 @@ def elsewhere(job: Any) -> None:
     _BACKGROUND.elsewhere(job)
 
 
+def has_ended() -> bool:
+    """Whether the program ends, so that no job runs any more."""
+    return _BACKGROUND.ended
+
+
 def idle(timeout: float | None = None) -> bool:
     """Waits until no job is left. Returns whether that is so."""
     return _BACKGROUND.idle(timeout)

@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ _ONE_AT_A_TIME = threading.Lock()
 @functools.cache
 def _temporary_directory() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="thunder")
+
+
+def _after_fork() -> None:
+    """The directory is another process's, which removes it: a child that ends leaves it, and has one of its own."""
+    global _ONE_AT_A_TIME
+    _ONE_AT_A_TIME = threading.Lock()
+    if _temporary_directory.cache_info().currsize:
+        weakref.finalize.detach(_temporary_directory()._finalizer)  # type: ignore[attr-defined]
+        _OF_PARENTS.append(_temporary_directory())
+        _temporary_directory.cache_clear()
+        _trusted.cache_clear()
+
+
+_OF_PARENTS: list[tempfile.TemporaryDirectory] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _temporary() -> Path:

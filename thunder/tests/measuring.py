@@ -34,7 +34,7 @@ __all__ = [
     "turns",
 ]
 
-SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor", "thunder_tiers", "thunder_again")
+SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_cpp", "thunder_inductor", "thunder_tiers", "thunder_again")
 
 
 def cxx_compiler() -> str | None:
@@ -48,11 +48,11 @@ def compile_with(system: str, fn: Callable) -> Callable:
         return fn
     if system == "torch.compile":
         return torch.compile(fn)
-    if system in ("thunder", "thunder_inductor", "thunder_tiers", "thunder_again"):
+    if system in SYSTEMS:
         import thunder
 
-        tiers = "background" if system == "thunder_tiers" else "wait"
-        return thunder.jit(fn, executors=["inductor"] if system == "thunder_inductor" else None, tiers=tiers)
+        executors = [system.removeprefix("thunder_")] if system in ("thunder_cpp", "thunder_inductor") else None
+        return thunder.jit(fn, executors=executors, tiers=5 if system == "thunder_tiers" else "automatic")
     raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
 
 

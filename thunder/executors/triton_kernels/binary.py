@@ -78,6 +78,9 @@ def _work(jobs: queue.SimpleQueue[tuple[Request, Future[Binary]]]) -> None:
         try:
             made.set_result(_binary(request))
         except BaseException as error:  # noqa: BLE001  it is raised where the kernel is needed
+            with _lock:  # the next one that asks tries again
+                if _requested.get(request) is made:
+                    del _requested[request]
             made.set_exception(error)
         del request, made
 

@@ -39,10 +39,7 @@ class ByStrides(FusedFunction):
         key = self._strides(tensors, numbers)
         run = self._variants.get(key)
         if run is None:
-            run = self._first(key, args)
-            if run is None:
-                return self.by_operations(*args)
-            self._variants[key] = run
+            run = self._variants[key] = self._first(key, args)
             check = self._check(key, tensors)
             self._usual = None if check is None else (check, run)
         return run(*args)
@@ -60,8 +57,8 @@ class ByStrides(FusedFunction):
         return tuple([t.stride() for t in tensors])
 
     @abstractmethod
-    def _first(self, key: tuple, args: tuple) -> Callable | None:
-        """The function for new strides, which a call with these arguments has; None while it is compiled."""
+    def _first(self, key: tuple, args: tuple) -> Callable:
+        """The function for new strides, which a call with these arguments has."""
 
     def by_operations(self, *args) -> list[torch.Tensor]:
         """The call by PyTorch's operations."""

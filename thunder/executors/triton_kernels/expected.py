@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -16,9 +17,8 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.executors.triton_kernels.index import strides_of
-from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.executors.triton_kernels.layout import Tensors, elementwise_strides, follow
+from thunder.kernels.index import strides_of
 from thunder.ops.layout import is_dense, padded_strides
 
 
@@ -37,20 +37,20 @@ class _Expected(Tensors):
         return self[p]
 
 
-def expected_strides(trace: Trace, known: dict[str, tuple]) -> Iterator[tuple[FusedRegion, tuple]]:
-    """The regions of a program that runs, in order, with the strides of their inputs. known: strides by name, of
-    arguments; those of the program's values that are not row-major are added."""
+def expected_strides(trace: Trace, known: dict[str, tuple], kind: type[Any]) -> Iterator[tuple[Any, tuple]]:
+    """The regions of a kind in a program that runs, in order, with the strides of their inputs. known: strides by name,
+    of arguments; those of the program's values that are not row-major are added."""
     values = _Expected(trace, known)
     with compat.DisableTorchFunction(), torch.no_grad():
         for operation in trace.bound_symbols:
             region = operation.sym.fn
-            if isinstance(region, FusedRegion) and not region.numbers.names:
+            if isinstance(region, kind) and not region.region.numbers:
                 strides = tuple(values[p].stride() for p in operation.inputs)  # type: ignore[index]
                 yield region, strides
                 for o, found in zip(operation.outputs, region.layout(strides), strict=True):
                     values.make(o, found)  # type: ignore[arg-type]
                 continue
-            if isinstance(region, FusedRegion):
+            if isinstance(region, kind):
                 yield region, region.usual_strides()
             with contextlib.suppress(Exception):  # it is a guess
                 if not _is_followed(operation, values):

@@ -27,7 +27,9 @@ def _power(a: str, exponent: str) -> str:
     n = float(exponent)
     if n in (0.5, -0.5):
         return f"_sqrt({a})" if n > 0 else f"_rsqrt({a})"
-    product = " * ".join([a] * int(abs(n))) or f"{a} * 0 + 1"
+    if not n:
+        return f"tl.where({a} == {a}, 1.0, 1.0)"  # of nan and infinity as well
+    product = " * ".join([a] * int(abs(n)))
     return f"1.0 / ({product})" if n < 0 else product
 
 
@@ -63,8 +65,7 @@ FUNCTIONS: dict[str, Function] = {
     "sqrt": Function("_sqrt({})", work=8), "rsqrt": Function("_rsqrt({})", work=6), "floor": Function("tl.floor({})"),
     "ceil": Function("tl.ceil({})"),
     "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
-    "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, "
-        "1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
+    **dict.fromkeys(("sgn", "sign"), Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))")),  # 0 of nan
     "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY),
     "isfinite": Function("tl.abs({}) < " + _INFINITY),
     "eq": Function("{} == {}", _ANY), "ne": Function("{} != {}", _ANY), "lt": Function("{} < {}", _NUMBERS),

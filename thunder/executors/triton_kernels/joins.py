@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thunder.executors.triton_kernels.index import join, split, strides_of
-from thunder.executors.triton_kernels.sizes import Extent, hint, quotient
 from thunder.executors.triton_kernels.values import Place, Program, Value
+from thunder.kernels.index import join, split, strides_of
+from thunder.kernels.sizes import Extent, hint, quotient
 
 MOST = 16  # parts of a result
 PIECES = 4  # of a value that chooses inside

@@ -15,17 +15,16 @@ from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
+from thunder.errors import warn_user
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.by_strides import ByStrides, launch_as_text, own_results
 from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
-from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.launcher import ALIGNMENT, Launch, function_text, interpreting
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
-from thunder.executors.triton_kernels.sizes import Atom, Extent, Undecided, hint
 from thunder.executors.triton_kernels.source import HEADER, Source, joined
 from thunder.executors.triton_kernels.strides import (
     fit,
@@ -39,6 +38,8 @@ from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
 from thunder.executors.triton_kernels.variants import Compiled, Interpreted
 from thunder.extend.fusion import TooLarge
+from thunder.kernels.index import strides_of
+from thunder.kernels.sizes import Atom, Extent, Undecided, hint
 from thunder.ops.layout import padded_strides, run_line
 
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
@@ -60,8 +61,7 @@ class FusedRegion(ByStrides):
     of sizes.
 
     over: by place of an output, the place of the input that it is written over if both have the same strides; see
-    `writing_over`. waits: for kernels of strides that were not expected; PyTorch's operations run otherwise, until
-    there are some. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
+    `writing_over`. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
 
     Raises TooLarge for a region that has to be split.
     """
@@ -92,7 +92,6 @@ class FusedRegion(ByStrides):
         self.schedules = {self._order(self.usual_strides()): self.schedule}
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self.waits = True
         self._expected: dict[tuple, Compiled] = {}  # by strides
         if region.numbers:
             self._sources(self.usual_strides())  # raises Undecided
@@ -270,7 +269,7 @@ class FusedRegion(ByStrides):
             *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
         ]
 
-    def _first(self, key: tuple, args: tuple) -> Callable | None:
+    def _first(self, key: tuple, args: tuple) -> Callable:
         """The function for new strides."""
         if self.autotune:
             with torch.cuda.device(self.device):
@@ -279,11 +278,16 @@ class FusedRegion(ByStrides):
                 variant = Compiled(self, key, tiles=tiles)
         else:
             variant = self._expected.get(key) or (Interpreted if self.interpreted else Compiled)(self, key)
-        if not self.waits and isinstance(variant, Compiled) and not variant.is_compiled:
-            self._expected[key] = variant
-            return None
         self._expected.pop(key, None)
-        launch = self.launches[key] = variant.launch()
+        try:
+            launch = variant.launch()
+        except RuntimeError as error:
+            if self.over:  # the program reads what is written over
+                raise
+            names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
+            warn_user(f"PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
+            return self.by_operations
+        self.launches[key] = launch
         return launch.function(self.device, self.called())
 
     def unusual(self, *args) -> list[torch.Tensor]:

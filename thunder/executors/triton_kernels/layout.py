@@ -19,8 +19,8 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.values import primitive
+from thunder.kernels.index import strides_of
 from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

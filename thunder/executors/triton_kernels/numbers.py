@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from thunder.core.proxies import NumberProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbolic import Expression
-from thunder.executors.triton_kernels.sizes import Atom, Extent
+from thunder.kernels.sizes import Atom, Extent
 
 _ANY = -(2**63)  # the least number there is
 

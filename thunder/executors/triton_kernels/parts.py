@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.sizes import Atom
 from thunder.executors.triton_kernels.values import Value
+from thunder.kernels.sizes import Atom
 
 ALIGNED = 16
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
-from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Place, Value, sources
+from thunder.kernels.index import Index, Variable, join, split, strides_of
+from thunder.kernels.sizes import Extent, hint
 
 PROBED = 1000  # bound on the values that the search for an order visits
 

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT, bool8
-from thunder.executors.triton_kernels.index import Index, Variable
 from thunder.executors.triton_kernels.literals import compute_type
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.reduction_places import Space, Strides, memory_order, space_of
-from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.values import Program, Value, in_order, sources
+from thunder.kernels.index import Index, Variable
+from thunder.kernels.sizes import Extent, hint
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number

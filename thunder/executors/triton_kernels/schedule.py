@@ -18,7 +18,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from thunder.core.dtypes import FLOAT
 from thunder.executors.triton_kernels.adds import at_home, start_and_add
 from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.reduction_places import (
     Space,
@@ -28,10 +27,11 @@ from thunder.executors.triton_kernels.reduction_places import (
     space_of,
 )
 from thunder.executors.triton_kernels.reductions import LAUNCH, fits, with_steps
-from thunder.executors.triton_kernels.sizes import Extent, hint
 from thunder.executors.triton_kernels.strides import ordered
 from thunder.executors.triton_kernels.values import Place, Program, Value, in_order, indexed_place, sources
 from thunder.extend.fusion import TooLarge
+from thunder.kernels.index import Index, Variable, join, split, strides_of
+from thunder.kernels.sizes import Extent, hint
 
 LIMIT = 4000  # values at places, in all kernels of a region
 WORK = 1 << 27  # instructions of elements that are done in that time, about

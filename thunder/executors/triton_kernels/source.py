@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.parts import Member, joined_text
-from thunder.executors.triton_kernels.sizes import Atom, Extent
 from thunder.executors.triton_kernels.values import Value
+from thunder.kernels.sizes import Atom, Extent
 
 HEADER = "import triton\nimport triton.language as tl\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from thunder.executors.triton_kernels.sizes import Extent, hint, text, tuple_text, value_of
+from thunder.kernels.sizes import Extent, hint, text, tuple_text, value_of
 
 Strides = tuple[int | Extent, ...]
 

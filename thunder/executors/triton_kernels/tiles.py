@@ -7,7 +7,7 @@ from typing import NamedTuple
 from thunder.executors.triton_kernels.reduction_places import along_memory
 from thunder.executors.triton_kernels.reductions import REDUCED
 from thunder.executors.triton_kernels.schedule import Kernel
-from thunder.executors.triton_kernels.sizes import Extent, hint
+from thunder.kernels.sizes import Extent, hint
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
 # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block

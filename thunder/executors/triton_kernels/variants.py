@@ -12,7 +12,6 @@ from thunder import compat
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.expressions import LIMIT, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
-from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.launcher import (
     POINTERS,
     Launch,
@@ -23,9 +22,10 @@ from thunder.executors.triton_kernels.launcher import (
     launch_line,
 )
 from thunder.executors.triton_kernels.numbers import Scalar
-from thunder.executors.triton_kernels.sizes import at_least, text, tuple_text
 from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
+from thunder.kernels.index import strides_of
+from thunder.kernels.sizes import at_least, text, tuple_text
 from thunder.ops.torch_types import to_torch_dtype
 
 
@@ -164,12 +164,6 @@ class Compiled(Variant):
             )
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether no kernel has to be waited for. A call that a CUDA graph records waits: it would record what runs in
-        their place."""
-        return all(b.done() for b in self.binaries) or torch.cuda.is_current_stream_capturing()
 
     def launches(self) -> list[Callable[[], None]]:
         """A launch of each kernel, on zeros, which are indices as well: for measuring."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunder.executors.triton_kernels.sizes import (
+from thunder.kernels.sizes import (
     Extent,
     Undecided,
     at_least,

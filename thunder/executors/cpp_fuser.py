@@ -1,0 +1,331 @@
+"""The executor cpp: regions of operations on the CPU as C++ kernels of `thunder.kernels`.
+
+    thunder.jit(model, executors=["cpp"])
+
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = Kernels0(a, b)`, the two operations as
+comments below; `thunder.last_kernels(jitted)` shows the kernels. PyTorch runs matrix products, attention, random
+operations, and regions that it is predicted to run faster. The system's C++ compiler makes the kernels; without one
+PyTorch runs everything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import nbytes, tensors_in
+from thunder.core.proxies import TensorProxy
+from thunder.core.regions import FusedFunction, Region
+from thunder.core.symbol import BoundSymbol, Names, OpTags
+from thunder.core.trace import Trace
+from thunder.errors import warn_user
+from thunder.executors.triton_kernels.expected import expected_strides
+from thunder.executors.triton_kernels.layout import layout_of
+from thunder.extend import register_executor
+from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
+from thunder.kernels import cpp, lower, schedule
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import strides_of
+from thunder.kernels.ir import Program
+from thunder.kernels.machine import Machine
+from thunder.kernels.measure import machine
+from thunder.ops.layout import run_line
+from thunder.ops.torch_types import to_torch_dtype
+
+
+class CppFuser(FusionExecutor):
+    """Takes operations that decompose into the rows of `thunder.kernels.lower`, on the CPU.
+
+    always: whether it runs regions that PyTorch is predicted to run faster as well.
+    """
+
+    capturable = owns_results = compiles_ahead = keeps_kernels = True
+
+    def __init__(self, name: str, always: bool = False):
+        super().__init__(name, version=torch.__version__)
+        self.always = always
+        # by the names of a program: the strides of the forward's values, which its backward reads
+        self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
+
+    def unavailable(self) -> str | None:
+        return cpp.unavailable()
+
+    def runs_on(self, kinds: set[str]) -> bool:
+        return "cpu" in kinds and cpp.unavailable() is None
+
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+        return (
+            bool(tensors)
+            and all(t.device.type == "cpu" for t in tensors)
+            and fusible(operation)
+            and lower.lowers(operation)
+            and cpp.unavailable() is None
+        )
+
+    def is_cheap(self, operation: BoundSymbol) -> bool:
+        """Whether recomputing it takes less than reading it: nothing that reduces, and no exponential."""
+        return all(_is_cheap(p) for p in lower.primitives(operation))
+
+    def keeps(self, operation: BoundSymbol) -> bool:
+        """On a CPU a pass over memory costs much, and memory little."""
+        return operation.outputs[0].device.type == "cpu"
+
+    def should_fuse(self, region: Region) -> bool:
+        return bool(region.outputs) if self.always else len(computing(region)) > 1
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol:
+        run = self.once(region, lambda: KernelRegion(region))
+        if run.seconds >= run.eager_seconds and not self.always:
+            raise Unfused("PyTorch's kernels are predicted to be faster")
+        return self.register_temporary_operation(
+            f"Kernels{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+        )
+
+    def expect(self, trace: Trace) -> None:
+        """Begins to compile kernels for the strides that inputs of regions will have."""
+        self._begin(trace, dict(trace.info.strides))
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        regions = self._begin(forward, strides)
+        if backward is not None:
+            regions += self._begin(backward, strides)
+        for region in regions:
+            region.finish()
+
+    def _begin(self, trace: Trace, strides: dict[str, tuple]) -> list[KernelRegion]:
+        known = self._strides.setdefault(trace.names, dict(strides))
+        regions = []
+        for region, inputs in expected_strides(trace, known, KernelRegion):
+            region.expect(inputs)
+            regions.append(region)
+        return regions
+
+
+def _is_cheap(primitive: BoundSymbol) -> bool:
+    row = lower.ROWS[primitive.sym.id]
+    function = FUNCTIONS.get(primitive.sym.name)
+    return row not in lower.DEAR_ROWS and (function is None or function.rate == "simple")
+
+
+class KernelRegion(FusedFunction):
+    """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
+
+    Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made.
+    """
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.program: Program = lower.lowered(region)
+        self.machine = machine()
+        self._schedules: dict[tuple, tuple[list[schedule.Kernel], list[tuple]]] = {}
+        self._libraries: dict[tuple, Future] = {}
+        self._variants: dict[tuple, Callable] = {}
+        self._usual: tuple[Callable, Callable] | None = None
+        usual = tuple(strides_of(p.shape) for p in region.inputs)  # type: ignore[union-attr]
+        try:
+            kernels, _ = self.scheduled(usual)
+        except schedule.TooComplex as error:
+            raise Unfused(str(error)) from None
+        self.seconds = sum(k.seconds for k in kernels) + self.machine.call * 3
+        self.eager_seconds = seconds_of_operations(region, self.machine)
+        self._shown = usual
+
+    def scheduled(self, strides: tuple) -> tuple[list[schedule.Kernel], list[tuple]]:
+        """The kernels for inputs of these strides, and the strides of the results."""
+        if strides not in self._schedules:
+            layout = layout_of(self.region, strides)
+            of_buffers = dict(zip(self.program.inputs, strides, strict=True))
+            for store in self.program.stores:
+                if store.buffer.kind == "output":
+                    of_buffers[store.buffer] = layout[store.buffer.number]
+            threads = torch.get_num_threads()
+            self._schedules[strides] = (
+                schedule.scheduled(self.program, of_buffers, self.machine, threads), layout
+            )  # fmt: skip
+        return self._schedules[strides]
+
+    def layout(self, strides: tuple) -> list[tuple]:
+        return self.scheduled(strides)[1]
+
+    @property
+    def kernels(self) -> int:  # type: ignore[override]
+        return len(self.scheduled(self._shown)[0])
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        """The text of the kernels, without what all have in common."""
+        return self._emitted(self._shown).text.removeprefix(cpp.PRELUDE).strip()
+
+    @property
+    def description(self) -> str:
+        """The program in the IR, the schedule with its predictions, and the text."""
+        kernels, _ = self.scheduled(self._shown)
+        predicted = f"{1e6 * self.seconds:.1f} us predicted; PyTorch's operations {1e6 * self.eager_seconds:.1f} us"
+        return f"{self.program}\n\n{schedule.describe(kernels)}\n{predicted}\n\n{self.source}"
+
+    def _emitted(self, strides: tuple) -> cpp.Emitted:
+        kernels, _ = self.scheduled(strides)
+        return cpp.emitted(kernels, self.machine, len(self.region.inputs), len(self.region.outputs))
+
+    # ---------------------------------------------------------------------------------------------- compiling
+    def expect(self, strides: tuple) -> None:
+        """Begins to compile kernels for inputs of these strides."""
+        self._library(strides)
+
+    def finish(self) -> None:
+        """Waits for all kernels. One that cannot be compiled says so when it is called first."""
+        for library in [*self._libraries.values()]:
+            library.exception()
+
+    def _library(self, strides: tuple) -> Future:
+        if strides not in self._libraries:
+            self._shown = strides
+            self._libraries[strides] = compile_soon(self._emitted(strides).text)
+        return self._libraries[strides]
+
+    # ---------------------------------------------------------------------------------------------- calls
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        usual = self._usual
+        if usual is not None and usual[0](*tensors):
+            return usual[1](*tensors)
+        return self._by_strides(tensors)
+
+    def _by_strides(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
+            return self(*[t.resolve_neg() for t in tensors])
+        strides = tuple([t.stride() for t in tensors])
+        run = self._variants.get(strides)
+        if run is None:
+            run = self._variants[strides] = self._variant(strides)
+            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            if self._usual is None and check is not None:
+                self._usual = check, run
+        return run(*tensors)
+
+    def _variant(self, strides: tuple) -> Callable:
+        try:
+            emitted, library = self._emitted(strides), self._library(strides).result()
+        except (RuntimeError, OSError, schedule.TooComplex) as error:
+            del self._libraries[strides]
+            names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
+            warn_user(f"the executor cpp: PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
+            return self.by_operations
+        return self._launch(emitted, library, strides)
+
+    def _launch(self, emitted: cpp.Emitted, library: ctypes.CDLL, strides: tuple) -> Callable:
+        layout = self.layout(strides)
+        specs = [
+            (tuple(o.shape), s, to_torch_dtype(o.dtype))  # type: ignore[union-attr]
+            for o, s in zip(self.region.outputs, layout, strict=True)
+        ]
+        pointers, function = ctypes.c_void_p * (len(strides) + len(specs) + 1), library.region
+        function.restype = None
+        shared, own = emitted.scratch, emitted.thread_scratch
+        empty, empty_strided, threads_of = torch.empty, torch.empty_strided, torch.get_num_threads
+
+        def launch(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            outputs = [empty_strided(shape, s, dtype=d) for shape, s, d in specs]
+            threads, status = threads_of(), ctypes.c_int(0)
+            scratch = empty(shared + own * threads, dtype=torch.uint8) if shared + own else None
+            function(
+                pointers(
+                    *[t.data_ptr() for t in tensors],
+                    *[t.data_ptr() for t in outputs],
+                    0 if scratch is None else scratch.data_ptr(),
+                ),
+                threads,
+                ctypes.byref(status),
+            )
+            return self.by_operations(*tensors) if status.value else outputs
+
+        return launch
+
+    def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The call by PyTorch's operations; where an index is out of bounds, these raise."""
+        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
+        with torch.no_grad():
+            for operation in self.region.bound_symbols:
+                run_line(operation, values)
+        memory, results = {t.untyped_storage().data_ptr() for t in tensors}, []
+        for o in self.region.outputs:
+            result = values[o]
+            results.append(result.clone() if result.untyped_storage().data_ptr() in memory else result)
+            memory.add(results[-1].untyped_storage().data_ptr())
+        return results
+
+
+def seconds_of_operations(region: Region, on: Machine) -> float:
+    """What PyTorch takes for the operations of a region, one after the other."""
+    total, threads = 0.0, torch.get_num_threads()
+    for operation in region.bound_symbols:
+        if may_view(operation):
+            continue
+        tensors = tensors_in((*operation.inputs, *operation.outputs))
+        moved, elements = sum(map(nbytes, tensors)), max((math.prod(t.shape) for t in tensors), default=1)
+        where = "L2" if moved < on.caches[1] * threads else "memory"
+        suffix = "16" if any(t.dtype.bytes == 2 for t in tensors) else ""
+        work = max((on.eager[c + suffix] for c in _classes(operation)), default=0.0) * elements
+        total += on.call + max(work, moved * on.byte[where]) / (threads if elements > 32768 else 1)
+    return total
+
+
+def _classes(operation: BoundSymbol) -> set[str]:
+    """The classes of `Machine.eager` that an operation is in."""
+    primitives = lower.primitives(operation)
+    classes = set()
+    for p in primitives:
+        function = FUNCTIONS.get(p.sym.name)
+        if OpTags.REDUCTION_OP in p.sym.tags:
+            is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
+            classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")
+        else:
+            classes.add("function" if function is not None and function.rate == "exp" else "map")
+    return classes
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+_lock = threading.Lock()
+_pool: list[ThreadPoolExecutor] = []
+_compiling: dict[str, Future[Any]] = {}
+
+
+def compile_soon(source: str) -> Future[Any]:
+    """The shared object of a text. It is compiled once in a process, unless that fails: then the next one that asks
+    tries again."""
+    key = cpp.key_of(source)
+    with _lock:
+        known = _compiling.get(key)
+        if known is None or known.done() and (known.cancelled() or known.exception() is not None):
+            if not _pool:
+                _pool.append(ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="thunder_cpp"))
+            known = _compiling[key] = _pool[0].submit(cpp.compiled, source)
+        return known
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads."""
+    global _lock
+    _lock = threading.Lock()
+    _pool.clear()
+    for key in [k for k, future in _compiling.items() if not future.done()]:
+        del _compiling[key]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+cpp_fuser = CppFuser("cpp")
+register_executor(cpp_fuser)

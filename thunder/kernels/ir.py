@@ -1,0 +1,332 @@
+"""The kernel IR: immutable, hash-consed nodes, each a typed function of the axes that occur in it.
+
+An element of `exp(x.t() - x.t().amax(1, keepdim=True))` at (i, j) is
+
+    exp(sub(load x[j, i], reduce amax over k of load x[k, i]))
+
+Views have no nodes: they are indices of loads. A node knows its free axes; `reduce` binds its own. A `Program` is a
+list of stores, one for each buffer that is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import Index, Part, Variable, join, within
+
+AXES: dict[tuple, Variable] = {}  # one object for each axis, so that equal nodes are one
+
+
+def axis(kind: str, number: Any, size: int) -> Variable:
+    """The axis of this name and size. kind: "d" for a dimension of a value, "r" for one that a reduction binds, "l" for
+    a loop of a kernel, "g" for an index that was read from memory."""
+    key = kind, number, size
+    if key not in AXES:
+        AXES[key] = Variable(f"{kind}{'_'.join(map(str, number)) if isinstance(number, tuple) else number}", size)
+    return AXES[key]
+
+
+class Buffer:
+    """Memory of a region. kind: "input", "output" or "scratch"; number: among those of its kind."""
+
+    __slots__ = ("kind", "number", "shape", "dtype")
+
+    def __init__(self, kind: str, number: int, shape: tuple[int, ...], dtype: dtype):
+        self.kind, self.number, self.shape, self.dtype = kind, number, shape, dtype
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}{self.number}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Node:
+    """op: "load", "constant", "index", "cast", "reduce", "concat", or an elementwise function of `FUNCTIONS`.
+
+    what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
+    index: an Index; reduce: (combine, bound axes); concat: (index along the dimension, the start of each piece, the
+    end of the last one).
+    """
+
+    __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")
+
+    def __init__(self, op: str, args: tuple[Node, ...], dtype: dtype, what: Any, number: int):
+        self.op, self.args, self.dtype, self.what, self.number = op, args, dtype, what, number
+        axes = frozenset[Variable]().union(*(a.axes for a in args))
+        self.depth = max((a.depth for a in args), default=0)  # of reductions inside of each other
+        if op == "load":
+            axes = axes.union(*map(variables_of, what[1])).difference(what[2])
+        elif op == "index":
+            axes = variables_of(what)
+        elif op == "concat":
+            axes = axes | variables_of(what[0])
+        elif op == "reduce":
+            axes = axes.difference(what[1])
+            self.depth += 1
+        self.axes: frozenset[Variable] = axes
+
+    def __repr__(self) -> str:
+        return f"%{self.number}"
+
+
+def variables_of(index: Index) -> frozenset[Variable]:
+    """The variables in an index."""
+    result: set[Variable] = set()
+    for atom in index.terms:
+        result |= variables_of(atom.index) if isinstance(atom, Part) else {atom}
+    return frozenset(result)
+
+
+def replaced(index: Index, by: Mapping[Variable, Index]) -> Index:
+    """An index with other indices in the place of variables."""
+    if by.keys().isdisjoint(variables_of(index)):
+        return index
+    total = Index.of(index.constant)
+    for atom, factor in index.terms.items():
+        if not isinstance(atom, Part):
+            total = total + by.get(atom, Index.of(atom)) * factor
+            continue
+        inner = replaced(atom.index, by)
+        if atom.remainder is None:
+            inner = within(inner, atom.by)
+        else:
+            inner = inner % atom.by if atom.remainder else inner // atom.by
+        total = total + inner * factor
+    return total
+
+
+class Graph:
+    """Makes nodes, each once. rewrite: is shown each new node, and returns the one that takes its place; None where it
+    stays."""
+
+    def __init__(self, rewrite: Callable[[Graph, Node], Node | None] | None = None):
+        self._nodes: dict[tuple, Node] = {}
+        self._rewrite = rewrite
+        self._simplified: dict[Node, Node] = {}
+
+    def make(self, op: str, args: Sequence[Node] = (), dtype: dtype | None = None, what: Any = None) -> Node:
+        """The node, rewritten to a fixed point."""
+        assert dtype is not None, "nodes are typed"
+        key = op, tuple(a.number for a in args), dtype, _key(op, what)
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(op, tuple(args), dtype, what, len(self._nodes))
+        simple = self._simplified.get(node)
+        if simple is None:
+            other = self._rewrite(self, node) if self._rewrite is not None else None
+            simple = self._simplified[node] = node if other is None else other
+        return simple
+
+    def substitute(self, node: Node, by: Mapping[Variable, Index], known: dict[Node, Node] | None = None) -> Node:
+        """A node at other indices. known: results for the same `by`, which are added to."""
+        known = {} if known is None else known
+        changed = frozenset(v for v, index in by.items() if not index.is_variable(v))
+
+        def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
+            return self.make(n.op, args, n.dtype, _replaced_what(n, by))
+
+        return self.transform(node, rebuilt, lambda n: not n.axes.isdisjoint(changed), known)
+
+    def transform(
+        self,
+        node: Node,
+        rebuild: Callable[[Node, tuple[Node, ...]], Node],
+        reaches: Callable[[Node], bool] = lambda n: True,
+        known: dict[Node, Node] | None = None,
+    ) -> Node:
+        """Rebuilds a node from its operands up, with no recursion. reaches: whether something below may change."""
+        known = {} if known is None else known
+        stack = [node]
+        while stack:
+            n = stack[-1]
+            if n in known:
+                stack.pop()
+            elif not reaches(n):
+                known[n] = n
+            elif missing := [a for a in n.args if a not in known]:
+                stack += missing
+            else:
+                known[n] = rebuild(n, tuple(known[a] for a in n.args))
+        return known[node]
+
+
+def _key(op: str, what: Any) -> Any:
+    if op == "load":
+        buffer, index, variables = what
+        return buffer, tuple(i.key for i in index), variables
+    if op == "index":
+        return what.key
+    if op == "concat":
+        return what[0].key, what[1], what[2]
+    return (type(what), repr(what)) if op == "constant" else what
+
+
+def _replaced_what(node: Node, by: Mapping[Variable, Index]) -> Any:
+    what = node.what
+    if node.op == "load":
+        return what[0], tuple(replaced(i, by) for i in what[1]), what[2]
+    if node.op == "index":
+        return replaced(what, by)
+    if node.op == "concat":
+        return replaced(what[0], by), what[1], what[2]
+    return what
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """All nodes below, operands first."""
+    order: dict[Node, None] = {}
+    stack = [(n, False) for n in reversed([*nodes])]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            order[node] = None
+        elif node not in order:
+            stack.append((node, True))
+            stack += [(a, False) for a in reversed(node.args) if a not in order]
+    return [*order]
+
+
+class Store:
+    """Writes a value to all elements of a buffer. axes: one for each dimension."""
+
+    __slots__ = ("buffer", "axes", "value")
+
+    def __init__(self, buffer: Buffer, axes: tuple[Variable, ...], value: Node):
+        self.buffer, self.axes, self.value = buffer, axes, value
+
+
+class Program:
+    """inputs: the buffers that are read, in the order of the region's. stores: in an order in which they can run; of
+    outputs and of scratch."""
+
+    __slots__ = ("graph", "inputs", "stores")
+
+    def __init__(self, graph: Graph, inputs: Sequence[Buffer], stores: Sequence[Store]):
+        self.graph, self.inputs, self.stores = graph, tuple(inputs), tuple(stores)
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+# ------------------------------------------------------------------------------------------------ the verifier
+
+COMBINES = {"sum": (FLOAT, INTEGER), "prod": (FLOAT, INTEGER), "amax": (FLOAT, INTEGER), "amin": (FLOAT, INTEGER)}
+
+
+class Invalid(AssertionError):
+    """A node that means nothing: a mistake of ours."""
+
+
+def verify(program: Program) -> None:
+    """Raises Invalid where an index may be outside of its buffer, where types do not fit, where an axis is bound by
+    nothing, and where scratch is read before it is written."""
+    written: set[Buffer] = set(program.inputs)
+    for store in program.stores:
+        if not store.value.axes <= set(store.axes):
+            raise Invalid(f"{store.buffer}: its value depends on axes that it does not have")
+        if tuple(a.size for a in store.axes) != store.buffer.shape:
+            raise Invalid(f"{store.buffer}: its axes are not those of its shape")
+        if store.value.dtype is not store.buffer.dtype:
+            raise Invalid(f"{store.buffer} of {store.buffer.dtype} gets {store.value.dtype}")
+        for node in in_order([store.value]):
+            _verify_node(node, FUNCTIONS, written)
+        written.add(store.buffer)
+
+
+def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer]) -> None:
+    def check(holds: bool, words: str) -> None:
+        if not holds:
+            raise Invalid(f"{line(node)}: {words}")
+
+    if node.op == "load":
+        buffer, index, variables = node.what
+        check(buffer in written, "nothing has written it yet")
+        check(len(index) == len(buffer.shape), "one index for each dimension")
+        check(node.dtype is buffer.dtype, f"the buffer is of {buffer.dtype}")
+        check(len(variables) == len(node.args), "one variable for each index that is read")
+        check(all(i.low >= 0 and i.high < n for i, n in zip(index, buffer.shape, strict=True)), "outside of the buffer")
+    elif node.op == "reduce":
+        combine, bound = node.what
+        check(node.dtype is node.args[0].dtype, "it has the type of its operand")
+        check(combine in COMBINES and node.dtype.category in COMBINES[combine], "no such combination")
+        check(len(bound) > 0, "it reduces nothing")
+    elif node.op == "concat":
+        along, starts, end = node.what
+        check(len(starts) == len(node.args) and [*starts] == sorted(starts), "one range for each piece")
+        check(along.low >= starts[0] and along.high < end, "outside of the pieces")
+        check(all(a.dtype is node.dtype for a in node.args), "pieces have its type")
+    elif node.op not in ("constant", "index", "cast"):
+        check(node.op in functions, "no such function")
+        function = functions[node.op]
+        kinds = [a.dtype for a in (node.args[1:] if node.op == "where" else node.args)]
+        check(len(set(kinds)) == 1, "operands have one type")
+        check(kinds[0].category in function.categories, f"not for {kinds[0]}")
+        result = node.dtype.category == BOOL if function.truth else node.dtype is kinds[0]
+        check(result, f"it is of {node.dtype}")
+
+
+# -------------------------------------------------------------------------------------------------- the printer
+
+
+def show(program: Program) -> str:
+    """The text of a program: a line for each node, numbered within the store that needs it first."""
+    numbers: dict[Node, str] = {}
+    lines: list[str] = []
+    for store in program.stores:
+        for node in in_order([store.value]):
+            if node not in numbers:
+                numbers[node] = f"v{len(numbers)}"
+                lines.append(f"    {numbers[node]}: {node.dtype.name} = {line(node, numbers)}")
+        axes = ", ".join(f"{a.name}:{a.size}" for a in store.axes)
+        lines.append(f"store {store.buffer}[{axes}] = {numbers[store.value]}")
+    return "\n".join(lines)
+
+
+def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
+    """A node as text, without those below."""
+    names = [numbers.get(a, repr(a)) if numbers else repr(a) for a in node.args]
+    if node.op == "load":
+        buffer, index, variables = node.what
+        read = "".join(f", {v.name} = {n}" for v, n in zip(variables, names, strict=True))
+        return f"load {buffer}[{', '.join(map(index_text, index))}]{read}"
+    if node.op == "constant":
+        return repr(node.what)
+    if node.op == "index":
+        return f"index {index_text(node.what)}"
+    if node.op == "reduce":
+        combine, bound = node.what
+        return f"{combine} over {', '.join(f'{a.name}:{a.size}' for a in bound)} of {names[0]}"
+    if node.op == "concat":
+        along, starts, end = node.what
+        pieces = ", ".join(f"{lo}..{hi}: {n}" for lo, hi, n in zip(starts, (*starts[1:], end), names, strict=True))
+        return f"concat at {index_text(along)} of {pieces}"
+    return f"{node.op}({', '.join(names)})"
+
+
+def index_text(index: Index) -> str:
+    """An index as text."""
+    parts = []
+    for atom, factor in sorted(index.terms.items(), key=lambda t: (-abs(t[1]), _atom_text(t[0]))):
+        text = _atom_text(atom)
+        parts.append(text if factor == 1 else f"{factor} * {text}")
+    if index.constant or not parts:
+        parts.append(str(index.constant))
+    return " + ".join(parts)
+
+
+def _atom_text(atom: Variable | Part) -> str:
+    if isinstance(atom, Variable):
+        return atom.name
+    inner = index_text(atom.index)
+    inner = f"({inner})" if " " in inner else inner
+    return inner if atom.remainder is None else f"{inner} {'%' if atom.remainder else '//'} {atom.by}"
+
+
+def offset(index: Sequence[Index], strides: Sequence[int]) -> Index:
+    """The distance from a buffer's first element, in elements."""
+    return join(index, strides)

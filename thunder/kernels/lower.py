@@ -1,0 +1,401 @@
+"""From the operations of a region to the kernel IR: a table with a row for each primitive.
+
+A value is a node over the axes of its dimensions ("d0", "d1" ...). A row gives the node of its result: elementwise
+functions combine those of the operands, views replace axes by indices. Values of 16-bit floats are computed in float32;
+they are rounded where the program converts and where they are stored.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int64
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.extend.fusion import fusible
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import Index, Variable, split, strides_of, within
+from thunder.kernels.index import join as joined
+from thunder.kernels.ir import Buffer, Graph, Node, Program, Store, axis
+from thunder.kernels.rules import rewrite
+from thunder.ops.families.data import half_gradient
+from thunder.ops.families.indexing import indexed
+
+TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
+
+
+class Lowering:
+    """The nodes of a region's values."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.values: dict[Proxy, Node] = {}
+        self.scratch: list[Store] = []
+
+    def node(self, op: str, args: Sequence[Node], dtype: dtype, what: Any = None) -> Node:
+        return self.graph.make(op, args, dtype, what)
+
+    def constant(self, number: Any, kind: dtype) -> Node:
+        """A number as an element of this type."""
+        category = kind.category
+        value = bool(number) if category == BOOL else int(number) if category == INTEGER else float(number)
+        return self.node("constant", (), kind, value)
+
+    def cast(self, a: Node, kind: dtype) -> Node:
+        return a if a.dtype is kind else self.node("cast", (a,), kind)
+
+    def map(self, name: str, *args: Node) -> Node:
+        kind = args[-1].dtype
+        return self.node(name, args, bool8 if FUNCTIONS[name].truth else kind)
+
+    def stored(self, a: Node, shape: Sequence[int]) -> Node:
+        """A value of this shape, read from memory."""
+        buffer = Buffer("scratch", len(self.scratch), tuple(shape), a.dtype)
+        self.scratch.append(Store(buffer, axes_of(shape), a))
+        return self.node("load", (), a.dtype, (buffer, _here(shape), ()))
+
+    def at(self, a: Node, index: Sequence[Index], shape: Sequence[int]) -> Node:
+        """A value of this shape at an index."""
+        return self.graph.substitute(a, dict(zip(axes_of(shape), index, strict=True)))
+
+
+def computed(kind: dtype) -> dtype:
+    """The type that values of a type are computed in."""
+    return float32 if kind.category == FLOAT and kind.bytes < 4 else kind
+
+
+def axes_of(shape: Sequence[int]) -> tuple[Variable, ...]:
+    return tuple(axis("d", d, n) for d, n in enumerate(shape))
+
+
+def _here(shape: Sequence[int]) -> tuple[Index, ...]:
+    return tuple(map(Index.of, axes_of(shape)))
+
+
+# ------------------------------------------------------------------------------------------------ the rows
+
+
+def _elementwise(to: Lowering, b: BoundSymbol) -> Node:
+    tensors = [x for x in b.args if isinstance(x, TensorProxy)]
+    kind = computed(tensors[-1].dtype if b.sym.name != "where" else _out(b).dtype)
+    args = [to.values[x] if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
+    return to.map(_NAMES.get(b.sym.name, b.sym.name), *args)
+
+
+_NAMES = {"negative": "neg", "sgn": "sign"}
+
+
+def _cast(to: Lowering, b: BoundSymbol) -> Node:
+    kind = _out(b).dtype
+    narrow = to.cast(to.values[b.args[0]], kind)  # rounds a 16-bit float
+    return to.cast(narrow, computed(kind))
+
+
+def _same(to: Lowering, b: BoundSymbol) -> Node:
+    return to.values[b.args[0]]
+
+
+def _full(to: Lowering, b: BoundSymbol) -> Node:
+    return to.constant(b.args[1], computed(_out(b).dtype))
+
+
+def _iota(to: Lowering, b: BoundSymbol) -> Node:
+    kind, start, step = computed(_out(b).dtype), b.kwargs["start"], b.kwargs["step"]
+    (at,) = _here(_out(b).shape)
+    if type(start) is int and type(step) is int:
+        return to.cast(to.node("index", (), int64, at * step + start if step else Index.of(start)), kind)
+    wide = float64
+    scaled = to.map("mul", to.cast(to.node("index", (), int64, at), wide), to.constant(step, wide))
+    return to.cast(to.map("add", scaled, to.constant(start, wide)), kind)
+
+
+def _view(
+    index: Callable[[BoundSymbol, tuple[Index, ...]], Sequence[Index]],
+) -> Callable[[Lowering, BoundSymbol], Node]:
+    """A row of a view. index: in the operand, from the one in the result."""
+
+    def row(to: Lowering, b: BoundSymbol) -> Node:
+        a = b.args[0]
+        return to.at(to.values[a], index(b, _here(_out(b).shape)), a.shape)
+
+    return row
+
+
+def _broadcast_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    return [Index.of(0) if n == 1 else here[d] for n, d in zip(b.args[0].shape, b.args[2], strict=True)]
+
+
+def _reshape_index(b: BoundSymbol, here: tuple[Index, ...]) -> tuple[Index, ...]:
+    return split(joined(here, strides_of(_out(b).shape)), b.args[0].shape)
+
+
+def _permuted_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    inverse = {d: i for i, d in enumerate(b.args[1])}
+    return [here[inverse[d]] for d in range(len(here))]
+
+
+def _sliced_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    return [i * step + start for i, start, step in zip(here, b.args[1], b.args[3], strict=True)]
+
+
+def _flipped_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    dims = {d % len(here) for d in b.args[1] if here}
+    return [i * -1 + (n - 1) if d in dims else i for d, (i, n) in enumerate(zip(here, b.args[0].shape, strict=True))]
+
+
+def _cat(to: Lowering, b: BoundSymbol) -> Node:
+    tensors, dim = b.args[0], b.args[1]
+    here, kind = _here(_out(b).shape), computed(_out(b).dtype)
+    pieces, starts, start = [], [], 0
+    for t in tensors:
+        if t.shape[dim] == 0:
+            continue
+        at = [*here[:dim], within(here[dim] + -start, t.shape[dim]), *here[dim + 1 :]]
+        pieces.append(to.at(to.values[t], at, t.shape))
+        starts.append(start)
+        start += t.shape[dim]
+    if len(pieces) == 1:
+        return pieces[0]
+    return to.node("concat", pieces, kind, (here[dim], tuple(starts), start))
+
+
+def _pad(to: Lowering, b: BoundSymbol) -> Node:
+    """One dimension after the other: what is before, the operand, what is behind."""
+    a, value, padding = b.args
+    node, kind = to.values[a], computed(_out(b).dtype)
+    outside, shape = to.constant(value, kind), [*a.shape]
+    for d, (low, high) in enumerate(padding):
+        if low == high == 0:
+            continue
+        n = shape[d]
+        before = shape[:]
+        shape[d] = low + n + high
+        here = _here(shape)
+        first, last = max(low, 0), min(low + n, shape[d])
+        at = [*here[:d], within(here[d] + -low, n), *here[d + 1 :]]
+        inner = to.at(node, at, before)
+        parts = [(0, outside)] * (first > 0) + [(first, inner)] + [(last, outside)] * (last < shape[d])
+        if len(parts) == 1:
+            node = inner
+        else:
+            node = to.node("concat", [p for _, p in parts], kind, (here[d], tuple(s for s, _ in parts), shape[d]))
+    return node
+
+
+def _reduce(to: Lowering, b: BoundSymbol) -> Node:
+    a, dims = b.args
+    node, dims = to.values[a], sorted(d % len(a.shape) for d in dims)
+    rest = iter(axes_of(_out(b).shape))
+    depth = node.depth + 1
+    bound = tuple(axis("r", (depth, i), a.shape[d]) for i, d in enumerate(dims))
+    own = iter(bound)
+    index = [Index.of(next(own) if d in dims else next(rest)) for d in range(len(a.shape))]
+    body = to.at(node, index, a.shape)
+    bound = tuple(v for v in bound if v.size > 1)
+    return to.node("reduce", (body,), body.dtype, (b.sym.name, bound)) if bound else body
+
+
+def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
+    """Elements of a value at indices of which some are nodes. depth: of gathers in these. Elements of what the region
+    computes are read from memory."""
+    node = to.values[a]
+    if node.op == "cast" and node.args[0].op == "load" and not node.args[0].args:
+        node = node.args[0]
+    if node.op != "load" or node.args:
+        node = to.stored(node, a.shape)
+    loaded = {d: axis("g", (node.number, depth, d), a.shape[d]) for d, i in enumerate(index) if isinstance(i, Node)}
+    at = [Index.of(loaded[d]) if d in loaded else i for d, i in enumerate(index)]
+    node = to.at(node, at, a.shape)  # type: ignore[arg-type]
+    buffer, indices, _ = node.what
+    own = [d for d in loaded if a.shape[d] > 1]
+    nodes = tuple(index[d] for d in own)
+    node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded[d] for d in own)))  # type: ignore
+    return to.cast(node, computed(node.dtype))
+
+
+def _along(to: Lowering, b: BoundSymbol) -> Node:
+    """gather: the index is as large as the result."""
+    a, dim, at = b.args[:3]
+    index: list[Node | Index] = [*_here(at.shape)]
+    index[dim % len(a.shape)] = to.cast(to.values[at], int64)
+    return _gathered(to, a, index, to.values[at].depth)
+
+
+def _take(to: Lowering, b: BoundSymbol) -> Node:
+    a, dim, at = b.args
+    here = _here(_out(b).shape)
+    index: list[Node | Index] = [*here]
+    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1], at.shape)
+    return _gathered(to, a, index, to.values[at].depth)
+
+
+def _index(to: Lowering, b: BoundSymbol) -> Node:
+    a, indices = b.args
+    where, first, count = indexed(indices)
+    here = _here(_out(b).shape)
+    rest = (i for d, i in enumerate(here) if not first <= d < first + count)
+    index: list[Node | Index] = []
+    for d, n in enumerate(a.shape):
+        if d not in where:
+            index.append(next(rest))
+            continue
+        at = indices[d]
+        own = here[first + count - len(at.shape) : first + count]
+        own = [Index.of(0) if m == 1 else i for i, m in zip(own, at.shape, strict=True)]
+        node = to.at(to.cast(to.values[at], int64), own, at.shape)
+        size = to.constant(n, int64)
+        below = to.map("lt", node, to.constant(0, int64))
+        index.append(to.map("where", below, to.map("add", node, size), node))
+    return _gathered(to, a, index, max(to.values[indices[d]].depth for d in where))
+
+
+def _out(b: BoundSymbol) -> TensorProxy:
+    return b.outputs[0]  # type: ignore[return-value]
+
+
+ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
+    **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *_NAMES)},
+    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
+    **{f"prims.{name}": _reduce for name in ("sum", "amax", "amin", "prod")},
+    "prims.convert_element_type": _cast, "prims.full": _full, "prims.iota": _iota,
+    "prims.broadcast_in_dim": _view(_broadcast_index), "prims.reshape": _view(_reshape_index),
+    "prims.squeeze": _view(_reshape_index), "prims.transpose": _view(_permuted_index),
+    "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
+    "prims.cat": _cat, "prims.pad": _pad,
+    "ltorch.gather": _along, "prims.take": _take, "prims.index": _index,
+}  # fmt: skip
+_OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
+
+
+DEAR_ROWS = {_reduce, _along, _take, _index}
+
+# ------------------------------------------------------------------------------------------------ which operations
+
+_known: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary()
+
+
+def is_primitive(b: BoundSymbol) -> bool:
+    """Whether a row lowers an operation."""
+    answer = _known.get(b)
+    if answer is None:
+        answer = _known[b] = _is_primitive(b)
+    return answer
+
+
+def _is_primitive(b: BoundSymbol) -> bool:
+    if b.sym.id not in ROWS or has_numbers((b.args, b.kwargs, b.output)):
+        return False
+    tensors = [p for p in (*b.inputs, *b.outputs) if isinstance(p, TensorProxy)]
+    if len(b.outputs) != 1 or any(t.dtype.name not in TYPES or math.prod(t.shape) == 0 for t in tensors):
+        return False
+    row = ROWS[b.sym.id]
+    if row is _elementwise:
+        return _is_function(b)
+    if row is _reduce:
+        return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
+    if row is _full or row is _pad:
+        return type(b.args[1]) in (bool, int, float)
+    return b.sym.id not in _OF_INPUTS or len(b.args[0].shape) > 0
+
+
+def _is_function(b: BoundSymbol) -> bool:
+    name = _NAMES.get(b.sym.name, b.sym.name)
+    tensors = [x for x in b.args if isinstance(x, TensorProxy)]
+    numbers = [x for x in b.args if not isinstance(x, TensorProxy)]
+    function = FUNCTIONS[name]
+    if not tensors or any(type(x) not in (bool, int, float) for x in numbers):
+        return False
+    if any(t.dtype.category not in function.categories for t in tensors):
+        return False
+    if any(type(x) is float and tensors[-1].dtype.category != FLOAT for x in numbers) and name != "where":
+        return False
+    if name in ("floor_divide", "remainder"):
+        limit = 1 << (8 * tensors[0].dtype.bytes - 1)
+        return len(numbers) == 1 and type(b.args[1]) is int and 0 < b.args[1] < limit
+    if name in ("bitwise_left_shift", "bitwise_right_shift"):
+        return len(numbers) == 1 and type(b.args[1]) is int and 0 <= b.args[1] < 8 * tensors[0].dtype.bytes
+    if any(type(x) is int and not _fits(x, t.dtype) for x in numbers for t in tensors):
+        return False
+    if name == "pow":
+        return len(numbers) == 0 or b.args[1] is numbers[0]
+    return True
+
+
+def _fits(number: int, kind: dtype) -> bool:
+    if kind.category != INTEGER:
+        return abs(number) <= 1 << 53 or kind.category == FLOAT
+    bits = 8 * kind.bytes
+    return -(1 << (bits - 1)) <= number < 1 << (bits - 1) if kind.signed else 0 <= number < 1 << bits
+
+
+def lowers(b: BoundSymbol) -> bool:
+    """Whether an operation, or each one of its decomposition, has a row."""
+    if is_primitive(b):
+        return True
+    if b.sym.decomposition is None or not all(isinstance(p, TensorProxy) for p in (*b.inputs, *b.outputs)):
+        return False
+    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub) for sub in b.subsymbols)
+
+
+def primitives(b: BoundSymbol) -> list[BoundSymbol]:
+    """The operations with rows that an operation is made of."""
+    return [b] if is_primitive(b) else [p for sub in b.subsymbols for p in primitives(sub)]
+
+
+# ------------------------------------------------------------------------------------------------ a region
+
+
+def lowered(region: Region) -> Program:
+    """The program of a region: inputs and outputs in its order."""
+    to = Lowering(Graph(rewrite))
+    inputs = []
+    for i, p in enumerate(region.inputs):
+        assert isinstance(p, TensorProxy), "regions of kernels read tensors"
+        buffer = Buffer("input", i, tuple(p.shape), p.dtype)
+        inputs.append(buffer)
+        to.values[p] = _wide_load(to, buffer)
+    for b in region.bound_symbols:
+        _lower(to, b)
+    stores = []
+    for i, p in enumerate(region.outputs):
+        assert isinstance(p, TensorProxy), "regions of kernels make tensors"
+        value = to.cast(to.values[p], p.dtype)
+        stores.append(Store(Buffer("output", i, tuple(p.shape), p.dtype), axes_of(p.shape), value))
+    return Program(to.graph, inputs, [*to.scratch, *stores])
+
+
+def _wide_load(to: Lowering, buffer: Buffer) -> Node:
+    load = to.node("load", (), buffer.dtype, (buffer, _here(buffer.shape), ()))
+    return to.cast(load, computed(buffer.dtype))
+
+
+def _lower(to: Lowering, b: BoundSymbol) -> None:
+    if is_primitive(b):
+        to.values[b.outputs[0]] = ROWS[b.sym.id](to, b)
+        return
+    for sub in b.subsymbols:
+        _lower(to, sub)
+    for old, new in b.aliases.items():
+        if isinstance(new, Proxy):
+            to.values[old] = to.values[new]
+        elif isinstance(old, TensorProxy):
+            to.values[old] = to.constant(new, computed(old.dtype))
+    for out in b.outputs:
+        value = to.values[out]  # type: ignore[index]
+        if out.dtype.bytes == 2 and value.op == "cast" and (inner := value.args[0]).op == "cast":  # type: ignore
+            if (
+                inner.dtype is out.dtype
+                and inner.args[0].dtype is float32
+                and (  # type: ignore[union-attr]
+                    b.sym is half_gradient or any(map(_computes, primitives(b)))
+                )
+            ):
+                to.values[out] = inner.args[0]  # rounded where it is stored: the program does not convert
+
+
+def _computes(b: BoundSymbol) -> bool:
+    return OpTags.SHAPE_OP not in b.sym.tags and b.sym.id != "prims.convert_element_type"

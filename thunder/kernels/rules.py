@@ -1,0 +1,229 @@
+"""The rewrite rules of the kernel IR: rows of a pattern, a condition and a replacement, applied to a fixed point.
+
+In a pattern a tuple is a node, a name is anything (the same thing where it stands twice), and a number a constant of
+that value. What a rule replaces has the same value for all numbers, infinities, nan and -0.0 among them; `x + 0.0` is
+not `x`. Equal nodes are one node already: see `ir.Graph`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.ir import Graph, Node
+
+Found = dict[str, Node]
+
+
+class Rule(NamedTuple):
+    """pattern: of the node that is replaced. condition: of the nodes that the names stand for ("it": the whole one).
+    replacement: a name, a pattern whose nodes have the type of the whole one, or a function of graph and nodes."""
+
+    pattern: tuple
+    condition: Callable[[Found], bool]
+    replacement: Any
+
+
+def _always(f: Found) -> bool:
+    return True
+
+
+def _of(*categories: int) -> Callable[[Found], bool]:
+    return lambda f: f["it"].dtype.category in categories
+
+
+def _is_power_of_two(f: Found) -> bool:
+    c = f["c"]
+    if c.op != "constant" or c.dtype.category != FLOAT or not math.isfinite(c.what) or not c.what:
+        return False
+    mantissa, exponent = math.frexp(c.what)
+    return abs(mantissa) == 0.5 and -100 < exponent < 100
+
+
+def _inverse(graph: Graph, f: Found) -> Node:
+    c = f["c"]
+    return graph.make("mul", (f["x"], graph.make("constant", (), c.dtype, 1.0 / c.what)), f["it"].dtype)
+
+
+def _is_exact_and_back(f: Found) -> bool:
+    """A type that holds all values of the other one."""
+    narrow, wide = f["x"].dtype, f["it"].args[0].dtype
+    return f["it"].dtype is narrow and _holds(wide, narrow)
+
+
+_DIGITS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
+
+
+def _holds(wide: dtype, narrow: dtype) -> bool:
+    if wide.category == FLOAT and narrow.category == FLOAT:
+        return all(w >= n for w, n in zip(_DIGITS[wide.name], _DIGITS[narrow.name], strict=True))
+    if wide.category == INTEGER and narrow.category == INTEGER:
+        return wide.bytes > narrow.bytes and wide.signed or wide is narrow
+    return narrow.category == BOOL
+
+
+def _is_between(f: Found) -> bool:
+    return any(f["it"].what[0].low >= lo and f["it"].what[0].high < hi for lo, hi in _ranges(f["it"]))
+
+
+def _ranges(concat: Node) -> list[tuple[int, int]]:
+    _, starts, end = concat.what
+    return [*zip(starts, (*starts[1:], end), strict=True)]
+
+
+def _only_piece(graph: Graph, f: Found) -> Node:
+    index = f["it"].what[0]
+    return next(
+        piece
+        for piece, (lo, hi) in zip(f["it"].args, _ranges(f["it"]), strict=True)
+        if index.low >= lo and index.high < hi
+    )
+
+
+def _binds_nothing(f: Found) -> bool:
+    return f["x"].axes.isdisjoint(f["it"].what[1])
+
+
+def _of_equal(graph: Graph, f: Found) -> Node:
+    """A reduction of elements that are all the same."""
+    combine, bound = f["it"].what
+    count = math.prod(a.size for a in bound)
+    if combine in ("amax", "amin"):
+        return f["x"]
+    kind = f["it"].dtype
+    number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
+    return graph.make("mul" if combine == "sum" else "pow", (f["x"], number), kind)
+
+
+def _are_constants(f: Found) -> bool:
+    it = f["it"]
+    return it.op in _FOLDED and bool(it.args) and all(a.op == "constant" for a in it.args)
+
+
+def _fold(graph: Graph, f: Found) -> Node:
+    it = f["it"]
+    value = _FOLDED[it.op](*(a.what for a in it.args))
+    return graph.make("constant", (), it.dtype, _rounded(value, it.dtype))
+
+
+def _rounded(value: Any, kind: dtype) -> Any:
+    """A number as an element of a type holds it. The double result of one operation on float32s rounds to float32 as
+    the operation itself does."""
+    if kind.category == BOOL:
+        return bool(value)
+    if kind.category == INTEGER:
+        bits = 8 * kind.bytes
+        value = int(value) & ((1 << bits) - 1)
+        return value - (1 << bits) if kind.signed and value >> (bits - 1) else value
+    if kind.name == "float32" and math.isfinite(value):
+        try:
+            return struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    return float(value)
+
+
+def _constant_of(graph: Graph, f: Found, value: Any) -> Node:
+    return graph.make("constant", (), f["it"].dtype, value)
+
+
+def _is_foldable_cast(f: Found) -> bool:
+    x, kind = f["x"], f["it"].dtype
+    if x.op != "constant" or kind.bytes == 2 and kind.category == FLOAT:
+        return False
+    return kind.category in (BOOL, FLOAT) or x.dtype.category != FLOAT
+
+
+_FOLDED: dict[str, Callable] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "eq": operator.eq,
+    "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
+    "logical_not": operator.not_,
+}  # fmt: skip
+
+RULES: list[Rule] = [
+    # constants
+    Rule(("*",), _are_constants, _fold),
+    Rule(("cast", "x"), _is_foldable_cast, lambda g, f: _constant_of(g, f, _rounded(f["x"].what, f["it"].dtype))),
+    # what changes nothing
+    Rule(("mul", "x", 1), _always, "x"),
+    Rule(("mul", 1, "x"), _always, "x"),
+    Rule(("true_divide", "x", 1), _always, "x"),
+    Rule(("sub", "x", 0), lambda f: math.copysign(1, f["it"].args[1].what) > 0, "x"),
+    Rule(("add", "x", 0), _of(INTEGER), "x"),
+    Rule(("add", 0, "x"), _of(INTEGER), "x"),
+    Rule(("neg", ("neg", "x")), _always, "x"),
+    Rule(("abs", ("abs", "x")), _always, ("abs", "x")),
+    Rule(("abs", ("neg", "x")), _of(FLOAT), ("abs", "x")),
+    Rule(("where", True, "x", "y"), _always, "x"),
+    Rule(("where", False, "x", "y"), _always, "y"),
+    Rule(("where", "c", "x", "x"), _always, "x"),
+    Rule(("logical_not", ("logical_not", "x")), lambda f: f["x"].dtype.category == BOOL, "x"),
+    Rule(("logical_and", "x", True), lambda f: f["x"].dtype.category == BOOL, "x"),
+    Rule(("logical_and", True, "x"), lambda f: f["x"].dtype.category == BOOL, "x"),
+    Rule(("logical_or", "x", False), lambda f: f["x"].dtype.category == BOOL, "x"),
+    Rule(("logical_or", False, "x"), lambda f: f["x"].dtype.category == BOOL, "x"),
+    Rule(("maximum", "x", "x"), _always, "x"),
+    Rule(("minimum", "x", "x"), _always, "x"),
+    # casts
+    Rule(("cast", ("cast", "x")), _is_exact_and_back, "x"),
+    # powers that PyTorch computes otherwise
+    Rule(("pow", "x", 0), _always, lambda g, f: _constant_of(g, f, 1.0)),
+    Rule(("pow", "x", 1), _always, "x"),
+    Rule(("pow", "x", 2), _always, ("mul", "x", "x")),
+    Rule(("pow", "x", 3), _always, ("mul", ("mul", "x", "x"), "x")),
+    Rule(("pow", "x", 0.5), _always, ("sqrt", "x")),
+    Rule(("pow", "x", -0.5), _always, ("rsqrt", "x")),
+    Rule(("pow", "x", -1), _always, ("reciprocal", "x")),
+    Rule(("pow", "x", -2), _always, ("reciprocal", ("mul", "x", "x"))),
+    Rule(("square", "x"), _always, ("mul", "x", "x")),
+    # cheaper
+    Rule(("true_divide", "x", "c"), _is_power_of_two, _inverse),
+    # indices
+    Rule(("concat", "..."), _is_between, _only_piece),
+    Rule(("reduce", "x"), _binds_nothing, _of_equal),
+]
+
+
+def _by_op(rules: list[Rule]) -> dict[str, list[Rule]]:
+    ops = {r.pattern[0] for r in rules} | _FOLDED.keys()
+    return {op: [r for r in rules if r.pattern[0] in (op, "*")] for op in ops}
+
+
+_BY_OP = _by_op(RULES)
+
+
+def rewrite(graph: Graph, node: Node) -> Node | None:
+    """What takes a node's place; None where no rule fits. Operands are rewritten already."""
+    for rule in _BY_OP.get(node.op, ()):
+        names: Found = {"it": node}
+        if _matches(rule.pattern, node, names) and rule.condition(names):
+            return _built(graph, rule.replacement, names)
+    return None
+
+
+def _matches(pattern: Any, node: Node, names: Found) -> bool:
+    if isinstance(pattern, str):
+        return names.setdefault(pattern, node) is node
+    if isinstance(pattern, tuple):
+        if pattern[0] == "*" or pattern[1:] == ("...",):
+            return pattern[0] in ("*", node.op)
+        return (
+            node.op == pattern[0]
+            and len(node.args) == len(pattern) - 1
+            and all(_matches(p, a, names) for p, a in zip(pattern[1:], node.args, strict=True))
+        )
+    return node.op == "constant" and node.what == pattern
+
+
+def _built(graph: Graph, replacement: Any, names: Found) -> Node:
+    if isinstance(replacement, str):
+        return names[replacement]
+    if isinstance(replacement, tuple):
+        args = [_built(graph, r, names) for r in replacement[1:]]
+        return graph.make(replacement[0], args, names["it"].dtype)
+    return replacement(graph, names)
