@@ -1,0 +1,1 @@
+"""Programs that cannot be captured whole."""
