@@ -1,6 +1,6 @@
-"""A hundred programs that cannot be captured whole, beside eager: what each gives, and whether the models stay compiled.
+"""A hundred programs that cannot be captured whole, beside eager: what each gives, and whether it stays compiled.
 
-    python benchmarks/eager_calls.py [NAME ...] [--time] [--json FILE]
+    python benchmarks/eager_calls.py [NAME ...] [--time] [--why] [--json FILE]
 
 needs PyTorch alone; programs of libraries that are not installed are told. Each program (eager_call_programs/) has a
 model before and a model after a part that no trace describes: tqdm, sqlite, subprocess, threads, `exec`, hooks. It runs
@@ -87,7 +87,11 @@ def is_same(ours: Any, expected: Any) -> bool:
 def _is_same(x: Any, y: Any) -> bool:
     if not isinstance(y, torch.Tensor):
         return bool(x == y)
-    return isinstance(x, torch.Tensor) and x.shape == y.shape and bool((x - y).double().norm() <= BOUND * y.double().norm())
+    return (
+        isinstance(x, torch.Tensor)
+        and x.shape == y.shape
+        and bool((x - y).double().norm() <= BOUND * y.double().norm())
+    )
 
 
 def compare(program: Program, folder: Path) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def cost(program: Program, folder: Path) -> tuple[float, float]:
     ours, _ = build(program, folder / "compiled in time")
     compiled, seconds = thunder.jit(ours), ([], [])
     for seed in range(20):
-        for call, module, taken in ((theirs, theirs, seconds[0]), (compiled, ours, seconds[1])):
+        for call, taken in ((theirs, seconds[0]), (compiled, seconds[1])):
             seeded(seed)
             x, start = Size.inputs(seed), time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -156,7 +160,10 @@ def main() -> int:
         if not program.is_installed:
             print(f"{name:34} not run: {program.library} is not installed", flush=True)
             continue
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, warnings.catch_warnings(record=True) as said:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            warnings.catch_warnings(record=True) as said,
+        ):
             warnings.simplefilter("always")
             row = compare(program, Path(folder))
             if chosen.time and row["outcome"] != "raises":

@@ -21,6 +21,7 @@ import warnings
 import weakref
 
 import torch
+
 from eager_call_programs.common import Model, program
 
 

@@ -7,8 +7,9 @@ import json
 
 import numpy as np
 import torch
-from eager_call_programs.common import Model, program
 from torch.nn import functional as F
+
+from eager_call_programs.common import Model, program
 
 
 @program("tqdm")
@@ -295,8 +296,8 @@ def transformers_slow_tokenizer(folder):
 
 @program("transformers")
 def transformers_tokenizer_decodes(folder):
-    from transformers import PreTrainedTokenizerFast
     from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
@@ -399,17 +400,6 @@ def jinja_template(folder):
         return h * texts[-1].count(";")
 
     return Model(odd), lambda: list(texts)
-
-
-@program("requests")
-def requests_to_a_session(folder):
-    import requests
-
-    def odd(h):
-        url = requests.Request("GET", "http://localhost/x", params={"n": h.shape[0]}).prepare().url
-        return h * len(url)
-
-    return Model(odd)
 
 
 @program("orjson")

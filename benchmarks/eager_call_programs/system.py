@@ -36,6 +36,7 @@ import zlib
 
 import numpy as np
 import torch
+
 from eager_call_programs.common import Model, program
 
 
@@ -456,7 +457,7 @@ def datetime_now(folder):
 def decimal_context(folder):
     def odd(h):
         with decimal.localcontext(decimal.Context(prec=4)) as context:
-            share = decimal.Decimal(repr(h.detach().mean().item())) / 3
+            share = decimal.Decimal(h.shape[0]) / 7
             inexact = bool(context.flags[decimal.Inexact])
         return h * float(share) + inexact
 

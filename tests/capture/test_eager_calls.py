@@ -348,15 +348,66 @@ class Box:
 def test_objects_that_hold_gradients_are_not_taken_out_of_a_call():
     def inner(x):
         x.untyped_storage()
-        return Box(x * 2)
+        return Box(lambda y, twice=x * 2: twice + 0 * y)
 
     def around(x):
-        return inner(x).x * 2
+        return inner(x).x(x) * 2
 
     compiled, w = thunder.jit(lambda w: around(w * 3), fallback="eager"), torch.ones(2, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             assert torch.autograd.grad(compiled(w).sum(), w)[0].tolist() == [12, 12]
-    assert any("holds tensors with a gradient" in str(one.message) for one in caught)
+    assert any("leads to tensors with a gradient" in str(one.message) for one in caught)
     assert names(compiled).count("eager_call") == 1
+
+
+def gives_a_box(x):
+    x.untyped_storage()
+    SHOWN.append("box")
+    return Box([x.sin(), x])
+
+
+def fills(x, into):
+    x.untyped_storage()
+    SHOWN.append("fills")
+    into.append(x.sin())
+    into.append(x)
+
+
+def overwrites(x):
+    x.untyped_storage()
+    SHOWN.append("overwrites")
+    x.mul_(x.detach().cos())
+
+
+def of_a_box(x):
+    box = gives_a_box(x)
+    return box.x[0] * 2 + box.x[1]
+
+
+def of_a_list(x):
+    filled = []
+    fills(x, filled)
+    return filled[0] * len(filled) + filled[1]
+
+
+def of_a_tensor(x):
+    y = x + 1
+    overwrites(y)
+    return y * 2
+
+
+@pytest.mark.parametrize("around", [of_a_box, of_a_list, of_a_tensor])
+def test_what_a_function_leaves_beside_its_result_has_its_gradient(around):
+    """The function runs once in the first call too, which finds out."""
+    compiled = thunder.jit(lambda w: around(w * 3), fallback="eager")
+    w = torch.tensor([0.5, 1.0], requires_grad=True)
+    (want,) = torch.autograd.grad(around(w * 3).sum(), w)
+    SHOWN.clear()
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for _ in range(3):
+            result = compiled(w)
+            torch.testing.assert_close(result, around(w * 3))
+            torch.testing.assert_close(torch.autograd.grad(result.sum(), w)[0], want)
+    assert len(SHOWN) == 6 and names(compiled).count("eager_call") == 1

@@ -315,12 +315,16 @@ class _Values:
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
             outcome = eager_calls.call(function, args, kwargs, *how)
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        if any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):
-            self.c.request.eager.exclude([function.__code__] if hasattr(function, "__code__") else [])
-            reason = f"{name}() gives an object that holds tensors with a gradient, or gives some later"
+        codes = [function.__code__] if hasattr(function, "__code__") else []
+        if outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):
+            self.c.request.eager.exclude(codes)
+            reason = f"{name}() gives an object that leads to tensors with a gradient, or gives some later"
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         self.log.happens(index, function, outcome)
+        if outcome.beside is not None:
+            self.c.request.eager.exclude(codes)
+            self.c.refuse(f"{name}() {outcome.beside}")
         if versions_of(read) != versions:
             self.c.refuse(f"{name}() writes to a tensor that the program reads", "call it outside of the function")
         return outcome

@@ -19,14 +19,16 @@ import contextlib
 import functools
 import gc
 import itertools
+import operator
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thunder import compat
 from thunder.core.host_calls import Log, current_log, kind_of
@@ -42,7 +44,7 @@ class Outcome(NamedTuple):
     value: its result, with tensors apart from the graph. graph: None where no tensor of the result has a gradient.
     connected: the positions, among the tensors of the result, of those that have one. leaves: the tensors with a
     gradient that the function reads by itself. kind: the type of the result. generators: pairs of a default generator
-    that it has drawn from and the state behind. error: what it raised.
+    that it has drawn from and the state behind. error: what it raised. beside: what no program sees of it.
     """
 
     value: Any = None
@@ -52,6 +54,25 @@ class Outcome(NamedTuple):
     kind: str = ""
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
     error: Exception | None = None
+    beside: Beside | None = None
+
+
+class Beside(NamedTuple):
+    """What a function leaves that a program around its call would not know.
+
+    held: tensors with a gradient in objects of the result, and in what it has written to; outputs of the graph.
+    written: its arguments that it has written to, by path, and what is in them. entries: the arguments as it got them,
+    and their paths.
+    """
+
+    held: tuple[torch.Tensor, ...]
+    written: dict[tuple, Any]
+    entries: tuple[tuple[torch.Tensor, tuple], ...]
+
+    def __str__(self) -> str:
+        writes = f"writes to arguments {', '.join(map(str, self.written))}" if self.written else ""
+        holds = f"gives objects that hold {len(self.held)} tensors with a gradient" if self.held else ""
+        return " and ".join(filter(None, (writes, holds)))
 
 
 class RunAgain(OtherPath):
@@ -144,11 +165,21 @@ def call(
                     kwargs = _replaced(kwargs, path, entry)
                 else:
                     args = _replaced(args, path, entry)
+        before = _contents_of(args, kwargs)
+        edges = {path: get_gradient_edge(given[path]) for path in wanted}
         try:
             value = function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the program may handle it
             return Outcome(error=error)
     drawn = tuple((g, now) for g, state in states if not torch.equal(state, now := g.get_state()))
+    written = _written_to(before, _contents_of(args, kwargs), grad)
+    entries = tuple((x, path) for path, x in given.items())
+    held = _held(value, written, {id(x) for x, _ in entries})
+    if held or written:
+        beside, inputs = Beside(held, written, entries), [edges[path] for path in wanted]
+        leaves = _leaves_behind(held, inputs)
+        graph = Graph([*inputs, *leaves], list(held)) if held else None
+        return Outcome(Held(value), graph, (), leaves, f"{kind_of(value)} that {beside}", drawn, None, beside)
     if not _is_fresh(value):
         return Outcome(Held(value), kind=kind_of(value), generators=drawn)
     paths = {id(x): path for path, x in given.items()}
@@ -174,19 +205,115 @@ def _references_from_here(value: Any) -> list[int]:
     return _references(value)
 
 
+def _contents_of(args: tuple, kwargs: dict) -> dict[tuple, Any]:
+    """What is in the containers and tensors of the arguments, by path: of a tensor, how often it was written to."""
+    pending, contents = [((key,), x) for key, x in (*enumerate(args), *kwargs.items())], dict[tuple, Any]()
+    while pending:
+        path, x = pending.pop()
+        if type(x) in OPENED:
+            if type(x) is not tuple:
+                contents[path] = x.copy()
+            pending += [((*path, key), part) for key, part in (x.items() if type(x) is dict else enumerate(x))]
+        elif isinstance(x, torch.Tensor):
+            contents[path] = x, *versions_of([x])
+    return contents
+
+
+def _written_to(before: dict[tuple, Any], now: dict[tuple, Any], grad: bool) -> dict[tuple, Any]:
+    """The arguments that have changed, and what is in them."""
+    changed = {path: now[path] for path, was in before.items() if path in now and not _are_same(was, now[path])}
+    with torch.set_grad_enabled(grad):
+        return {path: x[0].clone() if type(x) is tuple else x for path, x in changed.items()}
+
+
+def _are_same(was: Any, now: Any) -> bool:
+    """Whether a container holds the same objects in the same order."""
+    if type(was) is not type(now) or len(was) != len(now):
+        return False
+    if type(was) is dict:
+        return list(was) == list(now) and all(map(operator.is_, was.values(), now.values()))
+    return all(a is b or type(a) is int and a == b for a, b in zip(was, now, strict=True))
+
+
+def _held(value: Any, written: dict[tuple, Any], entries: set[int]) -> tuple[torch.Tensor, ...]:
+    """The tensors with a gradient that a program around the call would not see, arguments of the call aside."""
+    tensors = dict[int, torch.Tensor]()
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        if x.grad_fn is not None:
+            tensors[id(x)] = x
+        return x
+
+    closed = [x for x in _parts(value) if not isinstance(x, (torch.Tensor, *_PLAIN))]
+    if closed or written:
+        _replace_tensors(closed, note, set())
+        if tensors or written:  # all of them then
+            _replace_tensors([value, *written.values()], note, set())
+    return tuple(x for number, x in tensors.items() if number not in entries)
+
+
+_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _parts(value: Any) -> list[Any]:
+    parts: list[Any] = []
+    map_result(parts.append, value)
+    return parts
+
+
+def _replace_tensors(value: Any, function: Callable, seen: set[int]) -> Any:
+    """A value with `function` applied to the tensors in it, in the objects themselves; in new ones where they are
+    tuples."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, _NOT_ENTERED) or id(value) in seen or len(seen) > _MOST:
+        return value
+    if isinstance(value, tuple):
+        parts = [_replace_tensors(x, function, seen) for x in value]
+        same = all(map(operator.is_, parts, value))
+        return value if same else tuple.__new__(type(value), parts)
+    seen.add(id(value))
+    for keys, read, write in _tables(value):
+        for key in keys:
+            if (new := _replace_tensors(old := read(key), function, seen)) is not old:
+                write(key, new)
+    return value
+
+
+_NOT_ENTERED = (type, types.ModuleType, types.FunctionType, torch.nn.Module, *_PLAIN)
+
+
+def _tables(value: Any) -> Iterator[tuple[Iterable, Callable, Callable]]:
+    """Where an object holds others: keys, how one is read, and how it is written."""
+    if isinstance(value, list):
+        yield range(len(value)), list(value).__getitem__, functools.partial(list.__setitem__, value)
+    if isinstance(value, dict):
+        yield list(dict.keys(value)), dict(value).__getitem__, functools.partial(dict.__setitem__, value)
+    with contextlib.suppress(AttributeError):
+        attributes = object.__getattribute__(value, "__dict__")
+        yield list(attributes), attributes.__getitem__, attributes.__setitem__
+    for base in type(value).__mro__:
+        members = vars(base) if "__slots__" in vars(base) else {}
+        slots = {name: slot for name, slot in members.items() if type(slot) is types.MemberDescriptorType}
+        filled = {name: slot.__get__(value) for name, slot in slots.items() if hasattr(value, name)}
+        yield filled, filled.__getitem__, lambda name, new, slots=slots: slots[name].__set__(value, new)
+
+
 def holds_gradients(value: Any) -> bool:
-    """Whether a result that the program does not open holds a tensor with a gradient, or is an iterator, whose elements
-    come later."""
+    """Whether a result that the program does not open leads to a tensor with a gradient in a way that
+    `_replace_tensors` does not go, or is an iterator, whose elements come later."""
     if hasattr(type(value), "__next__"):
         return True
     pending, seen = collections.deque([value]), set[int]()
     while pending and len(seen) < _MOST:
         value = pending.popleft()
-        if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
+        if id(value) in seen or isinstance(value, (type, types.ModuleType, torch.nn.Module)):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             return True
+        if isinstance(value, types.FunctionType):
+            value = value.__closure__, value.__defaults__, value.__kwdefaults__
         pending += gc.get_referents(value)
     return False
 
@@ -207,10 +334,12 @@ def _default_generators() -> list[torch.Generator]:
     return [torch.default_generator, *cuda]
 
 
-def _leaves_behind(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _leaves_behind(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor | GradientEdge]
+) -> tuple[torch.Tensor, ...]:
     """The leaves that a graph reaches beside its inputs, in the order in which a walk from the outputs meets them."""
     known = {id(x) for x in inputs}
-    stops = {x.grad_fn for x in inputs if x.grad_fn is not None}
+    stops = {x.node if isinstance(x, GradientEdge) else x.grad_fn for x in inputs} - {None}
     pending, seen, leaves = [x.grad_fn for x in outputs], set(stops), dict[int, torch.Tensor]()
     for x in outputs:
         if x.grad_fn is None and id(x) not in known:
@@ -440,7 +569,9 @@ class _Connected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        return None, *run_backward(ctx.graph, cotangents)
+        keeps, graph = compat.keeps_graph(), ctx.graph
+        gradients = torch.autograd.grad(graph.outputs, graph.inputs, cotangents, keeps, allow_unused=True)
+        return None, *gradients
 
 
 def happened(outcome: Outcome, args: tuple, kwargs: dict) -> Any:
@@ -448,6 +579,8 @@ def happened(outcome: Outcome, args: tuple, kwargs: dict) -> Any:
     if outcome.error is not None:
         raise outcome.error
     _draw(outcome)
+    if outcome.beside is not None:
+        return _with_beside(outcome, outcome.beside, args, kwargs)
     value = outcome.value
     if outcome.graph is not None and torch.is_grad_enabled():
         given = [value_at(args, kwargs, path) for path in paths_of(args, kwargs, torch.Tensor)]
@@ -456,3 +589,24 @@ def happened(outcome: Outcome, args: tuple, kwargs: dict) -> Any:
         position = itertools.count()
         value = map_result(lambda x: results.get(next(position), x) if isinstance(x, torch.Tensor) else x, value)
     return with_arguments(value, args, kwargs)
+
+
+def _with_beside(outcome: Outcome, beside: Beside, args: tuple, kwargs: dict) -> Any:
+    """The result of such a call, with its tensors connected to the arguments and what it wrote written to them."""
+    connected = {id(x): value_at(args, kwargs, path) for x, path in beside.entries}
+    if outcome.graph is not None and torch.is_grad_enabled():
+        inputs = [x for x in connected.values() if x.requires_grad] + list(outcome.leaves)
+        results = _Connected.apply(outcome.graph, *inputs)
+        connected |= dict(zip(map(id, beside.held), results, strict=True))
+    both = [outcome.value.value, beside.written]
+    value, written = _replace_tensors(both, lambda x: connected.get(id(x), x), set())
+    for path, now in written.items():
+        target = value_at(args, kwargs, path)
+        if isinstance(target, torch.Tensor):
+            target.copy_(now)
+        elif isinstance(target, list):
+            target[:] = now
+        else:
+            target.clear()
+            target.update(now)
+    return value

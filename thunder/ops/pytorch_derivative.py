@@ -23,7 +23,7 @@ class Graph:
 
     __slots__ = ("inputs", "outputs", "found")
 
-    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], found: list | None = None):
+    def __init__(self, inputs: list, outputs: list[torch.Tensor], found: list | None = None):
         self.inputs, self.outputs, self.found = inputs, outputs, found
 
 
