@@ -159,3 +159,72 @@ def test_a_partial_object_behind_a_cache():
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(3)), fn(torch.ones(3)))
     assert thunder.cache_misses(compiled) == 1
+
+
+@functools.lru_cache(256)
+def _layout(shape: tuple, heads: int) -> tuple:
+    """Numbers about a shape, in containers that are used again."""
+    if shape[-1] % heads:
+        raise ValueError("does not divide")
+    return [*shape[:-1], heads, shape[-1] // heads], {1: shape[0]}
+
+
+def test_keys_of_sizes_that_vary_are_no_constants():
+    """The third batch size runs the program of the second one."""
+
+    def split(x):
+        sizes, repeated = _layout(x.shape, 2)
+        return x.reshape(sizes) * repeated[1]
+
+    compiled = thunder.jit(split, fallback="error")
+    for batch in (2, 3, 4, 7):
+        x = torch.randn(batch, 5, 6)
+        torch.testing.assert_close(compiled(x), split(x), rtol=0, atol=0)
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_one_result_of_a_cache_is_read_twice():
+    """Results with other keys are other numbers, and one container is one value wherever it comes from."""
+
+    def halves(x):
+        first, _ = _layout(tuple(x.shape), 2)
+        y = x.reshape(first).flatten(1)
+        second, _ = _layout(tuple(y.shape), 3)
+        again, _ = _layout(tuple(x.shape), 2)
+        return y.reshape(second).sum(-1), x.reshape(again), first is again
+
+    compiled = thunder.jit(halves, fallback="error")
+    for batch in (2, 2, 3, 4):
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                x = torch.randn(batch, 6)
+                for found, want in zip(compiled(x), halves(x), strict=True):
+                    torch.testing.assert_close(found, want, rtol=0, atol=0)
+    assert all(type(n) is int for n in _layout((2, 6), 2)[0])
+
+
+_scales = {"scale": 2.0}
+
+
+@functools.lru_cache(256)
+def _scaled(size: int) -> float:
+    return size * _scales["scale"]
+
+
+def test_a_cache_of_more_than_its_arguments_is_asked():
+    """A result that the cache has stays as it is when what the function read has changed."""
+
+    def f(x):
+        return x * _scaled(x.shape[0])
+
+    compiled = thunder.jit(f, fallback="error")
+    try:
+        for batch in (2, 3):
+            _scaled(batch)
+        _scales["scale"] = 5.0
+        for batch in (2, 3, 4, 3):
+            x = torch.ones(batch)
+            torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+    finally:
+        _scales["scale"] = 2.0
+        _scaled.cache_clear()

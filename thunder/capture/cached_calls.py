@@ -9,15 +9,19 @@ An object of the program's own is a key that no cache has; where its class compa
 from __future__ import annotations
 
 import functools
+import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from thunder.capture import callbacks
-from thunder.capture.ask import TYPE, value_at
+import torch
+
+from thunder.capture import callbacks, containers
+from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say, value_at
 from thunder.capture.expose import is_written
 from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, PRIMITIVE, slots
-from thunder.capture.native_calls import call_native
 from thunder.capture.sources import Source
-from thunder.core.proxies import TensorProxy, map_structure, settled
+from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
+from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import parts_of, type_attribute
 from thunder.interpreter.standins import stands_alone
 
@@ -40,10 +44,11 @@ def module_of(f) -> str:
 
 def call(c, f, args, kwargs):
     """The result is read like anything from outside."""
+    if numbers_in([*args, *kwargs.values()], []) and (found := _computed(c, f, args, kwargs)) is not NULL:
+        return found
+    args, kwargs = [_as_key(a) for a in args], {k: _as_key(a) for k, a in kwargs.items()}
     callbacks.check_hashed(c, (*args, *kwargs.values()))
     hash((*args, *kwargs.values()))  # raises
-    # a symbolic number would be another key than the number it stands for
-    args, kwargs = map_structure(settled, list(args)), map_structure(settled, dict(kwargs))
     given = tuple(parts_of(*args, *kwargs.values()))
     if id(f.__wrapped__) in c.fresh:
         if not all(_by_identity(x) for x in given if not _is_constant(c, x)):
@@ -59,6 +64,43 @@ def call(c, f, args, kwargs):
     if any(is_written(c, x) for x in (f.__wrapped__, *given)):
         _refuse(c, f, "is given an object that the program has written to")
     return _asked(c, f, args, kwargs)
+
+
+def _as_key(x: Any) -> Any:
+    """An argument with the values of symbolic numbers, which would be other keys than the numbers they stand for."""
+    return torch.Size(map(settled, x)) if type(x) is Size else map_structure(settled, x)
+
+
+def _computed(c, f, args, kwargs):
+    """The result of a function of sizes that vary: the program computes it, as on a miss of the cache. NULL where the
+    function is more than its arguments: a cache may then have another result than a call has now."""
+    if type(f.__wrapped__) is not types.FunctionType:
+        return NULL
+    if any(type(a) is TensorProxy for a in parts_of(*args, *kwargs.values())):
+        return NULL
+    symbols = map_structure(_symbol, [*args, *kwargs, *kwargs.values()])
+    key = f, len(args), *symbols, *map(type, symbols)
+    if key in c.known.computed:  # raises as the cache does
+        return c.known.computed[key]
+    roots = {c.sources[id(x)].root for x in parts_of(*args, *kwargs.values()) if id(x) in c.sources}
+    asked, effects, recorded = set(c.observed), len(c.writes.effects), len(c.recorder.bound_symbols)
+    result = c.call(f.__wrapped__, list(args), dict(kwargs))
+    new = [(source, question) for source, question, operand in c.observed if (source, question, operand) not in asked]
+    alone = all(question in _OF_DEFINITIONS or source.root in roots for source, question in new)
+    if not alone or len(c.writes.effects) > effects or len(c.recorder.bound_symbols) > recorded:
+        return NULL
+    for x in parts_of(result):
+        if isinstance(x, containers.MUTABLE) and id(x) not in c.sources:
+            c.path.lend(x)  # a cache would give the same one to others
+    c.known.computed[key] = result
+    return result
+
+
+def _symbol(x: Any) -> Any:
+    return x.expression if isinstance(x, NumberProxy) else x
+
+
+_OF_DEFINITIONS = (IDENTITY, PRESENT, TYPE)  # functions and classes that stay
 
 
 def _refuse(c, f, why: str):
@@ -114,15 +156,31 @@ def _asked(c, f, args, kwargs):
     asked = c.known.cached_calls.setdefault(key, functools.partial(_ask, f, *places))
     values = tuple(value_at(c, source) for source in sources)
     c.in_cached_call += 1
-    try:
-        found = call_native(c, functools.partial(asked, values), [], {})
+    try:  # the values are those from outside, as are the result's
+        found = Host.call_native(c, asked, [values], {})
     finally:
         c.in_cached_call -= 1
-    source = c.const(asked, getattr(f, "__name__", "")).child("of", tuple(sources))
+    source = c.const(asked, _label(f, places)).child("of", tuple(sources))
     if type(found) is _Raised:
         c.ask(source, TYPE)
         raise c.read(found.error, source.attr("error"))
     return c.read(found, source)
+
+
+def _label(f, places: tuple[list, dict]) -> str:
+    """The function with the constants among its arguments: calls with others give other numbers."""
+    constants = _constants([*places[0], *places[1].values()])
+    shown = [say(x) if type(x) in PRIMITIVE else type(x).__name__ for x in constants]
+    name = getattr(f, "__name__", "")
+    return f"{name}[{', '.join(shown)}]" if shown else name
+
+
+def _constants(places: list) -> Iterator:
+    for x in places:
+        if type(x) is tuple:
+            yield from _constants(list(x))
+        elif type(x) is not _Place:
+            yield x
 
 
 class _Raised:

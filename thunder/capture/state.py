@@ -238,6 +238,7 @@ class Known:
     builtins: set[tuple] = field(default_factory=set)  # those names that a module does not have
     # of functions behind functools.lru_cache, by function and arguments
     cached_calls: dict[tuple, functools.partial] = field(default_factory=dict)
+    computed: dict[tuple, Any] = field(default_factory=dict)  # results of functions behind caches, of sizes that vary
     own_caches: dict[int, Callable] = field(default_factory=dict)  # by the id of a cache that the program made
     # calls in a `try` of the program that PyTorch does not refuse: see `examples`
     examples: dict[tuple, None] = field(default_factory=dict)
