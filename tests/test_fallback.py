@@ -9,7 +9,7 @@ import torch
 import thunder
 from thunder.cache import compile as compile_module
 from thunder.cache.store import PATIENCE
-from thunder.capture import native_calls
+from thunder.capture import policy
 from thunder.errors import CaptureError, FallbackWarning, OptionError, UnforeseenShapeError
 
 
@@ -207,7 +207,7 @@ def test_a_refusal_is_tried_again_sometimes(monkeypatch):
     def refusing(c, f, args, kwargs):
         return c.refuse("of a cause that nobody sees") if refuses else c.call_native(f, args, kwargs)
 
-    monkeypatch.setitem(native_calls.HANDLERS, id(math.sqrt), refusing)
+    monkeypatch.setitem(policy.DEFINED, id(math.sqrt), refusing)
     compiled, x = thunder.jit(lambda x: x * math.sqrt(4), fallback="eager"), torch.ones(3)
     counted = captures(monkeypatch)
     for _ in range(PATIENCE + 1):

@@ -13,6 +13,7 @@ import torch
 
 import thunder
 from thunder import options as declared
+from thunder.capture.policy import describe
 from thunder.command_line import add_commands, doctor
 from thunder.compat.names import NEWEST, OLDEST, missing
 from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
@@ -74,6 +75,9 @@ def main(arguments: list[str]) -> int:
         commands.add_parser(what.__name__, help=text).set_defaults(command=lambda given, what=what: what())
     add_commands(commands)
     add_command(commands)
+    decided = commands.add_parser("policy", help="how programs call a function: the row of the table that decides")
+    decided.add_argument("name", help="as package.module.function; a method as package.module.object.method")
+    decided.set_defaults(command=lambda given: print(describe(given.name)))
     commands.add_parser("doctor", help="check this machine").set_defaults(command=lambda given: versions() or doctor())
     given = parser.parse_args(arguments)
     return given.command(given) or 0

@@ -26,7 +26,7 @@ import torch
 
 import thunder
 from thunder.capture import passes
-from thunder.capture.native_calls import HANDLERS
+from thunder.capture.policy import DEFINED
 from thunder.module import ThunderModule
 from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
 from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
@@ -205,13 +205,13 @@ def compiled_calls(recipe: str):
         finally:
             _set_calls(dict.fromkeys(usual, call))
 
-    HANDLERS[id(call)] = HANDLERS[id(usual[torch.nn.Module])]
+    DEFINED[id(call)] = DEFINED[id(usual[torch.nn.Module])]
     _set_calls(dict.fromkeys(usual, call))
     try:
         yield rows
     finally:
         _set_calls(usual)
-        del HANDLERS[id(call)]
+        del DEFINED[id(call)]
 
 
 def _set_calls(functions: dict[type, Any]) -> None:

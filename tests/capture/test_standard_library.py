@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import native
+from thunder.capture import native, policy
 
 # name: the lines of a function of x, before `return x * 2`; what is compiled is one program for each
 PROGRAMS = {
@@ -90,9 +90,9 @@ def a_closure_of_the_library():
 
 
 def test_functions_are_known_by_their_code():
-    """Asking whether a closure of the library is impure does not keep alive what is in it."""
+    """Asking the policy about a closure of the library does not keep alive what is in it."""
     closure, dead = a_closure_of_the_library()
-    native.impure(closure)
+    policy.policy(closure)
     del closure
     gc.collect()
     assert dead() is None

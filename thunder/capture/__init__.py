@@ -3,8 +3,8 @@
 In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (its parts),
 `host` (the interpreter's host) with `locations`, `values`, `tensors`, `numbers`, `containers`, `classes` and `objects`
 (the outside as a program holds it), `expose` (everything that native code may look at), `calls` and `operators`
-(dispatch; `handlers` by function, `library` for PyTorch's own), `decisions`, `prologue` with `groups`, `checks` and
-`passes`, `epilogue`.
+(dispatch by the table in `policy`; `handlers` and `library` define functions), `decisions`, `prologue` with `groups`,
+`checks` and `passes`, `epilogue`.
 """
 
 from __future__ import annotations

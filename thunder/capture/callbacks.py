@@ -21,8 +21,8 @@ import weakref
 import numpy
 
 from thunder.capture.ask import KEYS
-from thunder.capture.containers import MUTABLE
-from thunder.capture.native import PRIMITIVE, native_module
+from thunder.capture.native import MUTABLE, PRIMITIVE
+from thunder.capture.policy import is_library
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
@@ -174,7 +174,7 @@ _STATEFUL = (random.Random, numpy.random.Generator, numpy.random.RandomState, nu
 
 def _of_library(module) -> bool:
     """Whether code of a module is taken to have no effects where native code calls it."""
-    return isinstance(module, str) and (native_module(module) or module.split(".")[0] in _LIBRARIES)
+    return isinstance(module, str) and (is_library(module) or module.split(".")[0] in _LIBRARIES)
 
 
 _LIBRARIES = {"torch", *sys.stdlib_module_names}

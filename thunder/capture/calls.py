@@ -18,9 +18,19 @@ from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, among, impure, native_module
-from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, reaches
+from thunder.capture.native import CONTAINERS, among
+from thunder.capture.native_calls import IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
+from thunder.capture.policy import (
+    DEFINED,
+    DEFINED_BY_KIND,
+    DEFINED_BY_NAME,
+    Ask,
+    Fold,
+    Host,
+    is_library,
+    native_row,
+)
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
@@ -44,14 +54,14 @@ def call(c, f, args, kwargs):
         return call_method(c, f, args, kwargs)
     if c.replacements and among(f, c.replacements):
         return _call_symbol(c, c.replacements[f], args, kwargs)
-    handler = HANDLERS.get(id(f)) or c.handlers.get(id(f))
+    handler = DEFINED.get(id(f)) or c.handlers.get(id(f))
     if handler is not None:
         return handler(c, f, args, kwargs)
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType:  # `super().__setattr__(...)` and the like
         wrapper = type_attribute(f.__objclass__, f.__name__)
-        if (handler := HANDLERS.get(id(wrapper))) is not None:
+        if (handler := DEFINED.get(id(wrapper))) is not None:
             return handler(c, wrapper, [f.__self__, *args], kwargs)
         if type(f.__self__) in CONTAINERS and f.__name__ in ("__repr__", "__str__") and not args:
             return text.representation(c, f.__self__)
@@ -59,7 +69,7 @@ def call(c, f, args, kwargs):
         return text.formatted(c, f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _BOUND.get(f.__name__, call_builtin)(c, f, args, kwargs)
-    special = BY_TYPE.get(t)
+    special = DEFINED_BY_KIND.get(t)
     if special is not None:
         return special(c, f, args, kwargs)
     return construct_object(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
@@ -74,8 +84,14 @@ def _attribute_by_name(c, f, args, kwargs):
     return attributes.call_by_name(owner, f.__name__)(c, f, given, kwargs)
 
 
+def _following(c, f, args, kwargs):
+    """`iterator.__next__`."""
+    owner = plain_attribute(f, "__self__")
+    return call(c, next, args if owner is None else [owner, *args], kwargs)
+
+
 _BOUND = {  # methods that an object gives anew
-    "__reduce_ex__": reduced, "__subclasses__": settings.subclasses,
+    "__reduce_ex__": reduced, "__subclasses__": settings.subclasses, "__next__": _following,
     **dict.fromkeys(("__getattribute__", "__setattr__", "__delattr__"), _attribute_by_name),
 }  # fmt: skip
 
@@ -90,14 +106,14 @@ def _call_object(c, f, t: type, args, kwargs):
         return f(*args, **kwargs)  # raises
     if type(found) in NATIVE_METHODS and found.__name__ != "__call__":  # `__call__ = dict.get`
         return call(c, found, [f, *args], kwargs)
-    if native_module(t.__module__) and lookup(f) is not None:
+    if is_library(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     if (definition := higher_order.definition_of(f)) is not None:
         return c.enter(definition, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
         return call(c, method, [f, *args], kwargs)
-    if t is functools._lru_cache_wrapper and not native_module(cached_calls.module_of(f)):
+    if t is functools._lru_cache_wrapper and not is_library(cached_calls.module_of(f)):
         return cached_calls.call(c, f, args, kwargs)
     if any(map(callbacks.runs_python, kept(f))):
         c.refuse(
@@ -177,18 +193,18 @@ def _call_scripted(c, f, args, kwargs):
     return eager.disabled(c, f, args, kwargs) if original is None else call(c, original, args, kwargs)
 
 
-BY_TYPE |= {
+DEFINED_BY_KIND |= {
     functools.partial: _call_partial,
     **dict.fromkeys((operator.attrgetter, operator.itemgetter, operator.methodcaller), _call_operator),
     Symbol: _call_symbol,
     HostProxy: host_lines.call,
     host_lines.HostMethod: host_lines.call,
 }
-BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
-BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
-BY_TYPE |= torch_func.KINDS
-BY_TYPE[Disabled] = lambda c, f, args, kwargs: eager.disabled(c, f.function, args, kwargs)
-BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
+DEFINED_BY_KIND |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
+DEFINED_BY_KIND |= dict.fromkeys(compat.scripted(), _call_scripted)
+DEFINED_BY_KIND |= torch_func.KINDS
+DEFINED_BY_KIND[Disabled] = lambda c, f, args, kwargs: eager.disabled(c, f.function, args, kwargs)
+DEFINED_BY_KIND[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
 # functions that look at who calls them are interpreted
@@ -196,25 +212,33 @@ _FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
 
 def _call_function(c, f, args, kwargs):
-    if lookup(f) is not None:
-        return record(c, f, args, kwargs)
-    if inplace_of(f) is not None:
+    if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh and not module.startswith(FUNCTORCH):
-        named = BY_NAME.get((module, f.__name__))
+    if is_library(module) and id(f) not in c.fresh:
+        named = DEFINED_BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
-        if f in OVERRIDABLE:
+        if f in OVERRIDABLE and not module.startswith(FUNCTORCH):
             return record(c, f, args, kwargs)
         # a wrapper around code that Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             # PyTorch disables methods of its own optimizers, which no user has asked for
             by_user = compat.is_disabled(f) and not (f.__wrapped__.__module__ or "").startswith("torch.")
             return (eager.disabled if by_user else call)(c, f.__wrapped__, args, kwargs)
-        seen = reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args)
-        if impure(f) is not None or not (seen or _FRAMES.intersection(f.__code__.co_names)):
+        if _runs_natively(c, f, args, kwargs):
             return call_native(c, f, args, kwargs)
     elif id(f) in c.keep or id(f) in c.fresh:
         c.known.interpreted.add(id(f))
     return c.enter(f, args, kwargs)
+
+
+def _runs_natively(c, f, args, kwargs) -> bool:
+    """Whether a library's function runs as it is: on the host, or because it is folded and is given nothing whose use
+    must be seen."""
+    answer = native_row(f).answer
+    if type(answer) is Host:
+        return True
+    if type(answer) not in (Fold, Ask) or _FRAMES.intersection(f.__code__.co_names):
+        return False
+    return not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args))

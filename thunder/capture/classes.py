@@ -9,7 +9,8 @@ import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.identities import known_itself
-from thunder.capture.native import ENUM, IDENTICAL, class_of_library
+from thunder.capture.native import ENUM, IDENTICAL
+from thunder.capture.policy import bound_method, class_of_library
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL
@@ -140,7 +141,9 @@ def is_fixed(found) -> bool:
 def class_value(c, kind, name, found):
     """A class attribute that is no descriptor: read like anything from outside."""
     owner = owner_of(kind, name, found)
-    if owner is None or id(owner) in c.fresh or of_library(owner) or is_fixed(found):
+    if owner is None or id(owner) in c.fresh or of_library(owner):
+        return found
+    if is_fixed(found) and bound_method(found) is None:
         return found
     return c.read(found, entry(c, owner, name))
 

@@ -13,9 +13,10 @@ import torch
 from thunder.capture import callbacks, whole
 from thunder.capture.expose import expose
 from thunder.capture.items import pairs
-from thunder.capture.native import ENUM, ITERATING, native_module
+from thunder.capture.native import ENUM
 from thunder.capture.native_calls import call_native, iterated, reaches, stepping
 from thunder.capture.operations import record, size
+from thunder.capture.policy import Interpret, folded, is_library, native_row
 from thunder.capture.watched import check_watched
 from thunder.core.proxies import Size
 from thunder.interpreter import NULL, Host, construction, standins
@@ -74,11 +75,16 @@ def _check_callback(c, cls, args) -> None:
         c.refuse("a function from outside is to be called when an object of the program dies", "keep the object")
 
 
+def _is_read(method) -> bool:
+    """Whether a method that makes an object is Python code that is interpreted, whatever it is given."""
+    return type(method) is types.FunctionType and type(native_row(method).answer) is Interpret
+
+
 def construct_object(c, cls, args, kwargs):
     _check_callback(c, cls, args)
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
-    if cls in ITERATING:
+    if folded(cls).steps:
         return call_native(c, cls, stepping(c, cls, None, args), kwargs)
     if cls is itertools.chain:
         args = [iterated(c, a) for a in args]
@@ -97,11 +103,9 @@ def construct_object(c, cls, args, kwargs):
         return (record if is_operation else call_native)(c, cls, args, kwargs)
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = plain_attribute(new, "__func__", new)
-    interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = type(init) is types.FunctionType and (
-        not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)
-    )
-    custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
+    interpreted_new = _is_read(new)
+    interpreted_init = _is_read(init) or type(init) is types.FunctionType and reaches(c, args, kwargs)
+    custom_meta = c.slot(type(cls), "__call__") is not None and not is_library(type(cls).__module__)
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
     return construction.construct(c, cls, args, kwargs)

@@ -27,7 +27,6 @@ from thunder.core.proxies import NumberProxy, TensorProxy, concrete, extreme
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute, type_attribute
 
-MUTABLE = (list, dict, set, collections.deque)
 LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
 
 

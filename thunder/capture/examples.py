@@ -16,9 +16,11 @@ from thunder.capture.expose import keeps
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in
+from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tracebacks import interrupts
+from thunder.ops import lookup
 from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -97,7 +99,11 @@ def _described(c, x):
 
 
 def _error(c, function, args, kwargs) -> Exception | None:
-    """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors."""
+    """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors. They
+    are no state of a generator."""
+    symbol = lookup(function) if type(function) is types.FunctionType else None
+    if OpTags.RANDOM_OP in getattr(symbol, "tags", ()) and TensorProxy in map(type, args):
+        return None
     found = []
     for make in (torch.zeros, _ones):
         with compat.probing(torch.is_grad_enabled(), draws=True):

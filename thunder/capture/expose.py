@@ -22,15 +22,8 @@ from thunder.capture import callbacks, containers, settings
 from thunder.capture.ask import IDENTITY, KEYS
 from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
-from thunder.capture.native import (
-    CONTAINERS,
-    DICT_VIEWS,
-    PRIMITIVE,
-    class_of_library,
-    container_base,
-    is_iterator,
-    slots,
-)  # fmt: skip
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, container_base, is_iterator, slots
+from thunder.capture.policy import class_of_library
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
@@ -95,7 +88,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
 def _parts(c, value, kind: type, shown: bool, opaque: tuple) -> list:
     """What native code finds in a value."""
     found: list = []
-    if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
+    if isinstance(value, MUTABLE) and kind not in CONTAINERS:
         found += _inside(c, value, kind, shown)
     if isinstance(value, (dict, *_SEQUENCES)):
         found += _elements(c, value, kind)

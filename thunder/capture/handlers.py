@@ -40,8 +40,9 @@ from thunder.capture.library import (
     torch_func,
 )
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, iterable, iterated
+from thunder.capture.native_calls import call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
+from thunder.capture.policy import DEFINED, DEFINED_BY_NAME
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
 from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, converted, extreme
@@ -192,7 +193,7 @@ def _outside_of_programs(event: str):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
+DEFINED_BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
 
 
 def _constant(value):
@@ -303,8 +304,8 @@ _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.
 
 def install() -> None:
     """Puts the handlers where calls look for them."""
-    HANDLERS.update(FRAME_CALLS)
-    HANDLERS.update(PROTOCOL_CALLS)
+    DEFINED.update(FRAME_CALLS)
+    DEFINED.update(PROTOCOL_CALLS)
     M = torch.nn.Module
     table = {
         type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
@@ -362,7 +363,7 @@ def install() -> None:
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
     table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}
-    HANDLERS.update({id(f): h for f, h in table.items()})
+    DEFINED.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
 
 

@@ -51,7 +51,8 @@ from thunder.capture.identities import COPIED, place, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
-from thunder.capture.native import PRIMITIVE, native_module, read_of_library
+from thunder.capture.native import PRIMITIVE
+from thunder.capture.policy import is_library, read_of_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
@@ -306,7 +307,7 @@ class Capture(Host):
     def enter(self, f, args, kwargs):
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
             self.known.asked_functions.add(id(f))
-            library = native_module(f.__globals__.get("__name__"))
+            library = is_library(f.__globals__.get("__name__"))
             if not library:
                 self.ask(self._part_of(f, "__code__"), IDENTITY)
             for i, (name, cell) in enumerate(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)):
@@ -353,7 +354,7 @@ class Capture(Host):
         return f
 
     def default(self, f, name, value):
-        if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
+        if type(value) is TensorProxy or id(f) in self.fresh or is_library(f.__globals__.get("__name__")):
             return value
         if id(f) in self.outside.anew:
             parts = [self.read(getattr(f, n), self._part_of(f, n)) for n in ("__defaults__", "__kwdefaults__")]

@@ -7,9 +7,6 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-import random
-import sys
-import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,19 +19,8 @@ from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, is_written, keeps, settle_keys
 from thunder.capture.library import printed_nodes
-from thunder.capture.native import (
-    CHANGES,
-    IMMUTABLE,
-    KNOWN,
-    PRIMITIVE,
-    among,
-    class_of_library,
-    impure,
-    is_tracked,
-    learn_class,
-    native_module,
-    read_of_library,
-)
+from thunder.capture.native import IMMUTABLE, KNOWN, PRIMITIVE, among, is_hashable, is_tracked, learn_class
+from thunder.capture.policy import Host, class_of_library, is_library, is_watched, native_row, read_of_library
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import (
@@ -60,7 +46,7 @@ from thunder.core.proxies import (
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import fresh_size, made_number
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import BUILTINS, parts_of, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 from thunder.interpreter.tables import ARITHMETIC
 from thunder.ops.infer import fake
 from thunder.ops.registry import inplace_of
@@ -68,14 +54,10 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 # functions whose results are of one type: they are not run at capture unless their value is asked for
-_RESULTS = {
-    int: int, float: float, bool: bool, print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
-    random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
-    numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
-    time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None), torch.save: type(None),
-    torch.Size: torch.Size, warn_at: type(None),
+_KINDS: dict[Any, type] = {
+    int: int, float: float, bool: bool, format: str, repr: str, str: str, ascii: str, torch.Size: torch.Size,
+    warn_at: type(None),
 }  # fmt: skip
-_KINDS: dict[Any, type] = {plain_attribute(f, "__func__", f): kind for f, kind in _RESULTS.items()}
 FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
 
 
@@ -98,10 +80,12 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     if (known := changing.known_result(c, function, args, kwargs, effect)) is not NULL:
         return known
     function = tensor_of if function is torch.from_numpy else function
+    function = function if is_hashable(function) else function.__call__  # a function of ctypes
     name = plain_attribute(function, "__qualname__", type(function).__qualname__)
     called = lending.called(function, args)
     reads = lending.only_reads(c, called, args)
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
+    effect = effect or "outside" * (not pure and function not in _LOOKING and any(is_outside(c, a) for a in args))
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
     args = tuple(given(c, a, reads) for a in args)
@@ -189,6 +173,8 @@ def _check_owner(c, function: Callable, name: str, args) -> None:
         )
 
 
+# functions that look at an object and change nothing
+_LOOKING = {getattr, len, operator.getitem, operator.contains, operator.truth, operator.is_}
 _OPERATORS = {f for symbol, f in ARITHMETIC.items() if symbol.endswith("=")}
 _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 
@@ -196,8 +182,8 @@ _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
     if any(isinstance(a, (TensorProxy, HostProxy)) for a in (*args, *kwargs.values())):
         return None
-    called = plain_attribute(function, "__func__", function)
-    kind = _KINDS[called] if among(called, _KINDS) else None
+    answer = native_row(function).answer
+    kind = answer.gives if type(answer) is Host else _KINDS[function] if among(function, _KINDS) else None
     if kind in (int, float) and not {*map(type, (*args, *kwargs.values()))} <= _NUMBERS:
         return None
     return None if function == numpy.random.rand and len(args) + len(kwargs) else kind
@@ -292,13 +278,13 @@ def _is_of_program(c, value) -> bool:
     """Whether an object may be written to by the program or hold what it has computed. A library's class, and an object
     of one that comes from outside, is where the program has written to it."""
     t = type(value)
-    if isinstance(value, type) and (native_module(value.__module__) or read_of_library(value.__module__)):
+    if isinstance(value, type) and (is_library(value.__module__) or read_of_library(value.__module__)):
         return is_written(c, value)
     if isinstance(value, BaseException) or not class_of_library(t) or callable(value):
         return True
     if id(value) in c.containers.looks:  # a snapshot, which may be empty
         return True
-    return id(value) in c.sources and impure(value) is None and (is_tracked(t) or is_written(c, value))
+    return id(value) in c.sources and (is_tracked(t) or is_written(c, value))
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
@@ -308,28 +294,51 @@ def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
 
 
 def run_impure(c, function, args, kwargs):
-    """A call of code that has effects outside of the program, or gives another value each time."""
-    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
-        c.sharp(impure(function))
+    """A call of code that runs on the host in each call of the program."""
+    warn_of(c, function)
     return run(c, function, args, kwargs, effect=_effect(function))
 
 
+def warn_of(c, function) -> None:
+    """Code that runs on the host is a sharp edge, under sharp_edges="error"."""
+    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
+        row = native_row(function)
+        c.sharp(f"{plain_attribute(function, '__qualname__', function)}() runs on the host: {row.why}")
+
+
 def _effect(function) -> str:
-    why = impure(function)
-    return "" if why is None else "random" if why.endswith(CHANGES) else "outside"
+    answer = native_row(function).answer
+    return answer.effect if type(answer) is Host else ""
+
+
+def is_outside(c, value) -> bool:
+    """Whether a value of the host is an object from outside that others may see changes of."""
+    return type(value) is HostProxy and c.path.source_of(value) is not None and not is_watched(value.example)
+
+
+def outside_state(c, o):
+    """The value of the host that stands for an object from outside whose state is not watched; None for others."""
+    source = c.sources.get(id(o)) or c.outside.origins.get(id(o))
+    return None if source is None or is_watched(o) else changing.read(c, o, source)
+
+
+def of_outside(c, function, receiver, args, kwargs):
+    """A method in C of an object from outside whose state is not watched; NULL for others."""
+    if (value := outside_state(c, receiver)) is None:
+        return NULL
+    args = args[1:] if type(function) in NATIVE_METHODS else args
+    return run(c, call_method, (value, function.__name__, *args), kwargs)
 
 
 def native(c, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
-    if impure(function) is not None:
-        return run_impure(c, function, args, kwargs)
-    takes_tensors = TensorProxy in map(type, (*args, *kwargs.values()))
+    answer, takes_tensors = native_row(function).answer, TensorProxy in map(type, (*args, *kwargs.values()))
+    if type(answer) is Host:
+        return of_foreign(c, function, args, kwargs) if takes_tensors else run_impure(c, function, args, kwargs)
     if takes_tensors and _is_of_numpy(function):
         return of_numpy(c, function, args, kwargs)
     if takes(c, function, args, kwargs):
         return run(c, function, args, kwargs)
-    if takes_tensors and _is_foreign(function):
-        return of_foreign(c, function, args, kwargs)
     return NULL
 
 
@@ -370,14 +379,6 @@ def _is_of_numpy(function) -> bool:
     return (plain_attribute(function, "__module__") or "").startswith("numpy") and not isinstance(function, numpy.ufunc)
 
 
-def _is_foreign(function) -> bool:
-    """Whether a native function is another library's: it looks at the values of tensors."""
-    if isinstance(function, type) or not isinstance(plain_attribute(function, "__self__"), types.ModuleType | None):
-        return False
-    module = plain_attribute(function, "__module__")
-    return isinstance(module, str) and module.split(".")[0] not in _KNOWN_LIBRARIES
-
-
 def of_foreign(c, function, args, kwargs):
     given = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
     if given and c.recorder.context.grad_enabled:
@@ -385,10 +386,7 @@ def of_foreign(c, function, args, kwargs):
             f"a gradient may have to pass through {function.__name__}(), native code that thunder does not read",
             "detach its arguments, or make it a torch.library.custom_op",
         )
-    return run(c, function, args, kwargs)
-
-
-_KNOWN_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "torchaudio", "numpy", "thunder", "optree"}
+    return run_impure(c, function, args, kwargs)
 
 
 def takes(c, function, args, kwargs) -> bool:
@@ -457,7 +455,8 @@ def call(c, function, args, kwargs):
     if type(function) is HostProxy:
         return run(c, call_function, (function, *args), kwargs)
     value, name, example = function.proxy, function.name, function.proxy.example
-    effect = _effect(getattr(example, name))
+    method = getattr(example, name)
+    effect = _effect(method)
     return run(
         c, call_method, (value, name, *args), kwargs, pure=isinstance(example, FIXED) and not effect, effect=effect
     )

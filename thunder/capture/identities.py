@@ -7,7 +7,8 @@ import types
 import weakref
 
 from thunder.capture.ask import IDENTITY, SAME, same_value
-from thunder.capture.native import CONTAINERS, native_module
+from thunder.capture.native import CONTAINERS
+from thunder.capture.policy import is_library
 from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
@@ -117,7 +118,7 @@ def same_number(c, a, b) -> bool:
     new; of those from outside the prologue asks, where code of the user's compares them."""
     symbolic = isinstance(a, NumberProxy) or isinstance(b, NumberProxy)
     function = c.stack_of_frames[-1].fn
-    if a is b and (symbolic or native_module(function.__globals__.get("__name__"))):
+    if a is b and (symbolic or is_library(function.__globals__.get("__name__"))):
         return True
     kinds = {getattr(x, "python_type", type(x)) for x in (a, b)}
     if len(kinds) > 1 or not (c.truth(c.compare("==", a, b)) if symbolic else same_value(a, b)):

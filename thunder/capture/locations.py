@@ -10,14 +10,15 @@ from collections import deque
 import torch
 
 from thunder.capture.library.functional import original
-from thunder.capture.native import is_tracked, native_module
+from thunder.capture.native import is_tracked
+from thunder.capture.policy import is_library
 from thunder.interpreter import decode, format_location
 from thunder.interpreter.attributes import cell_value, plain_attribute
 
 
 @functools.cache
 def _is_library(module: str | None) -> bool:
-    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
+    return bool(module) and (is_library(module) or module.startswith(("torch.", "triton.")))
 
 
 def place(location) -> tuple:

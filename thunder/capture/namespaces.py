@@ -12,8 +12,9 @@ import torch
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.classes import DELETED, UNKNOWN
 from thunder.capture.identities import known_itself
-from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, native_module, plain_base
+from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, plain_base
 from thunder.capture.native_calls import call_native
+from thunder.capture.policy import bound_method, is_library
 from thunder.capture.sources import Source
 from thunder.interpreter import attributes
 from thunder.interpreter.instructions import builtin_namespace
@@ -27,7 +28,7 @@ def import_module(c, f, args, kwargs):
     except ImportError:
         c.ask(modules.item(name), PRESENT)
         raise
-    if not native_module(found.__name__) and found.__name__ in sys.modules:
+    if not is_library(found.__name__) and found.__name__ in sys.modules:
         c.ask(modules.item(found.__name__), IDENTITY)
     return found
 
@@ -40,7 +41,9 @@ _MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of li
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
     """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
     t = type(value)
-    if t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
+    is_own = not is_library(space.get("__name__"))
+    is_method = is_own and bound_method(value) is not None
+    if not is_method and t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
         if (id(space), n) not in c.known.names:
             c.known.names[id(space), n] = value
             known_itself(c, value)
@@ -49,10 +52,10 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 c.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
-                elif t in _ITSELF or t in _MADE and not native_module(space.get("__name__")):
+                elif t in _ITSELF or t in _MADE and is_own:
                     c.keep[id(value)], c.outside.origins[id(value)] = value, source
         return value
-    if not native_module(space.get("__name__")):
+    if is_own:
         return c.read(value, answered or c.const(space, "global").item(n))
     # `sys.argv`, `math.pi`; a library's own code changes its globals natively
     by_attribute = label != "global" and (t in CONTAINERS or plain_base(t) is not None)
@@ -62,7 +65,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
 def namespace(c, f):
     """`globals()`: read name by name; nobody may write through it."""
     space = f.__globals__
-    if native_module(space.get("__name__")) or id(f) in c.fresh:
+    if is_library(space.get("__name__")) or id(f) in c.fresh:
         return space
     c.outside.namespaces.add(id(space))
     _check_namespace(c, space)
@@ -84,7 +87,7 @@ def load_global(c, f, n):
         return written
     if n in space and written is UNKNOWN:
         return namespace_value(c, space, "global", n, space[n])
-    if native_module(space.get("__name__")):
+    if is_library(space.get("__name__")):
         return c.load_builtin(space, n)
     if written is UNKNOWN:
         c.ask(c.const(space, "global").item(n), PRESENT)

@@ -10,7 +10,7 @@ import math
 import queue
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.utils.checkpoint
@@ -33,24 +33,15 @@ from thunder.capture.classes import of_library
 from thunder.capture.expose import as_operand, expose, in_tuples, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
-from thunder.capture.native import (
-    CONTAINERS,
-    DICT_VIEWS,
-    HARMLESS,
-    ITERATING,
-    PRIMITIVE,
-    among,
-    class_of_library,
-    impure,
-    is_iterator,
-    native_module,
-)  # fmt: skip
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, is_iterator
 from thunder.capture.operations import all_lifted, record
+from thunder.capture.policy import DEFINED, Host, class_of_library, folded, is_library, policy
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import NULL, Host, standins, text
+from thunder.interpreter import NULL, standins, text
+from thunder.interpreter import Host as Machine
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
 from thunder.ops import inplace_of, lookup
@@ -105,11 +96,11 @@ def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = plain_attribute(f, "__self__")
-    if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
+    if isinstance(s, type) and (handler := DEFINED.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if impure(f) is None:
-        looked_at = args[0] if args and type(f) in NATIVE_METHODS else s  # decimal.Context.copy(context)
-        check_watched(c, looked_at, f.__name__, f.__qualname__)
+    looked_at = args[0] if args and type(f) in NATIVE_METHODS else s  # decimal.Context.copy(context)
+    if (found := host_lines.of_outside(c, f, looked_at, args, kwargs)) is not NULL:
+        return found
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
         args = [list(iter(standins.Listed(c, args[0], {})))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
@@ -211,9 +202,9 @@ def _formatted(c, f, args, kwargs):
 def stepping(c, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
     kind = standins.Listed if plain_attribute(f, "__name__") == "join" else standins.Iterated
-    if among(f, ITERATING):
+    if steps := folded(f).steps:
         several = f in (min, max) and len(args) > 1
-        last = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
+        last = steps if not several else 0
         called, _ = standins.CALLING.get(id(f), (None, ""))
         if f in (set, frozenset):
             return [_hashed(c, a) for a in args]
@@ -299,7 +290,7 @@ def call_native(c, f, args, kwargs):
         result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
-        if settings.is_question(c, f) and {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE:
+        if {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE and settings.is_question(c, f):
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return callbacks.released(c, f, result, known) if known else result
     return _call_torch(c, f, args, kwargs)
@@ -310,7 +301,7 @@ def _run(c, f, args, kwargs):
     gone anywhere, and native code may have handled an error."""
     recorder, looks = c.recorder, c.recorder.looks
     try:
-        result = Host.call_native(c, f, args, kwargs)
+        result = Machine.call_native(c, f, args, kwargs)
     except c.uncatchable:
         raise
     except BaseException as error:
@@ -336,7 +327,7 @@ def _call_torch(c, f, args, kwargs):
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
-    result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
+    result = Machine.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
     c.synchronize()
     c.follow_settings(f, result)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
@@ -425,7 +416,7 @@ def _with_hashed(c, a):
     return [(*c.hashed(pair[:1]), *pair[1:]) if type(pair) is tuple and pair else pair for pair in a]
 
 
-_HOLDING = (tuple, *containers.MUTABLE)
+_HOLDING = (tuple, *MUTABLE)
 
 
 def _stand_in(c, f, a, known: dict):
@@ -482,13 +473,7 @@ def _looks_inside(f) -> bool:
         return False
     if plain_attribute(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
         return False
-    return not among(f, HARMLESS)
-
-
-HANDLERS: dict[int, Callable] = {}  # by the id of a function: see `handlers.py`
-BY_TYPE: dict[type, Callable] = {}  # by the type of the object that is called
-# of functions whose modules are imported only by programs that use them, by module and name
-BY_NAME: dict[tuple, Callable] = {}
+    return folded(f).looks
 
 
 def reaches(c, args, kwargs) -> bool:
@@ -498,11 +483,11 @@ def reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and impure(a) is not None:
+        if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and type(policy(a)) is Host:
             return True
         if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True
-        if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
+        if t is types.FunctionType and not is_library(a.__globals__.get("__name__")):
             return True
         if t is functools.partial and reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True

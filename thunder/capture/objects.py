@@ -19,14 +19,8 @@ from thunder.capture.ask import KEYS, PRESENT, TYPE, VALUE
 from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.namespaces import namespace, namespace_value
-from thunder.capture.native import (
-    CONTAINERS,
-    DICT_VIEWS,
-    ENUM,
-    IDENTICAL,
-    PRIMITIVE,
-    native_module,
-)
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
+from thunder.capture.policy import bound_method, is_library
 from thunder.capture.remade import native_new, stored
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
@@ -44,7 +38,7 @@ def origin(c, o) -> Source | None:
     source = c.sources.get(id(o))
     if source is not None or id(o) in c.fresh:
         return source
-    if type(o) is types.FunctionType and not native_module(o.__globals__.get("__name__")):
+    if type(o) is types.FunctionType and not is_library(o.__globals__.get("__name__")):
         return c.const(o)
     if issubclass(type(o), type):
         return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
@@ -97,6 +91,8 @@ def cached_outside(c, o) -> bool:
 
 def native_get(c, get, found, o, kind, name):
     """The result of a native descriptor: slots and the like of outside objects are read."""
+    if type(found) is staticmethod and bound_method(found.__func__) is not None and id(found) in c.outside.origins:
+        return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
         if c.writes.overlay[id(o), name] is DELETED:
@@ -110,6 +106,8 @@ def native_get(c, get, found, o, kind, name):
         return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
     if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
         return get(found, o, kind)
+    if name != "__dict__" and (state := host_lines.outside_state(c, o)) is not None:
+        return host_lines.attribute(c, state, name)
     if name == "__globals__":
         return namespace(c, o)
     if name == "__closure__" and type(o) is types.FunctionType:
@@ -239,7 +237,7 @@ def _of_module(c, o, n):
     except AttributeError:
         c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
         raise
-    if n == "__dict__" and not native_module(o.__name__):
+    if n == "__dict__" and not is_library(o.__name__):
         return containers.attribute_dict(c, o, value, c.const(o))
     if type(o) is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
@@ -309,8 +307,8 @@ def names(c, o):
 def store_attr(c, o, n, v) -> None:
     o = concrete(o)
     if type(o) is HostProxy:
-        c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is set", "make the object outside")
-    if type(o) is not TensorProxy:
+        host_lines.run(c, setattr, (o, n, v))
+    elif type(o) is not TensorProxy:
         attributes.store_attr(c, o, n, v)
     elif n == "grad":
         gradients.write_gradient(c, o, v)
@@ -339,6 +337,8 @@ def native_set(c, found, o, n, v) -> None:
         c.store_cell(None, o, v)
     elif isinstance(found, property):
         native_method(type(o), "__setattr__")(o, n, v)
+    elif (value := host_lines.outside_state(c, o)) is not None:
+        host_lines.run(c, setattr, (value, n, v))
     else:
         own_store(c, o, n, v)
 
@@ -367,7 +367,7 @@ def own_store(c, o, n, v) -> None:
         c.refuse("the class of an object from outside is changed", "change it outside of the compiled function")
     if issubclass(type(o), type) and not of_python(o):
         type.__setattr__(o, n, v)  # raises
-    if issubclass(type(o), types.ModuleType) and native_module(o.__name__):
+    if issubclass(type(o), types.ModuleType) and is_library(o.__name__):
         c.refuse(
             f"{o.__name__}.{n} is assigned, which the library's own code reads",
             "assign it outside of the compiled function",

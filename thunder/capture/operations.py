@@ -18,8 +18,9 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_operand, expose, keeps
 from thunder.capture.library import backward, gradients, leaves, outside_hooks
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module, plain_base
+from thunder.capture.native import CONTAINERS, PRIMITIVE, plain_base
 from thunder.capture.number_places import with_numbers
+from thunder.capture.policy import is_library
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import DependsOnIdentity, has_new_history
 from thunder.core.host_calls import HostProxy
@@ -65,7 +66,7 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
 
 def check_mode(c, mode) -> None:
     """Refuse a torch-function mode of the user's that the program enters: PyTorch gives it each call."""
-    if not isinstance(mode, RecordingMode) and not native_module(type(mode).__module__):
+    if not isinstance(mode, RecordingMode) and not is_library(type(mode).__module__):
         c.refuse(
             f"a torch-function mode ({type(mode).__name__}) is entered, which each call of PyTorch's goes to",
             "enter it outside of the compiled function",
@@ -218,7 +219,7 @@ def all_lifted(c, values, *, typed: bool = False) -> Any:
 def _means_nothing(c, v, t: type) -> bool:
     """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
     special methods in Python."""
-    if native_module(t.__module__) or issubclass(t, (int, float, complex)):
+    if is_library(t.__module__) or issubclass(t, (int, float, complex)):
         return False
     if any(in_python(type_attribute(t, f"__{name}__")) for name in ("index", "float", "int", "getitem", "array")):
         return True

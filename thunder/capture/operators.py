@@ -37,7 +37,8 @@ from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose, is_for_library, with_numbers
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions, gradients
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, native_module
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE
+from thunder.capture.policy import is_library
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
@@ -252,7 +253,7 @@ def compare(c, symbol, a, b):
     elif c.outside.ids:
         a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
-        if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
+        if isinstance(x, (tuple, frozenset, *MUTABLE)):
             expose(c, x)
     _beside_tensor(c, a, b)
     return operators.compare(c, symbol, *_beside_python(c, symbol, a, b))
@@ -271,7 +272,7 @@ def native_compare(c, symbol, a, b):
     if symbol in ("==", "!=") and operators.by_identity(c, a, b):
         return c.same(a, b) is (symbol == "==")
     for x in (a, b):
-        if type(x) not in PRIMITIVE and native_module(type(x).__module__):
+        if type(x) not in PRIMITIVE and is_library(type(x).__module__):
             expose(c, x)
     return _in_library(c, COMPARISONS[symbol], a, b) if is_for_library(a, b) else COMPARISONS[symbol](a, b)
 
@@ -341,6 +342,8 @@ def native_len(c, o):
     if type(o) is TensorProxy:
         shape = c.recorder.latest(o).shape
         return shape[0] if shape else len(o)
+    if (state := host_lines.outside_state(c, o)) is not None:
+        return host_lines.operate(c, len, state)
     check_watched(c, o, "__len__", f"the length of a {type(o).__name__}")
     return len(o)
 
@@ -428,4 +431,4 @@ def asks_in_python(c, hook, value) -> bool:
     as the objects that they stand for."""
     if not in_python(hook):
         return False
-    return type(hook) is not types.FunctionType or not native_module(hook.__globals__.get("__name__"))
+    return type(hook) is not types.FunctionType or not is_library(hook.__globals__.get("__name__"))

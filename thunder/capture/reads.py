@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunder.capture.callbacks import only_looks
-from thunder.capture.containers import MUTABLE, is_changed
-from thunder.capture.native import native_module
+from thunder.capture.containers import is_changed
+from thunder.capture.native import MUTABLE
+from thunder.capture.policy import is_library
 from thunder.interpreter import attributes
 
 _LOOKING = {id(f) for f in (super, hasattr, getattr, isinstance)}
@@ -34,7 +35,7 @@ class Reading:
     def call(self, c, f) -> None:
         kind = type(f)
         if kind is types.FunctionType:
-            library = native_module(f.__globals__.get("__name__"))
+            library = is_library(f.__globals__.get("__name__"))
             self.only_looks &= not library and only_looks(f)
         elif kind is types.BuiltinFunctionType and f.__name__ == "get":
             self.look_at(c, f.__self__)

@@ -11,14 +11,14 @@ import operator
 import re
 import struct
 import types
-import typing
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 
-from thunder.capture.native import DICT_VIEWS, native_module
+from thunder.capture.native import DICT_VIEWS, TYPE_PARAMETERS
+from thunder.capture.policy import is_library
 from thunder.core.proxies import NumberProxy, Proxy
 from thunder.interpreter import NULL, sequences
 from thunder.interpreter.attributes import BUILTINS, cell_value, in_python, type_attribute
@@ -78,7 +78,6 @@ def goes_on(value) -> bool:
 
 
 # objects that nobody can change, and those by which a library describes classes and functions
-TYPE_PARAMETERS = typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple
 UNCHANGING = (
     *TYPE_PARAMETERS, dataclasses.Field, inspect.Parameter,
     re.Pattern, re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller,
@@ -95,7 +94,7 @@ _ITERATORS = {type(iter(made)) for made in ([], (), range(0))}
 def is_global(value, t: type) -> bool:
     """Whether pickle knows an object of a library's by a name, as typing.Union."""
     method = type_attribute(t, "__reduce__")
-    known = type(method) is types.FunctionType and native_module(method.__globals__.get("__name__"))
+    known = type(method) is types.FunctionType and is_library(method.__globals__.get("__name__"))
     return known and isinstance(value.__reduce__(), str)
 
 

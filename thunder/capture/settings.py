@@ -7,13 +7,12 @@ import csv
 import decimal
 import functools
 import locale
-import types
 from collections.abc import Callable
 
 import numpy
-import torch
 
 from thunder.capture.ask import SUBCLASSES
+from thunder.capture.policy import Ask, native_row
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.recursion import original_limit
 
@@ -48,26 +47,10 @@ recursion_limit = property(_recursion_limit, _set_recursion_limit)
 
 def is_question(c, f) -> bool:
     """Whether a function of a library asks for a setting, where it is given no objects: it may be asked again."""
-    owner = f.__self__ if type(f) is types.BuiltinFunctionType else None
-    if type(f) not in _FUNCTIONS or type(owner) not in _MODULES:
-        return False
-    if (f.__module__ or "").startswith(("thunder.", "inspect")):  # which asks about what it is given
-        return False
-    asks = f.__name__.lstrip("_").startswith(_ASKING) or f.__name__.endswith("enabled")
-    return asks and f not in _OF_MODES
-
-
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-_MODULES = (types.ModuleType, types.NoneType)  # of functions in C
-_ASKING = ("get", "is_", "are_", "has_", "current_", "active_")
+    return type(native_row(f).answer) is Ask
 
 
 ANSWERS = (bool, int, float, str)
-# looked at for every call, or a device's
-_OF_MODES = (
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
-    torch.cuda.is_current_stream_capturing,
-)  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a library's native code looks at besides

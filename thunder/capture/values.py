@@ -23,21 +23,25 @@ from thunder.capture.native import (
     ENUM,
     IDENTICAL,
     IMMUTABLE,
+    MUTABLE,
     PRIMITIVE,
-    class_of_library,
     is_iterator,
     is_tracked,
-    native_module,
     plain_base,
-    read_of_library,
 )
-from thunder.capture.native_calls import HANDLERS
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
+from thunder.capture.policy import DEFINED, bound_method, class_of_library, is_library, is_of_host, read_of_library
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import in_python, plain_attribute, type_attribute
+from thunder.interpreter.attributes import (
+    BUILTINS,
+    in_python,
+    plain_attribute,
+    type_attribute,
+)
 from thunder.ops import inplace_of
 from thunder.ops import lookup as operation_of
 
@@ -55,7 +59,7 @@ def read(c, value, source: Source):
         return value
     if issubclass(t, torch.Tensor):
         return tensors.read(c, value, source)
-    if t in CONTAINERS or issubclass(t, containers.MUTABLE):
+    if t in CONTAINERS or issubclass(t, MUTABLE):
         return containers.snapshot(c, value, source)
     known = c.sources.get(id(value))
     if known is not None:
@@ -79,7 +83,14 @@ def read(c, value, source: Source):
     return found
 
 
-_REMADE = tuple, frozenset, types.MappingProxyType, types.MethodType  # where something in them is another object here
+_BOUND = (types.MethodWrapperType, *BUILTINS)
+_REMADE = (
+    tuple,
+    frozenset,
+    types.MappingProxyType,
+    types.MethodType,
+    *_BOUND,
+)  # where something in them is another object here
 
 
 def _kept(c, value, source: Source, found):
@@ -199,10 +210,23 @@ _NONE: frozenset = frozenset()
 
 def _is_known_itself(c, f: types.FunctionType) -> bool:
     """Whether a function stands in a module, or stands for an operation: its code does not say all about it."""
-    if "<" not in f.__code__.co_qualname or native_module(f.__globals__.get("__name__")):
+    if "<" not in f.__code__.co_qualname or is_library(f.__globals__.get("__name__")):
         return True
-    known = id(f) in c.handlers or id(f) in HANDLERS or f in c.replacements
+    known = id(f) in c.handlers or id(f) in DEFINED or f in c.replacements
     return known or operation_of(f) is not None or inplace_of(f) is not None
+
+
+def _bound(c, value, source: Source):
+    """A method in C: of an object from outside it is that object's, however the program comes by the method."""
+    owner, name, method = value.__self__, value.__name__, bound_method(value)
+    if method is None:
+        return _identical(c, value, source)
+    ask(c, source, TYPE)
+    ask(c, source.attr("__name__"), VALUE)
+    found = read(c, owner, source.attr("__self__"))
+    if type(found) is HostProxy:
+        return c.load_attr(found, name)
+    return value if found is owner else method.__get__(found, type(found))
 
 
 _RULES = {
@@ -210,7 +234,7 @@ _RULES = {
     types.MappingProxyType: _mapping_proxy,
     frozenset: _frozenset,
 }
-_RULES |= dict.fromkeys(DICT_VIEWS, _view) | dict.fromkeys(IDENTICAL, _identical)
+_RULES |= dict.fromkeys(DICT_VIEWS, _view) | dict.fromkeys(IDENTICAL, _identical) | dict.fromkeys(_BOUND, _bound)
 
 
 def _other(c, value, t: type, source: Source):
@@ -230,6 +254,8 @@ def _other(c, value, t: type, source: Source):
         c.outside.iterators[id(value)] = value
     if issubclass(t, (type, ENUM, frozenset)):
         return _identical(c, value, source)
+    if is_of_host(value):
+        return changing.read(c, value, source)
     if t is functools.partial and _comes_anew(c, value, source):
         ask(c, source, TYPE)
         c.know(value, source)

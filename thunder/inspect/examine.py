@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
-from thunder.capture.native import native_module
 from thunder.capture.operations import NOT_OPERATIONS
+from thunder.capture.policy import is_library
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.tables import table
@@ -114,7 +114,7 @@ def examine(fn: Callable, *args, **kwargs) -> None:
 
 def _is_known_function(f: Callable) -> bool:
     """Whether thunder has an operation for a torch function, or interprets the Python code that it is."""
-    interpreted = isinstance(f, FunctionType) and not native_module(f.__globals__.get("__name__"))
+    interpreted = isinstance(f, FunctionType) and not is_library(f.__globals__.get("__name__"))
     return lookup(f) is not None or inplace_of(f) is not None or interpreted
 
 

@@ -230,7 +230,7 @@ def bind(host, found, value, kind, name):
         if value is None or found.fget is None:
             return get(found, value, kind)
         return host.call(found.fget, [value], {})
-    if get is _STATICMETHOD:
+    if get is _STATICMETHOD and type(found.__func__) is FUNCTION:
         return found.__func__
     if get is _CLASSMETHOD and type(found.__func__) is FUNCTION:
         return METHOD(found.__func__, kind)

@@ -14,7 +14,6 @@ import numpy
 import torch
 
 from thunder.capture import callbacks, host_lines, operations
-from thunder.capture.native import impure
 from thunder.capture.native_calls import call_native
 from thunder.core.host_calls import warn_at
 from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete
@@ -52,8 +51,7 @@ def _shuffle(c, f, args, kwargs):
     draw = next((f for g, f in _GENERATORS if g is generator), None)
     if draw is None or type(x) is not list or len(x) > MOST:
         return host_lines.run_impure(c, types.MethodType(f, generator), given, {})
-    if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
-        c.sharp(impure(random.shuffle))
+    host_lines.warn_of(c, random.shuffle)
     c.materialize(x)
     numbers = all(type(v) in (int, float, IntegerProxy, FloatProxy) for v in x)
     given = tuple(x) if numbers else tuple(range(len(x)))
