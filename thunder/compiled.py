@@ -110,7 +110,7 @@ class Compiled:
         stats = self.stats
         stats.calls += 1
         modes = compat.modes_key()
-        table = self._tables.get(modes)
+        table, missed = self._tables.get(modes), None
         if table is not None:
             tree = table.tree
             entries = tree.entries if tree.ask is None else tree.likely(self.fn, args, kwargs)
@@ -143,7 +143,8 @@ class Compiled:
                     return self._on_other_path(modes, entry, other, args, kwargs)
                 if inputs is ORIGINAL:
                     return self._run_original("", args, kwargs, None)
-        return self._miss(modes, args, kwargs)
+                missed = {**(missed or {}), entry: inputs}
+        return self._miss(modes, args, kwargs, missed)
 
     def __get__(self, instance, owner=None):
         """A compiled function in a class body is a method."""
@@ -168,7 +169,7 @@ class Compiled:
         modes = compat.modes_key()
         with self._lock:
             facts = self._facts(modes, args, kwargs)
-            found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [])
+            found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [], {})
             if found is not None and found[1] is not ORIGINAL and not found[0].path and not found[0].from_disk:
                 return found
             entry = self._compile(modes, args, kwargs)  # which knows the path of the call
@@ -189,7 +190,8 @@ class Compiled:
         return found[-1], entry
 
     # --- a call that no entry fits
-    def _miss(self, modes: tuple, args: tuple, kwargs: dict):
+    def _miss(self, modes: tuple, args: tuple, kwargs: dict, missed: dict[Any, str] | None = None):
+        """missed: the entries that were asked, and why they do not fit."""
         if current_recorder() is not None:
             return self.fn(*args, **kwargs)  # called while another program is traced: part of that program
         neighbour = compat.foreign_tracer(args, kwargs)
@@ -203,7 +205,7 @@ class Compiled:
             return self._run(entry, entry.inputs(self.fn, args, kwargs), args, kwargs)
         with self._lock:
             log = Log()
-            found = self._found_or_compiled(modes, args, kwargs, log)
+            found = self._found_or_compiled(modes, args, kwargs, log, missed or {})
         if isinstance(found, str):
             return self._run_original(found, args, kwargs, log)
         entry, inputs, compiled = found
@@ -359,10 +361,10 @@ class Compiled:
         return str(error)
 
     def _found_or_compiled(
-        self, modes: tuple, args: tuple, kwargs: dict, log: Log
+        self, modes: tuple, args: tuple, kwargs: dict, log: Log, missed: dict[Any, str]
     ) -> tuple[CacheEntry, tuple, bool] | str:
         """An entry, the inputs of its computation, and whether it was compiled for this call. log: gets what host calls
-        give that capture makes.
+        give that capture makes. missed: see `_miss`.
 
         A str where the original function is to run: the text of the warning.
         """
@@ -377,7 +379,7 @@ class Compiled:
             self._tables, self._strays.tried = tables, stats.calls
         facts = self._facts(modes, args, kwargs)
         reasons: list[str] = []
-        found = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons)
+        found = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons, missed)
         if found is not None and found[1] is ORIGINAL:
             return ""
         if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile

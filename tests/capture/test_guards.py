@@ -100,3 +100,37 @@ def test_writes_look_only_at_tensors_in_the_same_memory(monkeypatch):
         assert all(t.eq(2).all() for t in given)
         counts.append(len(looked))
     assert counts[1] == 2 * counts[0]
+
+
+# ------------------------------------------------------------------------------------------------ a miss
+
+
+def test_a_miss_asks_each_program_once():
+    asked = []
+    compiled = thunder.jit(lambda x, mode: x + 1 if mode == "a" else x * len(mode))
+    compiled(X, "a")
+    (entry,) = compiled.programs
+    run = entry.prologue_fn
+    entry.prologue_fn = entry._questions = lambda *call: asked.append(call) or run(*call)
+    compiled(X, "b")
+    assert len(asked) == 1 and compiled.recompilations[-1].reason == "mode was 'a', is 'b'"
+
+
+REASONS = {
+    "a_value": (lambda x, o: x * o.n, [{"n": 1.5}, {"n": 2.5}], "o.n was 1.5, is 2.5"),
+    "a_function": (lambda x, o: o.f(x), [{"f": torch.sin}, {"f": torch.cos}], "was function sin, is function cos"),
+    "a_class": (lambda x, o: x * len(o.kind.__name__), [{"kind": Plain}, {"kind": dict}], "was Plain, is dict"),
+    "keys": (lambda x, o: x * sum(o.d.values()), [{"d": {"a": 1}}, {"d": {"b": 1}}], "were ('a',), are ('b',)"),
+    "code": (lambda x, o: o.f(x), [{"f": lambda x: x}, {"f": lambda x: x + 1}], "was that of line"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_reason_names_the_value_before_and_now(name):
+    program, fields, words = REASONS[name]
+    compiled = thunder.jit(program)
+    for given in fields:
+        o = Plain()
+        vars(o).update(given)
+        compiled(X, o)
+    assert words in compiled.recompilations[-1].reason

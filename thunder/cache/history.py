@@ -24,7 +24,7 @@ REASONS = (
     ("other-types", r" was of type "),
     ("other-containers", r"^len\(|^the (keys|elements|content|subclasses) of | held .*, does not$| holds .* now$"),
     ("other-code", r"^(the code|a default argument) of "),
-    ("another-object", r" is another object than before$"),
+    ("another-object", r" is another object than before(: |$)"),
     ("come-or-gone", r" (exists now|is gone|is nothing)$| was nothing, is "),
     ("shared-memory", r" one object$|shared? memory|shares memory|as views of one memory$| is another leaf or view "),
     ("hooks", r" has hooks now$"),

@@ -41,11 +41,11 @@ class Refusal:
     again: what it failed for may have been something that it did not ask about.
     """
 
-    __slots__ = ("_questions", "patience", "modes", "path", "used", "calls", "from_disk", "__weakref__")
+    __slots__ = ("_questions", "patience", "modes", "path", "used", "calls", "from_disk", "locks", "__weakref__")
 
     def __init__(self, questions: Callable, patience: int, modes: tuple):
         self._questions, self.patience, self.modes = questions, patience, modes
-        self.path, self.used, self.calls, self.from_disk = (), 0, 0, False
+        self.path, self.used, self.calls, self.from_disk, self.locks = (), 0, 0, False, ()
 
     def prologue_fn(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
         inputs = self._questions(fn, args, kwargs)
@@ -99,12 +99,14 @@ class ProgramCache:
         return [] if table is None else table.by_last_use()
 
     def fitting(
-        self, fn: Callable, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str]
+        self, fn: Callable, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str],
+        missed: dict[Any, str],
     ) -> tuple[CacheEntry, Any] | None:
         """The entry that fits a call, with the inputs of its computation, ORIGINAL of a refusal; `reasons` gets those
-        why others do not."""
+        why others do not. missed: those of entries that were asked already."""
         for entry in self.by_last_use(modes):
-            inputs = entry.inputs(fn, args, kwargs)
+            inputs = None if entry.locks else missed.get(entry)  # those with locks are asked under them
+            inputs = entry.inputs(fn, args, kwargs) if inputs is None else inputs
             if isinstance(inputs, str):
                 reasons.append(inputs)
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import marshal
 import operator
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -168,13 +169,14 @@ def kind(value) -> tuple | None:
 IS, EQUAL = "{now} is not {was}", "{now} != {was}"
 _TWO = ("{path} and {k} were one object", "{path} and {k} became one object")
 TYPE = Question("type", lambda v, _: type(v), "type({v})", IS, "{path} was of type {was}, is of type {now}")
-IDENTITY = Question("is", lambda v, _: v, "{v}", IS, "{path} is another object than before")
+IDENTITY = Question("is", lambda v, _: v, "{v}", IS, "{path} is another object than before: was {was}, is {now}")
 VALUE = Question("value", lambda v, _: v, "{v}", "not same_value({now}, {was})", "{path} was {was}, is {now}")
 LENGTH = Question("len", lambda v, _: length(v), "length({v})", EQUAL, "len({path}) was {was}, is {now}")
 KEYS = Question(
-    "keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})", "the keys of {path} changed"
+    "keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})",
+    "the keys of {path} changed: were {was}, are {now}",
 )
-ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
+ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed: were {was}, are {now}")
 SUBCLASSES = KEYS._replace(
     name="subclasses", ask=lambda v, _: subclasses(v), text="subclasses({v})", words="the subclasses of {path} changed"
 )
@@ -259,6 +261,11 @@ def reach(c, source: Source):
 
 # ---------------------------------------------------------------- words
 
+_NAMED = {
+    types.FunctionType: "function", types.BuiltinFunctionType: "function", types.ModuleType: "module",
+    types.MethodDescriptorType: "method", types.WrapperDescriptorType: "method",
+}  # fmt: skip
+
 
 def say(value) -> str:
     """A value in a reason: short, tensors by their metadata, objects without their own methods."""
@@ -267,6 +274,12 @@ def say(value) -> str:
     kind = type(value)
     if issubclass(kind, type):
         text = value.__name__
+    elif kind in _NAMED:
+        text = f"{_NAMED[kind]} {value.__name__}"
+    elif kind is types.CodeType:
+        text = f"that of line {value.co_firstlineno}"
+    elif kind is tuple and not is_data(value):
+        text = f"({', '.join(map(say, value[:8]))}{', ...' if len(value) > 8 else ''})"
     else:
         shown = value is MISSING or is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
         text = repr(value) if shown else object.__repr__(value)

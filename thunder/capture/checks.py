@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from thunder.capture.ask import TYPE, VALUE, Question, same_value, say, was_is
+from thunder.capture.ask import IDENTITY, TYPE, VALUE, Question, same_value, say, was_is
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.passes import GONE
 from thunder.capture.sources import MISSING, Source
@@ -49,13 +49,16 @@ class Rows:
         if question is TYPE:
             return TYPE.words.format(path=path, was=say(want), now=say(now))
         if source.step == "attr" and source.key in _FUNCTION_PARTS:
-            return f"{_FUNCTION_PARTS[source.key]} of {source.base.describe(self.parameters)} changed"
+            owner = source.base.describe(self.parameters)
+            return f"{_FUNCTION_PARTS[source.key]} of {owner} changed: was {say(want)}, is {say(now)}"
         if want is MISSING:
             return f"{path} exists now"
         if now is MISSING:
             return f"{path} is gone"
         has_value = question is VALUE or type(want) in PRIMITIVE
-        return was_is(path, say(want), now) if has_value else f"{path} is another object than before"
+        if has_value:
+            return was_is(path, say(want), now)
+        return IDENTITY.words.format(path=path, was=say(want), now=say(now))
 
     def comments(self) -> list[str]:
         """For reading: the names that are checked, by their owner."""

@@ -332,8 +332,9 @@ class PrologueWriter:
             self._held(source, operand)
             return
         if question is IDENTITY and self.is_weak(want):
-            v, reason = self.variable(source), f"{self.describe(source)} is another object than before"
-            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", repr(reason))
+            v = self.variable(source)
+            was = IDENTITY.words.format(path=self.describe(source), was=say(want), now="")
+            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})")
             return
         pinned = question is IDENTITY and source in self.capture.outside.pinned
         v = self.read(source) if pinned else self.variable(source)
