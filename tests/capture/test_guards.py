@@ -134,3 +134,49 @@ def test_a_reason_names_the_value_before_and_now(name):
         vars(o).update(given)
         compiled(X, o)
     assert words in compiled.recompilations[-1].reason
+
+
+# ------------------------------------------------------------------------------------------------ the text
+
+
+class Config:
+    def __init__(self):
+        self.width, self.names = 768, ("a", "b")
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config, self.act = Config(), torch.nn.functional.relu
+
+    def forward(self, x, config):
+        x = x * len(config.names) if self.config.width == 768 else x
+        return self.act(x) if self.training else x
+
+
+def test_guards_are_read_as_comparisons_with_values():
+    compiled = thunder.jit(Scaled())
+    compiled(X, Config())
+    text = str(thunder.last_prologue_traces(compiled)[-1])
+    for line in (
+        "# model.training is True", "# config.names == ('a', 'b')",
+        "# model.act is function relu", "# type(model) is Scaled", "# model.forward is MISSING",
+        "# type(x) is Tensor and x.shape == (3,) and x.dtype == torch.float32 and x.device == cpu and "
+        "x.requires_grad == False",
+    ):  # fmt: skip
+        assert f"  {line}\n" in text
+    assert " != 768: return was_is('model.config.width', '768', " in text
+    assert "  if type(config) is not Config: return" in text
+
+
+def test_what_is_printed_is_what_runs():
+    """Without comments, the text is that of the prologue, which the names in it lead to."""
+    compiled = thunder.jit(lambda x, d, f: f(x) * d["k"])
+    compiled(X, {"k": 2.5}, torch.nn.functional.silu)
+    trace = thunder.last_prologue_traces(compiled)[-1]
+    code = compile(str(trace), "prologue", "exec")
+    space = dict(trace.info.objects)
+    exec(code, space)
+    run, again = compiled.programs[0].prologue_fn, space["prologue"]
+    for call in ((X, {"k": 2.5}, torch.nn.functional.silu), (X, {"k": 3.5}, torch.sin), (X[:2], {}, None), (X,)):
+        assert str(run(compiled.fn, call, {})) == str(again(compiled.fn, call, {}))

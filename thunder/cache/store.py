@@ -99,7 +99,13 @@ class ProgramCache:
         return [] if table is None else table.by_last_use()
 
     def fitting(
-        self, fn: Callable, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str],
+        self,
+        fn: Callable,
+        modes: tuple,
+        args: tuple,
+        kwargs: dict,
+        facts: dict,
+        reasons: list[str],
         missed: dict[Any, str],
     ) -> tuple[CacheEntry, Any] | None:
         """The entry that fits a call, with the inputs of its computation, ORIGINAL of a refusal; `reasons` gets those

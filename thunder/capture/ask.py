@@ -173,7 +173,10 @@ IDENTITY = Question("is", lambda v, _: v, "{v}", IS, "{path} is another object t
 VALUE = Question("value", lambda v, _: v, "{v}", "not same_value({now}, {was})", "{path} was {was}, is {now}")
 LENGTH = Question("len", lambda v, _: length(v), "length({v})", EQUAL, "len({path}) was {was}, is {now}")
 KEYS = Question(
-    "keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})",
+    "keys",
+    lambda v, _: keys(v),
+    "keys({v})",
+    "not same_elements({now}, {was})",
     "the keys of {path} changed: were {was}, are {now}",
 )
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed: were {was}, are {now}")

@@ -61,8 +61,18 @@ class Rows:
         return IDENTITY.words.format(path=path, was=say(want), now=say(now))
 
     def comments(self) -> list[str]:
-        """For reading: the names that are checked, by their owner."""
-        return by_owner(self.sources, self.parameters)
+        """For reading: what the pass compares, each fact as an expression with its value."""
+        rows = zip(self.sources, self.questions, self.expected, strict=True)
+        return [f"# {self.expression(*row)}" for row in rows]
+
+    def expression(self, source: Source, question: Question, want) -> str:
+        path = source.describe(self.parameters)
+        if question is TYPE:
+            return f"type({path}) is {say(want)}"
+        if want is MISSING:
+            return f"{path} is MISSING"
+        by_value = (question is VALUE or type(want) in _VALUES) and type(want) not in (bool, type(None))
+        return f"{path} {'==' if by_value else 'is'} {say(want)}"
 
 
 def by_owner(sources: Iterable[Source], parameters: tuple[str, ...]) -> list[str]:
@@ -98,6 +108,19 @@ class Tensors:
 
     def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
         self.expected, self.parameters = expected, parameters
+
+    def comments(self) -> list[str]:
+        """For reading: what the batch compares."""
+        lines = []
+        for source, was in self.expected:
+            path, usual = source.describe(self.parameters), {"layout": torch.strided}
+            sizes = "".join("any, " if n is None else f"{n}, " for n in was["shape"])
+            facts = [f"type({path}) is {was['type'].__name__}", f"{path}.shape == ({sizes.rstrip()})"]
+            others = {name: value for name, value in was.items() if name not in ("type", "shape")}
+            always = ("dtype", "device", "requires_grad")
+            facts += [f"{path}.{n} == {v}" for n, v in others.items() if n in always or v != usual.get(n, False)]
+            lines.append(f"# {' and '.join(facts)}")
+        return lines
 
     def __call__(self, values: tuple) -> str | None:
         for (source, was), value in zip(self.expected, values, strict=True):

@@ -8,6 +8,7 @@ compiled one, globals, classes) are checked in one pass over (table, key, expect
 from __future__ import annotations
 
 import functools
+import keyword
 import math
 import os
 import re
@@ -32,11 +33,14 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.interpreter.attributes import lacks_dict, plain_attribute, type_attribute
 
+SHOWN = 16  # values of a tuple that is written as it is
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _literal(v) -> bool:
+    if type(v) is tuple:
+        return len(v) <= SHOWN and all(map(_literal, v))
     return type(v) in (int, str, bool, type(None), bytes) or (type(v) is float and v == v and abs(v) != float("inf"))
 
 
@@ -97,7 +101,19 @@ class PrologueWriter:
         return source.describe(self.parameters)
 
     def literal(self, value) -> str:
-        return repr(value) if _literal(value) else self.pin(value)
+        return repr(value) if _literal(value) else self.named(value)
+
+    def named(self, value) -> str:
+        """A variable for a value: of a class or a function one of its name."""
+        name = getattr(value, "__name__", "") if isinstance(value, (type, types.FunctionType)) else ""
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            name = str(value).removeprefix("torch.")
+        if id(value) in self.pins or type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+            return self.pin(value)
+        if self.objects.get(name) is not value:
+            name = self.pins[id(value)] = self.names.claim(name)
+            self.objects[name] = value
+        return name
 
     # ---------------------------------------------------------------- reading
 
@@ -107,7 +123,7 @@ class PrologueWriter:
         if pinned is not None and source.step != "const":
             return self.pin(pinned, "M")
         if source.base is None:
-            return self.pin(self.capture.outside.constants[source.key]) if source.step == "const" else source.key
+            return self.named(self.capture.outside.constants[source.key]) if source.step == "const" else source.key
         name = self.variables.get(source)
         if name is None:
             place = self._place(source)
@@ -371,7 +387,7 @@ class PrologueWriter:
             self.miss("value", f"not same_value({v}, {self.pin(want)})", reason)
         else:
             kind = _KINDS[type(want)]
-            self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
+            self.miss(kind, f"type({v}) is not {self.literal(type(want))} or {v} != {self.literal(want)}", reason)
             if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
                 self.miss("number", f"str({v}) != {str(want)!r}", reason)
 
@@ -392,10 +408,9 @@ class PrologueWriter:
             tensors, list(capture.tensors.shapes.values())
         )
         inside = ", ".join(variables)
-        why = self.pin(Tensors(expected, capture.parameters), "expected")
-        self.miss(
-            "tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := {why}(({inside},)))", "reason"
-        )
+        facts = Tensors(expected, capture.parameters)
+        condition = f"not check_tensor_metadata({inside}) and (reason := {self.pin(facts, 'expected')}(({inside},)))"
+        self.emit("check_tensor_metadata", f"if {condition}: return reason", comment=facts.comments)
 
     def _apart(self) -> None:
         """Tensors that are written to share no memory with other inputs."""
