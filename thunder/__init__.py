@@ -25,6 +25,7 @@ _FROM = {
     "thunder.tracing": ("trace",),
     "thunder.inspect.verify": ("verify",),
     "thunder.inspect.explain": ("explain",),
+    "thunder.inspect.faults": ("debug",),
     "thunder.inspect.profile": ("profile", "profiler_ranges"),
     "thunder.inspect.report": ("report", "Report"),
     "thunder.module": ("ThunderModule",),

@@ -37,6 +37,7 @@ from thunder.errors import (
     DeclarationError,
     FallbackWarning,
     MissingImplementationError,
+    OptionError,
     RecompileWarning,
     ThunderError,
     UnforeseenShapeError,
@@ -47,7 +48,7 @@ from thunder.errors import (
 from thunder.interpreter.tracebacks import interrupts, raised_by
 from thunder.methods import CompiledMethod
 from thunder.ops.eager_calls import RunAgain
-from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, LOGS, JitOptions
+from thunder.options import CACHE_OPTIONS, DISABLE, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
 
 
@@ -194,6 +195,8 @@ class Compiled:
         """missed: the entries that were asked, and why they do not fit."""
         if current_recorder() is not None:
             return self.fn(*args, **kwargs)  # called while another program is traced: part of that program
+        if DISABLE.value:
+            return self._run_disabled(args, kwargs)
         neighbour = compat.foreign_tracer(args, kwargs)
         if neighbour:
             text = f"{self._name} was called under {neighbour}: the original function runs"
@@ -222,6 +225,16 @@ class Compiled:
             if compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
         return self._on_other_path(modes, entry, other, args, kwargs, log)
+
+    def _run_disabled(self, args: tuple, kwargs: dict):
+        """The original function, under THUNDER_DISABLE. Raises OptionError where it would compute something else."""
+        if not self._original_stands_in():
+            raise OptionError(
+                f"THUNDER_DISABLE is set, and the original of {self._name} does not compute what it computes with "
+                f"its transforms ({', '.join(type(t).__name__ for t in self.options.transforms)}): leave them out, or "
+                "unset it"
+            )
+        return self.fn(*args, **kwargs)
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         if not entry.locks:

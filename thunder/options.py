@@ -119,7 +119,24 @@ FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "the default of f
 KEEP_PROGRAMS = EnvironmentOption(
     "THUNDER_KEEP_PROGRAMS", bool, False, "programs are kept on disk where thunder.jit is not told (keep_programs=)"
 )
+DEBUG = EnvironmentOption(
+    "THUNDER_DEBUG", str, "", "what programs look at while they run: nan, inf, shapes, slow, separated by commas"
+)
+DISABLE = EnvironmentOption("THUNDER_DISABLE", bool, False, "the original functions run, and nothing is compiled")
+DEBUG_TOPICS = ("nan", "inf", "shapes", "slow")
+
+
+def debug_topics() -> frozenset[str]:
+    """The topics of THUNDER_DEBUG. Raises OptionError for one that there is not."""
+    topics = frozenset(t for t in DEBUG.value.replace(" ", "").split(",") if t)
+    for topic in topics - set(DEBUG_TOPICS):
+        near = did_you_mean(topic, DEBUG_TOPICS)
+        raise OptionError(f"THUNDER_DEBUG={topic!r} is no topic; {near}valid: {', '.join(DEBUG_TOPICS)}")
+    return topics
+
+
 ENVIRONMENT = (
+    DEBUG, DISABLE,
     FALLBACK, LOGS, KEEP_PROGRAMS, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH,
     LOCAL_RANK, TRITON_INTERPRET,
 )  # fmt: skip

@@ -26,7 +26,7 @@ from thunder.extend import FusionExecutor
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.eager_calls import State, asking_again, with_state
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import JitOptions
+from thunder.options import JitOptions, debug_topics
 from thunder.pipeline import (
     asked_for,
     lower,
@@ -38,6 +38,7 @@ from thunder.runtime.autograd import connected, when_called, with_grad, without_
 from thunder.transforms.check_results import check_entrances, check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.partition import read_by_products, views_of_outputs
+from thunder.transforms.watch_values import Watch, in_anomaly_mode, watched_program
 
 
 class CacheEntry:
@@ -193,6 +194,8 @@ def lowered(
 ) -> Lowered:
     """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
     options, executed = asked_for(captured.computation, given), list[Trace]()
+    topics = debug_topics()
+    debugged = Watch(captured.where, captured.computation.info.parameters, topics)
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
@@ -200,12 +203,12 @@ def lowered(
         else:
             check_entrances(trace, captured.where)
         executed.append(trace)
-        return watch(trace, trace.python_callable())
+        return watch(trace, watched_program(trace, debugged) if topics else trace.python_callable())
 
     backward: list[Trace] = []
     connection = None
     if captured.output_requires_grad and not options.disable_torch_autograd:
-        traces, backward, run, connection = _connect(captured.computation, options, modes, program)
+        traces, backward, run, connection = _connect(captured.computation, options, modes, program, captured.where)
         run = differentiable(run, modes)
     else:
         traces = lower(captured.computation, options, options.executors)
@@ -273,7 +276,7 @@ def _in_modes(function: Callable, modes: tuple) -> Callable:
 
 
 def _connect(
-    computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]
+    computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable], where: Callable
 ) -> tuple[list[Trace], list[Trace], Callable, Connection]:
     """The traces of a computation's forward and backward, the two as a function connected to autograd, and how.
 
@@ -288,7 +291,7 @@ def _connect(
         gradients, needed = gradient_program(computation, cut, missing, executors)
         made = set(gradients.output_proxies) - {a for a in gradients.args if isinstance(a, Proxy)}
         if any(isinstance(o, TensorProxy) and o.requires_grad for o in made):
-            return _connect(gradients, options, modes, program)[2], needed
+            return _connect(gradients, options, modes, program, where)[2], needed
         return _in_modes(program(lower(gradients, options, executors)[-1]), modes), needed
 
     result, objects = _result_of(computation, cut.outputs)
@@ -312,6 +315,9 @@ def _connect(
         make_without=lambda missing: apart(program(connection.variants(missing))),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again,
+        make_watched=lambda missing: in_anomaly_mode(
+            connection.variants(missing) if missing else backward[-1], computation, where
+        ),
         decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
     )  # fmt: skip
     return forward, backward, run, connection
@@ -330,7 +336,7 @@ def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable
 
 def connect(
     connection: Connection, forward: Callable, backward: Callable, modes: tuple, *, make_without: Callable,
-    make_batched: Callable, make_again: Callable, decisions: Decisions,
+    make_batched: Callable, make_again: Callable, decisions: Decisions, make_watched: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
     given = connection
@@ -342,6 +348,7 @@ def connect(
         make_without=make_without,
         make_batched=make_batched,
         make_again=make_again,
+        make_watched=make_watched,
         inputs=given.inputs,
         random=given.random,
         dense=given.dense,

@@ -59,7 +59,9 @@ class ThunderFunction(torch.autograd.Function):
         missing = tuple([i for i, c in enumerate(given) if c is None])
         batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
         run = None
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and torch.is_anomaly_enabled() and program.make_watched and not batches:
+            run = program.once("watched", program.make_watched, missing, numbers)
+        elif not torch.is_grad_enabled():
             make = program.batched if batches else program.without
             run = make(missing, numbers) if batches or missing else program.backward
         if run is None:  # a program from disk has no backward for each case
@@ -153,7 +155,7 @@ class _Program:
     """The state that the calls of one compiled forward share."""
 
     __slots__ = (
-        "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
+        "backward", "make_without", "make_batched", "make_again", "make_watched", "made", "lock", "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
         "decisions", "names", "tensors",
     )  # fmt: skip
@@ -162,7 +164,7 @@ class _Program:
         self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
         requires_grad: list[bool | None], inputs: Sequence,
         random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]], decisions: Decisions,
-        names: Sequence[str], tensors: Sequence[str],
+        names: Sequence[str], tensors: Sequence[str], make_watched: Callable | None,
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = (
             backward,
@@ -170,7 +172,7 @@ class _Program:
             make_batched,
             make_again,
         )
-        self.decisions, self.names, self.tensors = decisions, names, tensors
+        self.decisions, self.names, self.tensors, self.make_watched = decisions, names, tensors, make_watched
         self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -231,6 +233,7 @@ def connected(
         make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
     decisions: Decisions, names: Sequence[str], tensors: Sequence[str], own: Sequence[int], shown: Sequence[int],
+    make_watched: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -260,6 +263,7 @@ def connected(
         decisions,
         names,
         tensors,
+        make_watched,
     )
     (transforming, apply), saved_hooks = compat.applying(ThunderFunction), compat.saved_hooks
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
