@@ -185,8 +185,8 @@ class Watch:
         n = self.numbers[name]
         kind, count = ("nan", n.nans) if n.nans else ("inf", n.infinities)
         if record is None:
-            readers = (r.operation for r in self.origin.values() if any(i.name == name for i in r.operation.inputs))
-            where, module = self._location(next(readers, None))
+            consumers = (r.operation for r in self.origin.values() if any(i.name == name for i in r.operation.inputs))
+            where, module = self._location(next(consumers, None))
             name = self.parameters.get(name, name)
             return -1, Fault(kind, "argument", name, "", where, module, n.index, count, (), "")
         b = record.operation
