@@ -20,7 +20,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.executors.torchex import no_autocast
 from thunder.extend import get_always_executors
 from thunder.inspect.verification.programs import as_eager, copied, generators_restored
-from thunder.options import NUMERICS_OPTIONS, TIERS_OPTIONS, DebugOptions, JitOptions
+from thunder.options import NUMERICS_OPTIONS, DebugOptions, JitOptions
 from thunder.pipeline import PASSES, lower, lower_backward_without, lower_with_derivatives
 from thunder.transforms.watch_values import Fault, Watch, proxies_of
 
@@ -60,7 +60,7 @@ def _options(options: JitOptions) -> JitOptions:
     """PyTorch's own operations, one by one."""
     return dataclasses.replace(
         options, executors=get_always_executors(), passes=PASSES, transforms=(), numerics=NUMERICS_OPTIONS.EAGER,
-        tiers=TIERS_OPTIONS.WAIT, debug=DebugOptions(), used_compile_options={},
+        debug=DebugOptions(), used_compile_options={},
     )  # fmt: skip
 
 
