@@ -229,3 +229,17 @@ def test_lower_of_a_refused_call_says_why():
         compiled(x)
     with pytest.raises(CaptureError, match="untyped_storage"):
         compiled.lower(x)
+
+
+def test_a_shape_that_was_not_foreseen_behind_python_of_pytorch():
+    """`to_sparse_coo` is Python, of which nothing says that it has no effect: it only computes."""
+
+    def f(x):
+        return x.to_sparse_csr().to_sparse_coo().to_dense(), x.to_sparse().coalesce().indices()
+
+    compiled = thunder.jit(f, fallback="eager")
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), f(x))

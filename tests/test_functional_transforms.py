@@ -538,3 +538,75 @@ def _noted(x, gradients):
     """The gradient that comes next, kept with its leaf for the second run."""
     x.grad = next(gradients)
     return x.grad
+
+
+def _writes_to_a_view(x):
+    y = x.clone()
+    y[:, 0] += x[:, 2].abs()
+    y.t()[1].mul_(x.sum(1))
+    return (y**2).sum()
+
+
+WRITES = {
+    "grad": lambda x: torch.func.grad(_writes_to_a_view)(x[0]),
+    "hessian": lambda x: torch.func.hessian(_writes_to_a_view)(x[0]),
+    "jacfwd": lambda x: torch.func.jacfwd(_writes_to_a_view)(x[0]),
+    "jvp": lambda x: torch.func.jvp(_writes_to_a_view, (x[0],), (x[1],)),
+    "vmap": lambda x: torch.func.vmap(_writes_to_a_view)(x),
+    "vmap along another dimension": lambda x: torch.func.vmap(_writes_to_a_view, in_dims=1)(x.transpose(0, 1)),
+    "vmap of grad": lambda x: torch.func.vmap(torch.func.grad(_writes_to_a_view))(x),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_views_are_written_to_in_a_level(name):
+    x = torch.linspace(-1, 1, 24).view(4, 2, 3)
+    torch.testing.assert_close(thunder.jit(WRITES[name], fallback="error")(x), WRITES[name](x))
+
+
+def test_what_a_mapped_function_has_written_to_since():
+    """The operations of a level read values of before the write."""
+
+    def places(r):
+        out = r.new_zeros(2, 3)
+        before = out + 1
+        out[torch.arange(2).unsqueeze(-1), r] = r.new_ones(())
+        return out, before
+
+    rows = torch.tensor([[[0, 1], [1, 2]], [[2, 2], [0, 1]]])
+    f = lambda x: torch.func.vmap(places)(x)  # noqa: E731
+    torch.testing.assert_close(thunder.jit(f, fallback="error")(rows), f(rows))
+
+
+def test_block_masks_that_are_made_inside():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    documents = torch.arange(32) // 5
+
+    def f(q):
+        mask = create_block_mask(
+            lambda b, h, i, j: (documents[i] == documents[j]) & (i >= j), None, None, q.shape[0], 32,
+            device="cpu", BLOCK_SIZE=16,
+        )  # fmt: skip
+        return mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks
+
+    torch.testing.assert_close(thunder.jit(f, fallback="error")(torch.ones(32)), f(torch.ones(32)))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # of eager's own linearize
+def test_linearize():
+    def f(x, y):
+        result, pushed = torch.func.linearize(lambda x, y: (x.sin() * y, y * 2), x, y)
+        return result, pushed(x, y), pushed(y, x + 1)
+
+    x, y = torch.linspace(0, 1, 3), torch.linspace(1, 2, 3)
+    torch.testing.assert_close(thunder.jit(f, fallback="error")(x, y), f(x, y))
+
+
+def test_linearize_of_what_draws_random_numbers_is_refused():
+    def f(x):
+        result, pushed = torch.func.linearize(lambda x: x * torch.rand(3), x)
+        return result, pushed(x)
+
+    with pytest.raises(thunder.errors.CaptureError, match="draws random numbers"):
+        thunder.jit(f, fallback="error")(torch.ones(3))

@@ -36,7 +36,7 @@ from thunder.capture.sources import Source
 from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
-from thunder.core.symbol import OpTags, recording
+from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.core.unbacked import CHECKS
 from thunder.distributed.layers import split_layers
@@ -89,7 +89,7 @@ class Captured:
         checks = [b for b in effects if b.sym in CHECKS]
         # the original would do these again; it draws the same random numbers again
         again = OpTags.DECISION, OpTags.RANDOM_OP
-        happened = any(b.sym not in CHECKS and b.tags.isdisjoint(again) for b in effects)
+        happened = any(b.sym not in CHECKS and b.tags.isdisjoint(again) and not _only_computes(b) for b in effects)
         happened = happened or c.tensors.mutated or self.host_calls
         handles = checks or any(record.catches for record in c.calls)
         self.may_fail_over = bool((handles or epilogue.writes and not draws) and not happened)
@@ -251,6 +251,12 @@ def _strides(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
     with compat.DisableTorchFunction():
         given = ((p.name, c.tensors.real[p][0]) for p in tensors)
         return {name: t.stride() for name, t in given if t.layout is torch.strided}
+
+
+def _only_computes(operation: BoundSymbol) -> bool:
+    """Whether it is a function of PyTorch's in Python, which passes keep because nothing says that it has no effect."""
+    symbol = operation.sym
+    return OpTags.OPAQUE in symbol.tags and OpTags.IN_PLACE not in symbol.tags and not symbol.declared_outside
 
 
 class FailsWithParts(Exception):

@@ -150,6 +150,8 @@ class Tensors:
     layouts: dict = field(default_factory=dict)  # values that were asked for strides -> fake tensors that have them
     # placeholders of cotangents in a backward that is read -> whether it asked how they lie in memory
     cotangents: dict[TensorProxy, bool] = field(default_factory=dict)
+    # arguments of levels -> the values that they stand for, and the dimension that a level of vmap maps over
+    arguments: dict[TensorProxy, tuple[TensorProxy, int | None]] = field(default_factory=dict)
     fake_mode: Any = None
     used: set = field(default_factory=set)  # at the end: the values that bound symbols and the result are made of
 

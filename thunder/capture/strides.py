@@ -138,6 +138,11 @@ def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: b
         c.tensors.cotangents[proxy] = True
         layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))
         return
+    if proxy in c.tensors.arguments:
+        outer, dim = c.tensors.arguments[proxy]
+        around = layout(c, outer, with_offset, with_bits, layouts)
+        layouts[proxy] = around if dim is None else around.select(dim, 0)
+        return
     real, source = c.tensors.real[proxy]
     placement = c.tensors.placements.get(proxy)
     if placement is not None and (placement.shards or placement.slice) is not None:  # gathered anew by each call
@@ -166,7 +171,8 @@ def _slice(c, wanted: TensorProxy, known: dict) -> list:
         [operation for recorder in (*c.outer_recorders, c.recorder) for operation in recorder.bound_symbols], (wanted,)
     )
     read = (wanted, *(i for operation in operations for i in operation.inputs))
-    inputs = dict.fromkeys(p for p in read if p in c.tensors.real or p in c.tensors.cotangents)
+    outside = (c.tensors.real, c.tensors.cotangents, c.tensors.arguments)
+    inputs = dict.fromkeys(p for p in read if any(p in table for table in outside))
     made = (o for o in operations if any(not isinstance(x, UnbackedNumber) and x not in known for x in o.outputs))
     return [*inputs, *made]
 

@@ -36,12 +36,17 @@ def batched(
     RuntimeError. Raises MissingImplementationError where an operation cannot be mapped.
     """
     batch = _Batch(dict(moved), size, randomness, recorder)
-    outer = recorder.context, recorder.location
+    outer, memory = (recorder.context, recorder.location), recorder.memory
+    active = memory is not None and memory.active
+    if active:
+        memory.active = False  # an operation reads what it has read, and not what was written to that since
     try:
         for operation in operations:
             batch.operation(operation)
     finally:
         recorder.context, recorder.location = outer
+        if active:
+            memory.active = True
     return batch.moved
 
 

@@ -93,8 +93,11 @@ def flatten(c, value) -> tuple[list, Any]:
     ], spec
 
 
-def fresh(c, outer: TensorProxy, *, grad: bool, shape: tuple | None = None) -> TensorProxy:
+def fresh(c, outer: TensorProxy, *, grad: bool, dim: int | None = None) -> TensorProxy:
+    """The argument of a level that stands for a value of the program around it, or for its elements along `dim`."""
+    shape = None if dim is None else outer.shape[:dim] + outer.shape[dim + 1 :]
     made = like(outer, shape)
+    c.tensors.arguments[made] = outer, dim
     made.name = c.recorder.context.names.make("level")
     made.requires_grad = made.dtype.category >= 2 and (grad or outer.requires_grad)
     if shape is None and c.recorder.decide is not None:

@@ -51,7 +51,7 @@ class _Entered:
     def argument(self, c, x, dim: int | None = None) -> tuple[TensorProxy, TensorProxy]:
         """A value of the program around, and its proxy inside of the level, without dimension `dim`."""
         (value,), _ = flatten(c, x)
-        made = fresh(c, value, grad=False, shape=dim if dim is None else value.shape[:dim] + value.shape[dim + 1 :])
+        made = fresh(c, value, grad=False, dim=dim)
         self.inner.memory.fixed[made] = "a function under grad, vjp, jvp or vmap writes to its argument"
         return value, made
 

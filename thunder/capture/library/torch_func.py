@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+
 from thunder import compat
 from thunder.capture.library.functional import (
     JVP,
@@ -17,6 +19,7 @@ from thunder.capture.library.functional import (
     selected_arguments,
 )
 from thunder.capture.library.vmap import VMap
+from thunder.core.symbol import OpTags
 
 
 def _call_transformed(c, f, args, kwargs):
@@ -69,6 +72,26 @@ def _torch_jvp(c, f, args, kwargs):
     return made(c, JVP(function, given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
 
 
+class PushforwardFunction:
+    """The second result of `torch.func.linearize`: a function from tangents to those of the results. What it computes
+    of the function again is merged with the first result's operations."""
+
+    def __init__(self, function: Callable, primals: tuple):
+        self.function, self.primals = function, primals
+
+    def apply(self, c, args, kwargs):
+        return made(c, JVP(self.function)).apply(c, (self.primals, tuple(args)), kwargs)[1]
+
+
+def _torch_linearize(c, f, args, kwargs):
+    function, *primals = args
+    before = len(c.recorder.bound_symbols)
+    result = c.call(function, primals, {})
+    if any(OpTags.RANDOM_OP in operation.sym.tags for operation in c.recorder.bound_symbols[before:]):
+        c.refuse("linearize of a function that draws random numbers, once for all tangents", "draw them outside of it")
+    return result, made(c, PushforwardFunction(function, tuple(primals)))
+
+
 def _filled(function, arguments, places, *values):
     """A function of some of its arguments. Interpreted, as the function is."""
     now = dict(zip(places, values, strict=True))
@@ -89,7 +112,7 @@ HANDLERS = {
         "vmap": _torch_vmap,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
-}  # fmt: skip
+} | {torch.func.linearize: _torch_linearize}  # fmt: skip
 
 
 def _constructor(kind: Callable) -> Callable:
@@ -110,4 +133,4 @@ BY_NAME = {
         "vmap": VMap,
     }.items()
 }
-KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction), _call_transformed)
+KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction, PushforwardFunction), _call_transformed)

@@ -58,10 +58,7 @@ class VMap(Transformed):
         outer, spec = flatten(c, tuple(args))
         dims = _dims_of(self.in_dims, spec, "in_dims")
         size, places = _batch_size(outer, dims)
-        arguments = [
-            fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x
-            for x, d in zip(outer, places, strict=True)
-        ]
+        arguments = [fresh(c, x, grad=False, dim=d) if d is not None else x for x, d in zip(outer, places, strict=True)]
         operations, leaves, out_spec = self.enter(
             c, compat.tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled()
         )
