@@ -217,9 +217,14 @@ def test_once_differentiable_is_an_error():
     x = leaf(3)
     (g,) = torch.autograd.grad(thunder.jit(lambda x: Once.apply(x))(x).sum(), x)
     torch.testing.assert_close(g, 3 * x.detach() ** 2)
-    first = nth(thunder.jit(lambda x: Once.apply(x)), x, 1)  # as in eager, the first derivative is no error
-    with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
-        torch.autograd.grad(first, x)
+    w = leaf(3)
+    for run in (Once.apply, thunder.jit(lambda x: Once.apply(x))):
+        first = nth(run, x, 1)  # of ones, which do not require grad: it has no graph
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            torch.autograd.grad(first, x)
+        (g,) = torch.autograd.grad(run(x), x, w, create_graph=True)
+        with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
+            g.sum().backward()
 
 
 def test_compiled_once_and_kept():

@@ -378,3 +378,41 @@ def test_gradients_that_would_be_kept_of_it_are_refused():
         thunder.jit(in_a_hook, fallback="error")(*plain())
     with pytest.raises(CaptureError, match="a hook .* has an argument that it overwrites"):
         thunder.jit(a_view_in_a_hook, fallback="error")(*plain())
+
+
+class Spiking(torch.nn.Module):
+    """As spiking networks begin anew: of the last state, the form alone is read."""
+
+    def __init__(self, begin=torch.zeros_like):
+        super().__init__()
+        self.weight, self.state, self.begin = torch.nn.Parameter(torch.ones(3)), torch.zeros(3), begin
+
+    def forward(self, x):
+        self.state = self.begin(self.state) + self.weight * x
+        return self.state.sum()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [torch.zeros_like, torch.Tensor.detach, lambda s: torch.empty(s.shape).fill_(0.5), lambda s: (s > 1).float()],
+)
+def test_the_graph_of_a_call_does_not_lead_to_a_state_without_a_gradient(begin):
+    eager = Spiking(begin)
+    compiled = thunder.jit(Spiking(begin), fallback="error")
+    for _ in range(4):
+        for module in (eager, compiled):
+            module(torch.ones(3) * 0.7).backward()
+    assert torch.equal(compiled.weight.grad, eager.weight.grad)
+    assert torch.equal(compiled.state, eager.state)
+
+
+def test_arguments_without_a_gradient_are_unused_in_the_graph():
+    compiled = thunder.jit(lambda a, b: a * b.detach() + torch.ones_like(b), fallback="error")
+    a, b = (torch.ones(3, requires_grad=True) for _ in range(2))
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+        torch.autograd.grad(compiled(a, b).sum(), b)
+    ours = torch.autograd.grad(compiled(a, b).sum(), (a, b), allow_unused=True)
+    assert torch.equal(ours[0], torch.ones(3)) and ours[1] is None
+    assert [node for node, _ in compiled(a, b).grad_fn.next_functions if node is not None] == [
+        torch.autograd.graph.get_gradient_edge(a).node
+    ]

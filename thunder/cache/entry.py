@@ -134,7 +134,8 @@ class Connection:
     """How a forward and its backward belong to autograd, in values that can be written to a file.
 
     result: the text of `result(inputs, outputs)`, the structure that the program returns; objects: by name, those in
-    it. own: places of outputs that are detached from their bases; shown: the same of saved tensors.
+    it. own: places of outputs that are detached from their bases; shown: the same of saved tensors. unreached: places
+    of arguments that require grad and get none.
     requires_grad: of each output. inputs, random, dense, derived, names, tensors: see `connected`. fuses: whether
     kernels know the types they were made for.
 
@@ -157,6 +158,7 @@ class Connection:
     computation: Trace
     cut: ForwardBackward
     tensors: Sequence[str] = ()
+    unreached: Sequence[int] = ()
 
 
 class Variants:
@@ -307,7 +309,7 @@ def _connect(
         [a.name for a in computation.args if not isinstance(a, TensorProxy)],
         any(isinstance(e, FusionExecutor) for e in executors),
         Variants(lambda missing: lower_backward_without(cut, missing, options, executors)[-1]),
-        computation, cut, _told(computation, cut),
+        computation, cut, _told(computation, cut), _unreached(computation, cut),
     )  # fmt: skip
     apart = apart_from_autocast(connection)
     run = connect(
@@ -327,6 +329,17 @@ def _told(computation: Trace, cut: ForwardBackward) -> list[str]:
     """Names of the tensors among the arguments, where the backward asks which of them autograd wants gradients of."""
     asks = any(b.sym.asks_autograd for b in cut.backward.bound_symbols)
     return [a.name for a in computation.args if isinstance(a, TensorProxy)] if asks else []
+
+
+def _unreached(computation: Trace, cut: ForwardBackward) -> list[int]:
+    """Places of the arguments that require grad and get none: autograd's graph does not lead to them, as in eager
+    mode."""
+    gets = {
+        i: cut.backward.output[i] is not None
+        for i, a in enumerate(computation.args)
+        if isinstance(a, TensorProxy) and a.requires_grad
+    }
+    return [i for i, is_reached in gets.items() if not is_reached] if any(gets.values()) else []
 
 
 def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable]:
@@ -356,6 +369,7 @@ def connect(
         decisions=decisions,
         names=given.names,
         tensors=given.tensors,
+        unreached=given.unreached,
         own=given.own,
         shown=given.shown,
     )

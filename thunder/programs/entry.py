@@ -156,6 +156,7 @@ def _connection(given: Connection) -> dict:
         "inputs": [kept, saved, list(given.inputs.numbers)],
         "random": None if given.random is None else [say(device) for device in given.random],
         "dense": given.dense, "derived": given.derived, "names": given.names, "fuses": given.fuses,
+        "unreached": given.unreached,
     }  # fmt: skip
 
 
@@ -326,6 +327,7 @@ def _connected(
         InputsBehind(kept, [(i, place) for i, place in saved], numbers),
         None if said["random"] is None else [named(device) for device in said["random"]],
         said["dense"], said["derived"], said["names"], said["fuses"], nothing, nothing, nothing,
+        unreached=said["unreached"],
     )  # fmt: skip
     check_computation(connection.result, "result", connection.objects)
     apart, arguments = apart_from_autocast(connection), len(kept) + len(saved) + len(numbers)

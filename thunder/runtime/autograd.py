@@ -232,8 +232,8 @@ def connected(
     forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool | None], *,
         make_without: Callable, make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
-    decisions: Decisions, names: Sequence[str], tensors: Sequence[str], own: Sequence[int], shown: Sequence[int],
-    make_watched: Callable | None = None,
+    decisions: Decisions, names: Sequence[str], tensors: Sequence[str], unreached: Sequence[int],
+    own: Sequence[int], shown: Sequence[int], make_watched: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -248,7 +248,8 @@ def connected(
     random: the devices whose generators the forward may draw from; None where it cannot be recomputed. dense: places of
     the cotangents that are materialized where they are broadcast. derived: by output, the places of outputs that are
     computed from it. decisions: those by symbolic numbers, to which later
-    programs add; names: those of the inputs that are no tensors.
+    programs add; names: those of the inputs that are no tensors. unreached: places of inputs that autograd's graph does
+    not lead to.
     """
     program = _Program(
         backward,
@@ -288,7 +289,10 @@ def connected(
         numbers = take_numbers(inputs) if take_numbers is not None else ()
         call = program, others, kept, kept and _versions(kept), numbers, generators, joins, hooked
         given = outputs, tensors, call
-        outputs = ThunderFunction.apply(given, *inputs) if transforming() else apply(given, *inputs)
+        linked = inputs
+        if unreached:
+            linked = [None if i in unreached else x for i, x in enumerate(inputs)]
+        outputs = ThunderFunction.apply(given, *linked) if transforming() else apply(given, *linked)
         if program.derived:
             program.watch(outputs)
         return rebuild(inputs, outputs)
