@@ -1,5 +1,6 @@
 """Sizes of arguments that change: a constant once, symbolic from the second value on."""
 
+import re
 import types
 
 import pytest
@@ -199,7 +200,8 @@ def test_what_a_program_makes_longer_is_symbolic_at_once(where):
     compiled = thunder.jit(step)
     for _ in range(3):
         assert compiled(torch.ones(2), full, 4)[1] == 4
-    assert "shape" not in str(thunder.last_prologue_traces(compiled)[-1]), "one that stays is no input"
+    statements = re.sub("#.*", "", str(thunder.last_prologue_traces(compiled)[-1]))
+    assert "shape" not in statements, "one that stays is no input"
 
 
 def test_a_size_that_never_changes_or_may_not_stays_constant():

@@ -150,7 +150,7 @@ class Scaled(torch.nn.Module):
         self.config, self.act = Config(), torch.nn.functional.relu
 
     def forward(self, x, config):
-        x = x * len(config.names) if self.config.width == 768 else x
+        x = x * len(config.names) * config.width if self.config.width == 768 else x
         return self.act(x) if self.training else x
 
 
@@ -180,3 +180,14 @@ def test_what_is_printed_is_what_runs():
     run, again = compiled.programs[0].prologue_fn, space["prologue"]
     for call in ((X, {"k": 2.5}, torch.nn.functional.silu), (X, {"k": 3.5}, torch.sin), (X[:2], {}, None), (X,)):
         assert str(run(compiled.fn, call, {})) == str(again(compiled.fn, call, {}))
+
+
+KINDS = [torch.Tensor, torch]
+
+
+def test_names_in_the_text_are_those_of_the_objects():
+    """Generated code knows `torch` and `Tensor` as other objects than these."""
+    compiled = thunder.jit(lambda x, kinds: x * 2 if kinds[0] is torch.Tensor and KINDS[0] is kinds[0] else x)
+    for _ in range(2):
+        assert torch.equal(compiled(X, [torch.Tensor]), X * 2)
+    assert len(compiled.programs) == 1

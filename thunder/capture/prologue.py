@@ -55,6 +55,7 @@ class PrologueWriter:
         self.statements: list[BoundSymbol] = []
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
+        self.names.taken |= {"torch", "Tensor"}  # which programs know as modules of the attributes that they name
         self.pins: dict[int, str] = {}
         self.spaces: dict[int, Any] = {}
         self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
