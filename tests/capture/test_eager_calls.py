@@ -411,3 +411,45 @@ def test_what_a_function_leaves_beside_its_result_has_its_gradient(around):
             torch.testing.assert_close(result, around(w * 3))
             torch.testing.assert_close(torch.autograd.grad(result.sum(), w)[0], want)
     assert len(SHOWN) == 6 and names(compiled).count("eager_call") == 1
+
+
+class Remembers(nn.Module):
+    """Has written to its buffers and attributes when its own method is refused, which reads them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.steps, self.seen = nn.BatchNorm1d(4), 0, []
+
+    def forward(self, x):
+        self.steps += 1
+        return self.inner(self.norm(x)) + self.norm.running_mean
+
+    def inner(self, x):
+        refused(x)
+        self.seen.append((self.steps, self.norm.running_var.tolist()))
+        return x * self.norm.running_mean * self.steps
+
+
+class Overwrites(Remembers):
+    """The method writes to them again."""
+
+    def inner(self, x):
+        refused(x)
+        self.steps += 1
+        return self.norm(x) * self.steps
+
+
+@pytest.mark.parametrize("kind", [Remembers, Overwrites])
+def test_writes_of_the_program_are_shown_to_the_function(kind):
+    ours, theirs = Around(kind()), Around(kind())
+    theirs.load_state_dict(ours.state_dict())
+    compiled = thunder.jit(ours, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for seed in range(4):
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+            assert_same(step(compiled, ours, x), step(theirs, theirs, x), 1e-6)
+            assert_same([*ours.buffers()], [*theirs.buffers()], 1e-6)
+            assert ours.middle.steps == theirs.middle.steps
+    assert [n for n, _ in ours.middle.seen] == [n for n, _ in theirs.middle.seen]
+    assert_same([v for _, v in ours.middle.seen], [v for _, v in theirs.middle.seen])
+    assert len(compiled.programs) == 1 and names(compiled).count("eager_call") == 1

@@ -164,11 +164,13 @@ class Path:
         check_host_call(self.c)
         return self._values.host_call(index, function, args, kwargs, effect, lent)
 
-    def run_eager_call(self, index: int, function, args: tuple, kwargs: dict, how: tuple) -> Outcome:
-        """The outcome of an eager call that is not recorded yet, after the calls before it. how: see
+    def run_eager_call(
+        self, index: int, function, args: tuple, kwargs: dict, how: tuple, shown: eager_calls.Shown
+    ) -> Outcome:
+        """The outcome of an eager call that is not recorded yet, after the calls before it. how, shown: see
         `eager_calls.call`."""
         check_host_call(self.c)
-        return self._values.eager_call(index, function, args, kwargs, how)
+        return self._values.eager_call(index, function, args, kwargs, how, shown)
 
     def next_host_call(self, own: bool) -> int:
         """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
@@ -305,15 +307,19 @@ class _Values:
             self.c.refuse(reason, "call it outside of the compiled function")
         return value
 
-    def eager_call(self, index: int, function, args: tuple, kwargs: dict, how: tuple) -> Outcome:
-        self.of(proxies_in((function, args, kwargs), []), everything_before=True)
+    def eager_call(
+        self, index: int, function, args: tuple, kwargs: dict, how: tuple, shown: eager_calls.Shown
+    ) -> Outcome:
+        self.of(proxies_in((function, args, kwargs, shown), []), everything_before=True)
         if index in self.log:
             return self.log[index]
         function, args, kwargs = (map_structure(self._given, x) for x in (function, args, kwargs))
+        places = [self.c.tensors.real[p][0] if name is None else self._given(p) for p, name, _ in shown]
+        shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))
         read = [real for real, _ in self.c.tensors.real.values()]
         versions = versions_of(read)
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
-            outcome = eager_calls.call(function, args, kwargs, *how)
+            outcome = eager_calls.call(function, args, kwargs, *how, shown)
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
         if outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):

@@ -31,6 +31,7 @@ from thunder.ops.eager_calls import (
     Argument,
     Held,
     Outcome,
+    Shown,
     kind_with_leaves,
     map_result,
     paths_of,
@@ -85,7 +86,7 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
     try:
         _check_nesting(c, f)
         if not behind:
-            _check_writes(c, f, args, kwargs)
+            _writes_to_show(c, f, args, kwargs)
         _check_placements(c, f, args, kwargs)
         _function(c, f)
         _arguments(c, args, kwargs)
@@ -107,13 +108,13 @@ def disabled(c, f: Callable, args, kwargs) -> Any:
     Raises CaptureError where it cannot stand in the program.
     """
     _check_nesting(c, f)
-    _check_writes(c, f, args, kwargs)
     _check_placements(c, f, args, kwargs)
     return _record(c, f, args, kwargs)
 
 
 def _record(c, f: Callable, args, kwargs) -> Any:
     """Runs an eager call at capture and records it."""
+    pending = _writes_to_show(c, f, args, kwargs)
     function = _function(c, f)
     args, kwargs = _arguments(c, args, kwargs)
     tensors = tuple(paths_of(args, kwargs, TensorProxy))
@@ -123,7 +124,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     wanted = tuple(path for path, p in proxies.items() if grad and p.requires_grad)
     kinds = context.autocast.state[0] if context.autocast is not None else ()
     index = c.path.next_host_call(False)
-    outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad))
+    outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad), pending)
     if outcome.error is not None:
         c.refuse(f"{_name(f)}() raises {type(outcome.error).__name__}, which the program may handle")
     leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
@@ -133,7 +134,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     c.eager_calls.append(f)
     results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None
-    arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad)
+    arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad, pending)
     symbol_for((results, graph)).record(c.recorder, arguments, {}, (results, graph))
     for result, value in (*zip(results, results_of(outcome), strict=True), (graph, outcome.graph)):
         if isinstance(result, Proxy):
@@ -155,22 +156,38 @@ def _check_nesting(c, f: Callable) -> None:
         c.refuse(f"{_name(f)}() would run outside of a torch-function mode that the program has entered")
 
 
-def _check_writes(c, f: Callable, args: tuple, kwargs: dict) -> None:
-    """Refuses an eager call that could look at what the program has written to before."""
-    effects, tensors = c.writes.effects.values(), [c.tensors.real[p][0] for p in c.tensors.mutated]
+def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
+    """The writes of the program so far that the function may look at: those to tensors and to attributes of objects
+    are carried out for the duration of the call. Refuses an eager call that could look at others."""
+    effects, tensors = c.writes.effects.items(), list(c.tensors.mutated)
     written = [original for _, original, *_ in containers.changes(c)]
-    written += [owner for kind, owner, _ in effects if kind not in _OF_GLOBALS]
-    of_globals = [(space, name) for kind, space, name in effects if kind in _OF_GLOBALS]
-    if not (tensors or written or of_globals):
-        return
-    reach = Reach((f, *(_seen_by(c, x) for x in (*args, *kwargs.values()))))
-    if (
-        any(kind == "context" for kind, *_ in effects)
-        or any(map(reach.reaches, written))
-        or any(map(reach.reaches_memory, tensors))
-        or any(reach.reads_global(*place) for place in of_globals)
-    ):
+    if not (tensors or written or effects):
+        return ()
+    reach, shown = Reach((f, *(_seen_by(c, x) for x in (*args, *kwargs.values())))), list[tuple[Any, str | None, Any]]()
+    hidden = any(map(reach.reaches, written))
+    for p in tensors:
+        if reach.reaches_memory(c.tensors.real[p][0]):
+            now = c.recorder.latest(p)
+            hidden = hidden or p.requires_grad or now.requires_grad
+            shown.append((p, None, now))
+    for key, (kind, owner, name) in effects:
+        if kind in _OF_GLOBALS:
+            hidden = hidden or reach.reads_global(owner, name)
+        elif kind == "context":
+            hidden = True
+        elif reach.reaches(owner):
+            value = c.writes.overlay[key]
+            hidden = hidden or kind != "attr" or not _is_plain(owner) or type(value) is TensorProxy
+            shown.append((owner, name, value))
+    if hidden:
         c.refuse(f"{_name(f)}() may look at what the program has written to before")
+    return tuple((p if name is None else _argument(c, p), name, _argument(c, x)) for p, name, x in shown)
+
+
+def _is_plain(owner: Any) -> bool:
+    """Whether attributes of an object are in its dict."""
+    attributes = plain_attribute(owner, "__dict__")
+    return type(attributes) is dict and not isinstance(owner, torch.Tensor)
 
 
 _OF_GLOBALS = ("global", "delglobal")  # kinds of writes

@@ -57,22 +57,28 @@ class Outcome(NamedTuple):
     beside: Beside | None = None
 
 
+# writes of a program before a call: (a tensor, None, its value), (an object, the name of an attribute, its value)
+Shown = tuple[tuple[Any, str | None, Any], ...]
+
+
 class Beside(NamedTuple):
     """What a function leaves that a program around its call would not know.
 
     held: tensors with a gradient in objects of the result, and in what it has written to; outputs of the graph.
     written: its arguments that it has written to, by path, and what is in them. entries: the arguments as it got them,
-    and their paths.
+    and their paths. left: what it has left where the program had written before.
     """
 
     held: tuple[torch.Tensor, ...]
     written: dict[tuple, Any]
     entries: tuple[tuple[torch.Tensor, tuple], ...]
+    left: Shown
 
     def __str__(self) -> str:
         writes = f"writes to arguments {', '.join(map(str, self.written))}" if self.written else ""
         holds = f"gives objects that hold {len(self.held)} tensors with a gradient" if self.held else ""
-        return " and ".join(filter(None, (writes, holds)))
+        overwrites = "writes to what the program has written to before" if self.left else ""
+        return " and ".join(filter(None, (writes, holds, overwrites)))
 
 
 class RunAgain(OtherPath):
@@ -146,12 +152,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def call(
     function: Callable, args: tuple, kwargs: dict, tensors: Sequence[tuple], wanted: Sequence[tuple], kinds: tuple,
-    grad: bool,
+    grad: bool, shown: Shown = (),
 ) -> Outcome:  # fmt: skip
     """Calls a function on real values.
 
     tensors: the paths of the program's tensors in the arguments. wanted: of these, those that have a gradient in the
-    program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on.
+    program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on. shown: see `_showing`.
     """
     given = {path: value_at(args, kwargs, path) for path in tensors}
     detached = [given[path] for path in wanted if not given[path].requires_grad]
@@ -167,16 +173,17 @@ def call(
                     args = _replaced(args, path, entry)
         before = _contents_of(args, kwargs)
         edges = {path: get_gradient_edge(given[path]) for path in wanted}
-        try:
-            value = function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the program may handle it
-            return Outcome(error=error)
+        with _showing(shown) as left:
+            try:
+                value = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the program may handle it
+                return Outcome(error=error)
     drawn = tuple((g, now) for g, state in states if not torch.equal(state, now := g.get_state()))
     written = _written_to(before, _contents_of(args, kwargs), grad)
     entries = tuple((x, path) for path, x in given.items())
     held = _held(value, written, {id(x) for x, _ in entries})
-    if held or written:
-        beside, inputs = Beside(held, written, entries), [edges[path] for path in wanted]
+    if held or written or left:
+        beside, inputs = Beside(held, written, entries, tuple(left)), [edges[path] for path in wanted]
         leaves = _leaves_behind(held, inputs)
         graph = Graph([*inputs, *leaves], list(held)) if held else None
         return Outcome(Held(value), graph, (), leaves, f"{kind_of(value)} that {beside}", drawn, None, beside)
@@ -191,6 +198,44 @@ def call(
     graph = Graph([*inputs, *leaves], outputs) if outputs else None
     apart = map_result(lambda x: x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x, value)
     return Outcome(apart, graph, connected, leaves, _described(value), drawn)
+
+
+@contextlib.contextmanager
+def _showing(shown: Shown) -> Iterator[list[tuple[Any, str | None, Any]]]:
+    """Carries out writes of the program, which come into force at its end, for the duration of a call.
+
+    Gives a list, in which the writes of the function to the same places are behind it.
+    """
+    before, left = [], list[tuple[Any, str | None, Any]]()
+    for owner, name, value in shown:
+        before.append(_value_there(owner, name))
+        _write(owner, name, value)
+    versions = [versions_of([owner] if name is None else ()) for owner, name, _ in shown]
+    try:
+        yield left
+    finally:
+        for (owner, name, value), was, version in zip(shown, before, versions, strict=True):
+            now = _value_there(owner, name)
+            if versions_of([owner]) != version if name is None else now is not value:
+                left.append((owner, name, now))
+            _write(owner, name, was)
+
+
+def _value_there(owner: Any, name: str | None) -> Any:
+    return owner.detach().clone() if name is None else vars(owner).get(name, _ABSENT)
+
+
+def _write(owner: Any, name: str | None, value: Any) -> None:
+    """Nobody else sees it: the version of a tensor is not counted up."""
+    if name is None:
+        owner.data.copy_(value)
+    elif value is _ABSENT:
+        vars(owner).pop(name, None)
+    else:
+        vars(owner)[name] = value
+
+
+_ABSENT = object()
 
 
 def _is_fresh(value: Any) -> bool:
@@ -453,13 +498,13 @@ def with_state(program: Callable, state: State) -> Callable:
 
 def _run(
     index: int, function: Callable, args: tuple, kwargs: dict, leaves: tuple, kind: str, decision: int,
-    tensors: tuple[tuple, ...], wanted: tuple[tuple, ...], kinds: tuple, grad: bool,
+    tensors: tuple[tuple, ...], wanted: tuple[tuple, ...], kinds: tuple, grad: bool, shown: Shown,
 ) -> tuple:  # fmt: skip
     log, state = current_log(), _CURRENT.state
     outcome = log.get(index) if log is not None else None
     if outcome is None:
         before = state.versions() if state is not None else []
-        outcome = call(function, args, kwargs, tensors, wanted, kinds, grad)
+        outcome = call(function, args, kwargs, tensors, wanted, kinds, grad, shown)
         log = Log() if log is None else log
         log.happens(index, function, outcome)
         if outcome.error is not None:
@@ -531,7 +576,7 @@ def is_eager_call(symbol: Symbol) -> bool:
 
 
 def _derivative(symbol: Symbol, *arguments):
-    _, _, args, kwargs, leaves, _, _, _, wanted, _, _ = arguments
+    _, _, args, kwargs, leaves, _, _, _, wanted, _, _, _ = arguments
     results, graph = call = symbol(*arguments)
     cotangent, _ = yield call
     if graph is None:
@@ -609,4 +654,9 @@ def _with_beside(outcome: Outcome, beside: Beside, args: tuple, kwargs: dict) ->
         else:
             target.clear()
             target.update(now)
+    for owner, name, now in beside.left:
+        if name is None:
+            owner.copy_(now)
+        else:
+            _write(owner, name, now)
     return value
