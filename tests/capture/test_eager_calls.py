@@ -453,3 +453,51 @@ def test_writes_of_the_program_are_shown_to_the_function(kind):
     assert [n for n, _ in ours.middle.seen] == [n for n, _ in theirs.middle.seen]
     assert_same([v for _, v in ours.middle.seen], [v for _, v in theirs.middle.seen])
     assert len(compiled.programs) == 1 and names(compiled).count("eager_call") == 1
+
+
+class Bar:
+    """Prints what it was told between its steps."""
+
+    def __init__(self, n):
+        torch.ones(1).untyped_storage()
+        self.n, self.told = n, None
+
+    def __iter__(self):
+        for i in range(self.n):
+            yield i
+            SHOWN.append(self.told)
+
+    def __setitem__(self, key, value):
+        SHOWN.append((key, value))
+
+
+def bar(n):
+    torch.ones(1).untyped_storage()
+    return Bar(n)
+
+
+def steps_of_a_bar(x):
+    steps = bar(2)
+    for i in steps:
+        steps.told = i
+        x = x * (i + 2)
+    return x
+
+
+def writes_to_a_bar(x):
+    shown = bar(2)
+    shown["rows"] = x.shape[0]
+    shown.n += 1
+    return x * shown.n
+
+
+@pytest.mark.parametrize("around", [steps_of_a_bar, writes_to_a_bar])
+def test_objects_of_an_eager_call_are_changed_once_and_in_order(around):
+    compiled, x = thunder.jit(lambda x: around(x) * 2, fallback="eager"), torch.ones(2)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for _ in range(3):
+            SHOWN.clear()
+            want, shown = around(x) * 2, [*SHOWN]
+            SHOWN.clear()
+            assert torch.equal(compiled(x), want) and shown == SHOWN
+    assert names(compiled).count("eager_call") == 1

@@ -66,6 +66,7 @@ class Path:
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
         self.needs_whole = False  # whether a function of a library is to run as one host call (`whole`)
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
+        self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self.lent: list[Lent] = []  # the program's own containers
         self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors

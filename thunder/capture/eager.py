@@ -21,6 +21,7 @@ from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.reachable import Reach, names_of, reached_placements
 from thunder.capture.sources import Source
+from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError
@@ -139,6 +140,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     for result, value in (*zip(results, results_of(outcome), strict=True), (graph, outcome.graph)):
         if isinstance(result, Proxy):
             c.path.knows(result, value)
+            c.path.held.update((result,) if type(result) is HostProxy else ())
             host_lines.share(c, result, (args, kwargs))
     return shown
 

@@ -46,7 +46,7 @@ from thunder.core.proxies import (
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import fresh_size, made_number
 from thunder.interpreter import NULL
-from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
+from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute, type_attribute
 from thunder.interpreter.tables import ARITHMETIC
 from thunder.ops.infer import fake
 from thunder.ops.registry import inplace_of
@@ -85,7 +85,11 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     called = lending.called(function, args)
     reads = lending.only_reads(c, called, args)
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
-    effect = effect or "outside" * (not pure and function not in _LOOKING and any(is_outside(c, a) for a in args))
+    is_held = not c.path.held.isdisjoint(proxies_in((args, kwargs), []))
+    if is_held and function in _UNCALLED:
+        c.refuse(f"{name}() changes an object that a function gave which runs as it is", "do it in that function")
+    is_shared = is_held or any(is_outside(c, a) for a in args)
+    effect = effect or "outside" * (not pure and function not in _LOOKING and is_shared)
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
     args = tuple(given(c, a, reads) for a in args)
@@ -112,8 +116,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     if issubclass(kind, torch.Tensor) and _connects(c, args, kwargs):
         c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
     out, result = typed(c, name, kind, value, any_size, False)
-    if own and type(result) is HostProxy:
-        c.path.own.add(result)
+    if type(result) is HostProxy and (own or is_held):
+        (c.path.own if own else c.path.held).add(result)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
     call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent))
@@ -478,6 +482,8 @@ def elements(c, value: HostProxy):
         return _steps(c, value)
     if value.kind in changing.TEXTS:  # whose characters are keys often
         return iter(changing.settled(c, value))
+    if type(type_attribute(value.kind, "__iter__")) is types.FunctionType:  # what it does stands between the steps
+        return _steps(c, run(c, iter, (value,)))
     items = run(c, list, (value,))
     return iter([run(c, operator.getitem, (items, i)) for i in range(int(run(c, len, (items,))))])
 
@@ -490,3 +496,7 @@ def _steps(c, iterator: HostProxy):
 def _next_or_end(iterator):
     """A tuple of the next element, None at the end."""
     return next(((element,) for element in iterator), None)
+
+
+# that no call of the program's makes, so that the log of a call does not tell what they gave
+_UNCALLED = {operator.setitem, operator.delitem, iter, _next_or_end, *_OPERATORS}
