@@ -320,7 +320,7 @@ class _Values:
         read = [real for real, _ in self.c.tensors.real.values()]
         versions = versions_of(read)
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
-            outcome = eager_calls.call(function, args, kwargs, *how, shown)
+            outcome = eager_calls.call(function, args, kwargs, *how, shown=shown)
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
         if outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):
