@@ -249,3 +249,17 @@ def test_python_helpers_of_pytorch_are_read(seed):
         seen.append((run(torch.randn, 5), torch.rand(1)))
     assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
     assert len(compiled.programs) == 1
+
+
+def test_objects_in_c_that_nobody_can_change_are_constants():
+    """Code, descriptors, and the structures of optree."""
+    optree = pytest.importorskip("optree")
+    structure, attribute = optree.tree_structure({"a": 1, "b": [2, 3]}), type(ready).__dict__["__code__"]
+    code = ready.__code__
+
+    def program(x):
+        rebuilt = optree.tree_unflatten(structure, [x, x + 1, x + 2])["b"][0]
+        return rebuilt + (ready.__code__ is code) + (attribute.__get__(ready) == code)
+
+    compiled = thunder.jit(program, fallback="error")
+    assert torch.equal(compiled(X), program(X)) and len(compiled.programs) == 1

@@ -104,7 +104,10 @@ _NAMES = {
 }  # fmt: skip
 _NOT_CALLED = standins.CALLED - {"__call__"}
 # they keep a function that they are given
-_KEEPERS = (staticmethod, classmethod, property, functools._lru_cache_wrapper)
+_KEEPERS = (
+    staticmethod, classmethod, property, functools._lru_cache_wrapper, types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)  # fmt: skip
 # slots of object and type -> the methods that they call of their argument
 _OBJECTS_OWN = {
     "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": _NOT_CALLED,

@@ -290,7 +290,9 @@ RECEIVERS: list[Row] = _objects(
     Fold(), _EXPOSED,
     *MUTABLE, *IMMUTABLE, *BUFFERS, *TYPE_PARAMETERS, tuple, frozenset, slice, type, int, float, complex, str, bytes,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MappingProxyType, types.GenericAlias,
-    types.UnionType, types.SimpleNamespace, types.CodeType, contextvars.ContextVar, weakref.ref, re.Pattern, re.Match,
+    types.UnionType, types.SimpleNamespace, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, contextvars.ContextVar,
+    weakref.ref, re.Pattern, re.Match,
     struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial, torch.nn.Module,
     property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, enum.Enum, random.Random, BaseException,
     type(threading.Lock()), type(threading.RLock()),
@@ -476,7 +478,8 @@ def _of_receiver(receiver: Any) -> Row:
 
 @functools.cache
 def _of_class_in_c(kind: type) -> Row:
-    owners = [base for base in kind.__mro__ if base is not object and _has_state(base)]
+    bases = (base for base in kind.__mro__ if base is not object and base.__module__ != "pybind11_builtins")
+    owners = [base for base in bases if _has_state(base)]
     return _STATELESS if all(_is_followed(base.__module__) for base in owners) else _UNWATCHED
 
 
