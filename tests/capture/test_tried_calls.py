@@ -126,3 +126,55 @@ def test_examples_are_views_of_leaves_where_the_programs_are():
     m, w = torch.randn(3), torch.randn(3, requires_grad=True)
     assert compiled(m, w)[1] == view_of_a_leaf(m, w)[1]
     assert compiled(m, w.detach()) is m
+
+
+def assigned_through_a_mask(x, mask, values):
+    y = x.clone()
+    try:
+        y[mask] = values
+    except RuntimeError:
+        return y - 1
+    return y
+
+
+def assigned_at_an_index(x, mask, values):
+    y = x.clone()
+    try:
+        y[mask.nonzero()[:, 0].add(mask.long()[:1])] = values
+    except IndexError:
+        return y - 1
+    except RuntimeError:
+        return y - 2
+    return y
+
+
+def joined(x, mask, values):
+    try:
+        return torch.stack([x[mask], values])
+    except RuntimeError:
+        return x
+
+
+@pytest.mark.parametrize("program", [assigned_through_a_mask, assigned_at_an_index, joined])
+def test_masks_of_zeros_and_of_ones_prove_nothing_for_others(program):
+    x, values = torch.arange(4.0), torch.tensor([7.0, 8.0])
+    masks = [torch.tensor(m, dtype=torch.bool) for m in ([1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0])]
+    for order in (masks, masks[::-1], masks[1:] + masks[:1]):
+        compiled = thunder.jit(program)
+        for mask in order:
+            assert torch.equal(compiled(x, mask, values), program(x, mask, values))
+
+
+def test_a_graph_of_fx_assigns_through_a_mask():
+    """The forward of a GraphModule stands in a `try`."""
+
+    class Assigns(torch.nn.Module):
+        def forward(self, x, mask, values):
+            return torch.index_put(x * 1, (mask,), values)
+
+    module = torch.fx.symbolic_trace(Assigns())
+    compiled = thunder.jit(module, fallback="error")
+    for mask in ([1, 0, 1], [0, 1, 1]):
+        given = torch.ones(3), torch.tensor(mask, dtype=torch.bool), torch.tensor([5.0, 6.0])
+        assert torch.equal(compiled(*given), module(*given))
+    assert len(compiled.programs) == 1

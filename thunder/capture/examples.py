@@ -15,7 +15,7 @@ from thunder.capture import callbacks
 from thunder.capture.expose import keeps
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in, proxies_in
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
@@ -100,12 +100,14 @@ def _described(c, x):
 
 def _error(c, function, args, kwargs) -> Exception | None:
     """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors. They
-    are no state of a generator."""
+    are no state of a generator. For what a mask or an index selects they prove nothing: that error is raised for
+    tensors without numbers, too."""
     symbol = lookup(function) if type(function) is types.FunctionType else None
     if OpTags.RANDOM_OP in getattr(symbol, "tags", ()) and TensorProxy in map(type, args):
         return None
+    selects = any(isinstance(x, TensorProxy) and x.dtype.category < 2 for x in proxies_in((args, kwargs), []))
     found = []
-    for make in (torch.zeros, _ones):
+    for make in (torch.zeros, _ones, *((_without_numbers,) if selects else ())):
         with compat.probing(torch.is_grad_enabled(), draws=True):
             try:
                 given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
@@ -116,7 +118,7 @@ def _error(c, function, args, kwargs) -> Exception | None:
                 return None
             except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
                 found.append(error.with_traceback(None))
-    return found[0] if type(found[0]) is type(found[1]) else None
+    return found[0] if len(set(map(type, found))) == 1 else None
 
 
 class _Unknown(Exception):
@@ -131,6 +133,9 @@ def _number(c, x):
     if found is None and (found := c.path.at_capture(x)) is None:
         raise _Unknown
     return found
+
+
+_without_numbers = functools.partial(torch.empty, device="meta")
 
 
 def _ones(shape: tuple, **options) -> torch.Tensor:
