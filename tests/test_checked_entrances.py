@@ -206,3 +206,71 @@ def test_an_error_in_the_first_call_names_its_line_and_the_next_call_is_compared
     assert "# the line" in text_of(caught)
     assert torch.equal(compiled(X), X * 2)
     assert compiled(X).dtype is torch.float64, "the declaration was compared, and is believed now"
+
+
+# ------------------------------------------------------------------------------------------------------- all at once
+
+
+def right_opaque():
+    def backward(args, result, cotangent):
+        scale = args[1] if len(args) > 1 else 2.0
+        return (cotangent * args[0].cos() * scale, *[None for _ in args[1:]])
+
+    return thunder.opaque(
+        lambda x, scale=2.0: torch.sin(x.detach()) * scale,
+        meta=lambda x, scale=2.0: torch.empty_like(x), backward=backward, name="scaled"
+    )  # fmt: skip
+
+
+def test_opcheck_passes_what_is_right():
+    report = thunder.opcheck(right_opaque(), [(X,), (X, 3.0), (X[:2],), (X.double(),)])
+    assert not report.problems and {c.passes for c in report.checked} >= {True}
+    assert {c.test for c in report.checked if c.passes} >= {"declaration", "symbolic sizes", "derivative"}
+    assert "declaration" in str(report) and "passes" in str(report)
+    executor = OperatorExecutor(f"entering{next(NUMBERS)}")
+    half = executor.register_operator("half", like=lambda x: ltorch.mul(x, 0.5), fn=lambda x: x * 0.5)
+    assert {c.test for c in thunder.opcheck(half, [(X,)]).checked if c.passes} >= {"declaration", "derivative", "vmap"}
+
+
+@pytest.mark.parametrize("test", ["declaration", "symbolic sizes", "derivative", "vmap", "values"])
+def test_opcheck_names_what_is_wrong(test):
+    if test == "declaration":
+        op, samples = thunder.opaque(lambda x: x[:1].clone(), meta=lambda x: torch.empty_like(x), name="wrong"), [(X,)]
+    elif test == "symbolic sizes":  # right for the sizes of the first sample
+        op = thunder.opaque(lambda x: x[1:].clone(), meta=lambda x: x[: max(x.shape[0] // 2 + 1, 1)], name="wrong")
+        samples = [(X,), (torch.ones(8, 4),)]
+    elif test == "derivative":
+        op = thunder.opaque(
+            lambda x: x.detach().sin(),
+            meta=lambda x: torch.empty_like(x),
+            backward=lambda args, result, g: g,
+            name="wrong",
+        )
+        samples = [(X,)]
+    elif test == "vmap":
+        name = f"entering{next(NUMBERS)}"
+        op = torch.library.custom_op(
+            f"thunder_entrances::{name}", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+        )
+        op.register_fake(lambda x: torch.empty_like(x))
+        op.register_vmap(lambda info, in_dims, x: (x * 3, 0))
+        samples = [(X,)]
+    else:  # an implementation that computes something else than the operation
+        executor = OperatorExecutor(f"entering{next(NUMBERS)}")
+        quick = executor.register_operator("wrong", like=ltorch.gelu, fn=lambda a, approximate="none": a.sigmoid() * a)
+        executor.register_implementation(ltorch.gelu, quick)
+        with pytest.raises(DeclarationError, match="(?s)gelu is not what was declared of it.*declaration of sample 0"):
+            thunder.opcheck(F.gelu, [(X,)], executors=[executor])
+        return
+    with pytest.raises(DeclarationError, match=f"(?s)is not what was declared of it:.*{test} of sample"):
+        thunder.opcheck(op, samples)
+    assert thunder.opcheck(op, samples, raises=False).problems
+
+
+def test_verify_reports_a_wrong_declaration():
+    compiled = compiled_with(opaque, lambda x: (x * 2)[:1].clone(), lambda y: y.sum() / y.shape[0])
+    first = thunder.verify(compiled, X).first
+    assert first is not None and first.operation in ("sum", "div") and first.part == "original"
+    assert "# the line" not in str(first) and "y.sum() / y.shape[0]" in str(first), (
+        "the first that parts from the original"
+    )

@@ -293,7 +293,7 @@ def test_writes_ties_integers_and_views_are_no_culprits():
 def test_programs_without_gradients_and_with_several_results():
     with torch.no_grad():
         report = thunder.verify(Model().eval(), torch.randn(2, 8))
-    assert report.first is None and {c.part for c in report.comparisons} == {"forward", "program"}
+    assert report.first is None and {c.part for c in report.comparisons} == {"original", "forward", "program"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -357,3 +357,42 @@ def test_an_executors_own_operation_is_compared_with_what_it_replaces(kernel, ag
         first = thunder.verify(compiled, x).first
         assert (first is None) is agrees
         assert agrees or (first.operation, first.executor) == ("own", "of_this_test")
+
+
+def test_the_original_runs_beside_the_program():
+    """What is wrong in every trace: a native function whose answer capture took for a constant."""
+    state = {"calls": 0}
+
+    class Counting(dict):
+        pass
+
+    def program(x, table):
+        y = x * 2
+        y = y + table["shift"]  # as captured
+        return y.sum()
+
+    compiled = thunder.jit(program)
+    x, table = torch.ones(3), Counting(shift=1.0)
+    assert thunder.verify(compiled, x, table).first is None and state == {"calls": 0}
+    entry, _ = compiled.entry_for((x, table), {})
+    trace = entry.captured.computation
+    wrong = [b.replace(args=(b.args[0], 2.0)) if b.sym is ltorch.add else b for b in trace.bound_symbols]
+    entry.captured.computation_traces[-1] = trace.replace(bound_symbols=wrong)
+    first = thunder.verify(compiled, x, table).first
+    assert first.part == "original" and first.operation == "add" and "# as captured" in first.location[3]
+
+
+def test_the_original_leaves_no_effects():
+    log = []
+
+    def program(x, parameter):
+        log.append(1)
+        parameter.grad = None
+        x.add_(1)
+        (x * parameter).sum().backward()
+        return parameter.grad * 2
+
+    parameter, x = torch.ones(3, requires_grad=True), torch.ones(3)
+    report = thunder.verify(program, x, parameter)
+    assert report.first is None and not log and torch.equal(x, torch.ones(3)) and parameter.grad is None
+    assert "it is not run a second time" in "".join(c.note for c in report.comparisons)

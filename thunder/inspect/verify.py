@@ -8,8 +8,10 @@ Each operation of the programs that run is given eager's inputs, so that what an
 against it: the first operation that differs is the culprit. Three results are compared: the operation as its executor
 computes it (ours), the operations it stands for as PyTorch computes them (eager's), and the same operations in float64
 (the reference). A region of a fusion executor is one operation. After that, every operation is differentiated by
-itself, in the three ways. Last come the results and gradients of the whole program, where what passes over several
-operations does (recomputation, writes in place, transforms) would show.
+itself, in the three ways. Before all, the original function runs beside the captured program, since what capture
+believes is in every trace: where their results part, the calls of PyTorch's are compared line by line. Last come the
+results and gradients of the whole program, where what passes over several operations does (recomputation, writes in
+place, transforms) would show.
 
 **What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result,
 and R' the reference for inputs of which each was changed by a random part of one rounding, at most u / 2 of it:
@@ -56,7 +58,10 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
             arguments = zip(entry.captured.computation.args, inputs, strict=True)
             values = {a.name: x for a, x in arguments if isinstance(a, NumberProxy)}
             with entry.captured.decisions.anew(values):
-                Step(step, entry, compiled.options, found).run(inputs)
+                one = Step(step, entry, compiled.options, found)
+                if not compiled.options.transforms:  # which change what is computed
+                    one.original(compiled.fn, args, kwargs, inputs)
+                one.run(inputs)
         if step + 1 < steps:
             compiled(*args, **kwargs)
     return Report(tuple(found))

@@ -11,12 +11,12 @@ from thunder.core.tables import table
 class Comparison:
     """One operation of a program, compared.
 
-    step: which call. part: "forward", "backward", "derivative" (of one operation by itself), or "program" (results and
-    gradients of all of it). value: the name of what was compared. operation, executor: what computed it, and who.
-    trace_line: its text; number: where it stands in the printed trace, from 1. location: (filename, line, function,
-    source line) of the user's code, where known. eager, compiled: the largest deviation from float64, each; apart: the
-    largest difference between the two. allowed: how large `compiled` may be. agrees: the verdict; None where nothing
-    could be compared, for the reason in `note`.
+    step: which call. part: "forward", "backward", "derivative" (of one operation by itself), "program" (results and
+    gradients of all of it), or "original" (the captured program beside the original function). value: the name of what
+    was compared. operation, executor: what computed it, and who. trace_line: its text; number: where it stands in the
+    printed trace, from 1. location: (filename, line, function, source line) of the user's code, where known. eager,
+    compiled: the largest deviation from float64, each; apart: the largest difference between the two. allowed: how
+    large `compiled` may be. agrees: the verdict; None where nothing could be compared, for the reason in `note`.
     """
 
     step: int

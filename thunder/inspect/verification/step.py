@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, proxies_in, settled
+from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in, settled
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import DeclarationError
 from thunder.executors.torchex import no_autocast
 from thunder.inspect.verification.comparison import Comparison
 from thunder.inspect.verification.judge import Verdict, judge
+from thunder.inspect.verification.original import matched, run_original
 from thunder.inspect.verification.programs import (
     PYTORCH_EXECUTORS,
     as_eager,
     copied,
     generators,
+    generators_restored,
     in_float64,
     named_pairs,
     named_values,
@@ -174,6 +176,58 @@ class Step:
             (e.name for e in others if e.get_grad_transform(operation) is not None),
             next((e.name for e in others if e in ran), "torch"),
         )
+
+    # --- the original function beside the captured program
+    def original(self, fn: Callable, args: tuple, kwargs: dict, inputs: tuple) -> None:
+        """Compares the original with the captured program as PyTorch runs it: the results of both, and, where these
+        part, the operations at the same lines."""
+        ran = run_original(fn, args, kwargs, list(inputs), self.entry.epilogue_fn is not None)
+        if ran is None:
+            note = "the original has effects, so that it is not run a second time"
+            verdict = Verdict(0.0, 0.0, 0.0, 0.0, None, note)
+            return self.add("original", "its results", "the original", "PyTorch", "return", None, None, verdict)
+        result, calls = ran
+        own = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        values = dict(zip([a.name for a in self.acquired.args], own, strict=True))
+        record = [
+            _watched(b, _Recording(b, values)) if b.sym.fn is not None and b.sym.python_printer is None else b
+            for b in self.executed().bound_symbols
+        ]
+        try:
+            with torch.no_grad(), generators_restored():  # it draws what the original has drawn
+                captured = no_autocast(self.executed().replace(bound_symbols=record).python_callable())(*own)
+        except RuntimeError as error:  # it cannot run with what came: the operations before it say why
+            captured, reason = None, str(error).partition("\n")[0]
+            verdict = Verdict(0.0, math.inf, math.inf, 0.0, False, f"the captured program fails: {reason}")
+            self._compare_calls(calls, values)
+            self.add("original", "its results", "the original", "PyTorch", "return", None, None, verdict)
+            return
+        if self.entry.epilogue_fn is not None:  # which makes the result of what the program computes
+            return self._compare_calls(calls, values)
+        verdicts = []
+        theirs, ours = list(leaves(result)), list(leaves(captured))
+        if len(theirs) != len(ours):
+            note = f"the original returns {len(theirs)} values, the captured program {len(ours)}"
+            verdicts.append(("its results", Verdict(0.0, math.inf, math.inf, 0.0, False, note)))
+        for i, (original, value) in enumerate(zip(theirs, ours)):
+            if isinstance(original, torch.Tensor) and original.layout is torch.strided:
+                verdicts.append((f"result {i}", judge(value, original, None, None, loose=64.0)))
+            elif isinstance(original, (int, float, str)) and original != value and original == original:
+                note = f"the original returns {original!r}, the captured program {value!r}"
+                verdicts.append((f"result {i}", Verdict(0.0, math.inf, math.inf, 0.0, False, note)))
+        if any(verdict.agrees is False for _, verdict in verdicts):
+            self._compare_calls(calls, values)
+        for label, verdict in verdicts:
+            self.add("original", label, "the original", "PyTorch", "return", None, None, verdict)
+
+    def _compare_calls(self, calls: dict, values: dict) -> None:
+        where = self.entry.captured.where
+        for b, original in matched(self.acquired.bound_symbols, where, calls):
+            value = values.get(b.output.name)
+            if isinstance(value, torch.Tensor):
+                verdict = judge(value, original, None, None, loose=64.0)
+                text = "\n".join(_printed(b))
+                self.add("original", b.output.name, b.sym.name, "PyTorch", text, None, b.location, verdict)
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
