@@ -17,7 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import compat
 from thunder.cache.compile import Compilation, ProgramFails
-from thunder.cache.entry import CacheEntry
+from thunder.cache.entry import LOCKED, CacheEntry
 from thunder.cache.history import CompileStats, Recompilation
 from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_recompilation
@@ -144,6 +144,10 @@ class Compiled:
                     return self._on_other_path(modes, entry, other, args, kwargs)
                 if inputs is ORIGINAL:
                     return self._run_original("", args, kwargs, None)
+                if inputs is LOCKED:
+                    stats.cache_hits += 1
+                    entry.used = stats.calls
+                    return self._run_handled(modes, entry, (), args, kwargs)
                 missed = {**(missed or {}), entry: inputs}
         return self._miss(modes, args, kwargs, missed)
 
@@ -212,6 +216,13 @@ class Compiled:
         if isinstance(found, str):
             return self._run_original(found, args, kwargs, log)
         entry, inputs, compiled = found
+        return self._run_handled(modes, entry, inputs, args, kwargs, log, compiled)
+
+    def _run_handled(
+        self, modes: tuple, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None,
+        compiled: bool = False,
+    ):  # fmt: skip
+        """Runs an entry that fits a call, and what handles an error of it. compiled: whether this call compiled it."""
         start = time.perf_counter_ns()
         try:
             return self._run(entry, inputs, args, kwargs, log)

@@ -274,3 +274,20 @@ def test_a_lock_of_the_programs_own():
 
     compiled = thunder.jit(fn, fallback="error")
     assert compiled(torch.ones(2))[1] is False
+
+
+def test_a_warm_call_under_a_lock_goes_to_its_program_at_once(monkeypatch):
+    """It asks before and under the lock, and asks no other program."""
+    lock = threading.Lock()
+
+    def program(x, n):
+        with lock:
+            return x + n
+
+    compiled, x = thunder.jit(program), torch.ones(2)
+    for n in (1, 2, 3):
+        assert torch.equal(compiled(x, n), x + n)
+    monkeypatch.setattr(compiled, "_miss", None)
+    before = compiled.stats.cache_hits
+    assert torch.equal(compiled(x, 4), x + 4) and not lock.locked()
+    assert compiled.stats.cache_hits == before + 1

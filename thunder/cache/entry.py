@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class CacheEntry:
         if self._state is not None:
             self.prologue_fn = self._questions = asking_again(captured.prologue_fn, self._state)
         if self.locks:
-            self.prologue_fn = _takes_locks
+            self.prologue_fn = functools.partial(_before_locks, self._questions)
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
         self.from_disk = False  # its traces are text then
@@ -113,9 +114,13 @@ class CacheEntry:
         return f"<a compiled program with bound symbols in {sizes}{tier}>"
 
 
-def _takes_locks(fn: Callable, args: tuple, kwargs: dict) -> str:
+LOCKED = object()  # in the place of inputs: the program runs under locks, and asks its questions again there
+
+
+def _before_locks(questions: Callable, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """The prologue of a program that takes locks, for calls that hold none."""
-    return "it asks its questions while it holds locks"
+    inputs = questions(fn, args, kwargs)
+    return LOCKED if type(inputs) is tuple else inputs
 
 
 class Lowered(NamedTuple):

@@ -41,11 +41,11 @@ class Refusal:
     again: what it failed for may have been something that it did not ask about.
     """
 
-    __slots__ = ("_questions", "patience", "modes", "path", "used", "calls", "from_disk", "locks", "__weakref__")
+    __slots__ = ("_questions", "patience", "modes", "path", "used", "calls", "from_disk", "__weakref__")
 
     def __init__(self, questions: Callable, patience: int, modes: tuple):
         self._questions, self.patience, self.modes = questions, patience, modes
-        self.path, self.used, self.calls, self.from_disk, self.locks = (), 0, 0, False, ()
+        self.path, self.used, self.calls, self.from_disk = (), 0, 0, False
 
     def prologue_fn(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
         inputs = self._questions(fn, args, kwargs)
@@ -111,8 +111,7 @@ class ProgramCache:
         """The entry that fits a call, with the inputs of its computation, ORIGINAL of a refusal; `reasons` gets those
         why others do not. missed: those of entries that were asked already."""
         for entry in self.by_last_use(modes):
-            inputs = None if entry.locks else missed.get(entry)  # those with locks are asked under them
-            inputs = entry.inputs(fn, args, kwargs) if inputs is None else inputs
+            inputs = missed[entry] if entry in missed else entry.inputs(fn, args, kwargs)
             if isinstance(inputs, str):
                 reasons.append(inputs)
                 continue

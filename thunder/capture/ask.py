@@ -158,7 +158,10 @@ def hookless(module) -> bool:
 
 
 def kind(value) -> tuple | None:
-    return metadata(value) if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    with compat.DisableTorchFunction():  # a subclass would answer each property in Python
+        return metadata(value)
 
 
 # ---------------------------------------------------------------- the table

@@ -205,6 +205,8 @@ class PrologueWriter:
         if source.base is None:
             return type(self.capture.outside.constants[source.key]) if source.step == "const" else None
         stated = dict if source.step == "attr" and source.key in _DICTS else None
+        if source.step == "attr" and source.key in _OF_PARTIAL and self.type_of(source.base) is functools.partial:
+            stated = _OF_PARTIAL[source.key]
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source) -> Any:
@@ -360,7 +362,7 @@ class PrologueWriter:
             return
         k = self.variable(operand) if type(operand) is Source else self.literal(operand)
         now = question.text.format(v=v, k=k)
-        if self.type_of(source) in CONTAINERS:
+        if self.type_of(source) in (tuple, *CONTAINERS):
             now = now.replace("length(", "len(").replace("keys(", "tuple(")
         path, other = self.describe(source), self.describe(operand) if type(operand) is Source else operand
         words = question.words if isinstance(question.words, str) else question.words[not want]
@@ -484,6 +486,7 @@ def _described(expression, writer: PrologueWriter) -> str:
 _KINDS = {int: "number_type_and_value", float: "number_type_and_value", str: "string_value", bytes: "value"}
 # types with one object for each value
 _SINGLE = {type(None), bool, torch.dtype, torch.layout, torch.memory_format, type(...), type(NotImplemented)}
+_OF_PARTIAL = {"args": tuple, "keywords": dict}
 _DICTS = ("__dict__", *_MODULE_TABLES)
 # names in the text of the checks: no variable has such a name
 _HELPERS: dict[str, Any] = {
