@@ -461,3 +461,37 @@ def test_a_backward_that_writes_to_its_context():
     found = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0][0].item() for _ in range(3)]
     assert found == [1.0, 2.0, 3.0]
     same(gradients_of(lambda x: Forgets.apply(x)), (3,))  # which frees memory
+
+
+class Straight(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x.round() * y, y.exp()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, a, b):
+        x, y = ctx.saved_tensors
+        return a * 3 * x * y, b * y
+
+
+MAPPED = {
+    "both": lambda x: torch.vmap(Straight.apply)(x * 3, x * x),
+    "of a function": lambda x: torch.vmap(lambda x: Straight.apply(x * 2, x)[0] * x)(x),
+    "along another dimension": lambda x: torch.vmap(lambda x, y: Straight.apply(x, y)[1], in_dims=(1, 0))(x.t(), x),
+    "of one argument": lambda x: torch.vmap(lambda y: Straight.apply(x[0], y)[0])(x),
+    "twice": lambda x: torch.vmap(torch.vmap(lambda x: Straight.apply(x, x * 2)[0].sin()))(x),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_mapped_function_is_differentiated_by_its_own_backward(name):
+    f = MAPPED[name]
+    same(gradients_of(f), (4, 3))
+    if name != "both":
+        same(twice(lambda x: (f(x),)), (4, 3))

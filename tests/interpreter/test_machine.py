@@ -654,3 +654,31 @@ def test_where_an_exception_may_end(function, handles):
     record = decode(function.__code__)
     (index,) = [i for i, (_, argument) in enumerate(record.program) if argument == "operation"]
     assert record.handles(index) is handles
+
+
+def test_a_recursion_limit_that_another_thread_sets_stays():
+    """While a deep program is interpreted the limit is higher; what is set meanwhile is the user's."""
+    before, is_deep, is_set = sys.getrecursionlimit(), threading.Lock(), threading.Lock()
+    is_deep.acquire()
+    is_set.acquire()
+
+    def other():
+        is_deep.acquire()
+        sys.setrecursionlimit(before + 321)
+        is_set.release()
+
+    def deep(n):
+        if n:
+            return deep(n - 1)
+        is_deep.release()
+        is_set.acquire()
+        return "deep"
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert Host().interpret(deep, (150,)) == "deep"
+        assert sys.getrecursionlimit() == before + 321
+    finally:
+        thread.join()
+        sys.setrecursionlimit(before)

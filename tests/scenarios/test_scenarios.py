@@ -26,7 +26,7 @@ from thunder.errors import ThunderError
 BY_THE_ORIGINAL = frozenset(
     """
     generator_result generator_method coroutine_result async_gen
-    fn_ste_vmap fn_needs_input_grad grad_outputs_batched
+    fn_needs_input_grad grad_outputs_batched
     grad_fn_name view_as_complex_argument swap_tensors
     ck_list ck_print
     pickle_module_inside data_to module_to_inside

@@ -17,7 +17,7 @@ FIRST_ROOM = 40  # interpreted frames that need no change: a model's forward rar
 
 _lock = threading.Lock()
 _needs: dict[int, int] = {}
-_original = sys.getrecursionlimit()
+_original = _ours = sys.getrecursionlimit()  # the user's limit, and the last one that was set here
 _SLOTS = 1 << 17
 
 
@@ -35,27 +35,32 @@ def with_frames(function):
 
 def original_limit() -> int:
     """The limit that programs see."""
-    return _original if _needs else sys.getrecursionlimit()
+    now = sys.getrecursionlimit()
+    return _original if _needs and now == _ours else now
 
 
 def set_original_limit(limit: int) -> None:
     """An interpreted program called sys.setrecursionlimit."""
-    global _original
     with _lock:
-        _original = limit
-        sys.setrecursionlimit(max([limit, *_needs.values()]))
+        _set(limit)
+
+
+def _set(original: int) -> None:
+    """Sets the limit to what the user and all hosts need."""
+    global _original, _ours
+    _original, _ours = original, max([original, *_needs.values()])
+    sys.setrecursionlimit(_ours)
 
 
 def _require(host, limit):
-    """Note the limit that a host needs, None for none; return the one before."""
-    global _original
+    """Note the limit that a host needs, None for none; return the one before. What others have set meanwhile, in
+    another thread or in native code, is the user's."""
     with _lock:
-        if not _needs:
-            _original = sys.getrecursionlimit()
+        original = original_limit()
         before = _needs.pop(id(host), None)
         if limit is not None:
             _needs[id(host)] = limit
-        sys.setrecursionlimit(max([_original, *_needs.values()]))
+        _set(original)
         return before
 
 

@@ -11,13 +11,14 @@ False)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.core.definition import holds
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, detached, recording
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.ops.families.batching_rules import elementwise
@@ -129,10 +130,7 @@ class _Batch:
             args, kwargs = map_structure(self.at, operation.args), map_structure(self.at, operation.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
         if symbol.own_derivative and differentiated:
-            raise MissingImplementationError(
-                f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside "
-                "of vmap instead"
-            )
+            return self.with_own_derivative(operation)
         if not operation.subsymbols:
             raise MissingImplementationError(
                 f"{symbol.qualified_name} cannot be mapped by vmap: define it by like=, or call it outside of the "
@@ -146,6 +144,73 @@ class _Batch:
             else:
                 write(self.recorder, [LTORCH["detach"].bind(new, output=old, context=operation.context)], {})
         return None
+
+    def with_own_derivative(self, operation: BoundSymbol):
+        """An autograd.Function for each element: its derivative is the batch of the Function's."""
+        symbol, size, randomness = operation.sym, self.size, self.randomness
+        # what has a gradient is expanded, which sums the gradients of the elements
+        mapped = [p for p in dict.fromkeys(operation.inputs) if p in self.moved or getattr(p, "requires_grad", False)]
+
+        def run(operations, moved: dict) -> dict:
+            return batched(operations, moved, size, randomness, current_recorder())
+
+        def results(table: dict) -> Any:
+            return map_structure(lambda o: _in_batch(o, table, size) if isinstance(o, TensorProxy) else o, outputs)
+
+        outputs = operation.output
+
+        def decomposition(*values):
+            table = run(operation.subsymbols, dict(zip(mapped, values, strict=True)))
+            return results(table | {old: table[new] for old, new in operation.aliases.items() if new in table})
+
+        def by(rule: Callable) -> Callable:
+            def batched_rule(*values):
+                with recording(Recorder(operation.context)) as recorder:
+                    steps = rule(*operation.args)
+                    result, forward = next(steps), len(recorder.bound_symbols)
+                    cotangents = {o: _placeholder(o, recorder) for o in proxies_in(result, []) if o.dtype.category >= 2}
+                    try:
+                        steps.send(map_structure(lambda o: cotangents.get(o) if isinstance(o, Proxy) else None, result))
+                    except StopIteration as done:
+                        gradients = done.value
+                operations = recorder.bound_symbols
+                table = run(operations[:forward], dict(zip(mapped, values, strict=True)))
+                made = map_structure(lambda o: _in_batch(o, table, size) if isinstance(o, TensorProxy) else o, result)
+                given = yield made
+                flat = (g for g in leaves(given) if g is not None)
+                table |= zip(cotangents.values(), flat, strict=True)
+                table = run(operations[forward:], table)
+                found = {a: g for a, g in zip(operation.args, gradients, strict=False) if isinstance(g, TensorProxy)}
+                return tuple(_in_batch(found[p], table, size) if p in found else None for p in mapped)
+
+            return batched_rule
+
+        def meta(*values):
+            found = map_structure(lambda o: like(o, (size, *o.shape)) if isinstance(o, TensorProxy) else o, outputs)
+            for o in proxies_in(found, []):
+                o.requires_grad = False  # until it is recorded with grad
+            return found
+
+        name, key = f"vmap_of_{symbol.name}", ("vmap_of", symbol.id, id(operation))
+        made = Symbol(name, meta, id=key, decomposition=decomposition)
+        made.tags, made.own_derivative, made.nondifferentiable = symbol.tags, True, symbol.nondifferentiable
+        for name in ("grad_rule", "functional_derivative", "forward_derivative"):
+            if (rule := getattr(symbol, name)) is not None:
+                setattr(made, name, by(rule))
+        return made(*(_in_batch(p, self.moved, size) for p in mapped))
+
+
+def _placeholder(o: TensorProxy, recorder: Recorder) -> TensorProxy:
+    made = like(o)
+    made.name = recorder.context.names.make()
+    return made
+
+
+def _in_batch(value: TensorProxy, table: dict, size) -> TensorProxy:
+    """A value with the batch first, expanded where it is the same for all elements."""
+    if value in table:
+        return table[value]
+    return LTORCH["expand"](value, (size, *value.shape))
 
 
 # ---------------------------------------------------------------------------------------------------------------- by
