@@ -6,7 +6,8 @@
 A program has 6 to 14 operations on matrices: elementwise functions, norms, softmax and sums along rows and columns,
 joins, rotations, shifts, transposes and lookups. All systems run the same program on the same inputs, taking turns in
 one process. A line a program: the median milliseconds of a step and the ratios to eager's and to torch.compile's; the
-last line has geometric means. error: the worst distance to float64, by eager's.
+last line has geometric means. error: the worst distance to float64, by eager's. With one thread the process's own time
+counts, so that others on the machine do not.
 """
 
 from __future__ import annotations
@@ -171,12 +172,13 @@ def measure(seed: int, systems: list[str], rounds: int) -> dict[str, Any]:
         for _ in range(6):  # until kernels have taken over
             got = step(runs[system], inputs, cotangents)
         row[f"{system} error"] = distance([g.detach() for g in got], exact)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {system: [] for system in systems}
     for _ in range(rounds):
         for system, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             step(run, inputs, cotangents)
-            times[system].append(time.perf_counter() - start)
+            times[system].append(clock() - start)
     for system, taken in times.items():
         row[system] = 1e3 * statistics.median(taken)
         for other in ("eager", "torch.compile"):

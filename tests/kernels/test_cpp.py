@@ -214,6 +214,22 @@ def test_a_bad_index_raises_as_eager_does(always):
         compiled(x, torch.tensor([1, 5]))
 
 
+def test_an_embedding_and_its_norm_read_each_their_index(always):
+    def f(tokens, table, weight):
+        x = F.embedding(tokens, table)
+        return x, F.rms_norm(x, (48,), weight), x[:, ::2].sum(1)
+
+    torch.manual_seed(0)
+    check(f, [torch.randint(20, (4, 12)), torch.randn(20, 48), torch.randn(48)], always, 1e-5)
+
+
+def test_two_indices_of_one_table(always):
+    def f(x, i, j):
+        return x[i] - x[j] * 2, x[i].sum(1)
+
+    check(f, [torch.randn(9, 20), torch.randint(9, (7,)), torch.randint(9, (7,))], always, 1e-5)
+
+
 def test_other_strides_and_threads(always):
     compiled = thunder.jit(lambda x: (x * 2).sin().sum(0), executors=[always])
     before = torch.get_num_threads()

@@ -10,6 +10,7 @@ static const i32 LANE_NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1
 #define LANES bits_of_lanes()
 static inline M bits_of_lanes() { M m; __builtin_memcpy(&m, LANE_NUMBERS, sizeof m); return m; }
 static inline M active(i64 n) { return LANES < (i32)n; }
+static inline M last_lanes(i64 n) { return LANES >= (i32)(L - n); }
 template<class T> static inline V<T> splat(T x) { V<T> v; for (int i = 0; i < L; ++i) v[i] = x; return v; }
 static inline V<i64> lanes(i64 start) { return convert<i64>(LANES) + start; }
 

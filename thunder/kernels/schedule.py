@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from thunder.core.dtypes import dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of
 from thunder.kernels.ir import (
@@ -33,6 +34,7 @@ from thunder.kernels.ir import (
 )
 from thunder.kernels.machine import Machine
 
+LEAST_VECTOR = 8  # elements of a loop that is worth vectors
 MOST_ACCUMULATED = 1 << 22  # bytes that a thread adds up; more would not be in a cache
 
 
@@ -73,11 +75,10 @@ class Item:
             indices = [replaced(i, there) for i in indices]
             self.by = {b: replaced(i, there) for b, i in self.by.items()}
         top = {n for n in _above_reductions(self.body) if n.op == "load"} or set(loads)
-        accesses = [_steps(n, self.by, strides) for n in loads if n in top]
+        accesses = [(_steps(n, self.by, strides), math.prod(a.size for a in n.axes)) for n in loads if n in top]
         if self.store is not None:
             own = [self.by[a] for a in self.store.axes]
-            accesses.append(_terms(offset(own, strides[self.store.buffer])))
-            accesses.append(accesses[-1])
+            accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * math.prod(self.store.buffer.shape)))
         self.axes = _in_memory_order(axes, accesses)
         self._own_bound = {v for b in self.bound for v in self.by[b].terms if isinstance(v, Variable)}
 
@@ -148,14 +149,15 @@ def _steps(load: Node, by: Mapping[Variable, Index], strides: Mapping[Buffer, Se
     return _terms(opened(offset([replaced(i, by) for i in index], strides[buffer])))
 
 
-def _in_memory_order(axes: Sequence[Variable], accesses: Sequence[Mapping[Variable, int]]) -> list[Variable]:
-    """Axes from the slowest to the fastest, by a vote of the accesses, weighed by their elements."""
-    weights = [math.prod(a.size for a in axes if step.get(a)) for step in accesses]
+def _in_memory_order(
+    axes: Sequence[Variable], accesses: Sequence[tuple[Mapping[Variable, int], int]]
+) -> list[Variable]:
+    """Axes from the slowest to the fastest, by a vote of the accesses, which are weighed by their elements."""
     place = {a: i for i, a in enumerate(axes)}
 
     def compare(a: Variable, b: Variable) -> float:
         votes = 0
-        for step, weight in zip(accesses, weights, strict=True):
+        for step, weight in accesses:
             x, y = abs(step.get(a, 0)), abs(step.get(b, 0))
             if x and y and x != y:
                 votes += weight if x < y else -weight
@@ -198,21 +200,25 @@ class Group:
         divisible = all(b % a == 0 for a, b in zip(products, products[1:], strict=False))
         return (cuts, row) if divisible and max(products) == self.total else None
 
-    def takes(self, item: Item, items: Mapping[Node, Item], number: int, graph: Graph) -> bool:
+    def mappings(self) -> dict[Item, dict[Variable, Index]]:
+        """For each item, its axes in terms of the loops."""
+        return {i: mapping(i, self.cuts, self.total, self.row) for i in self.items}
+
+    def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> bool:
         joined = self._joined(item)
         if joined is None:
             return False
         shared = {b for i in self.items for b in i.buffers} & item.buffers
-        inside = [items[r] for r in item.reductions if items[r].group == number]
+        inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
         if not shared and not inside:
             return False
         cuts, row = joined
-        if any(r.row is None for r in inside):
+        if any(r.row is None for r in inside.values()):
             return False
         return all(
-            graph.substitute(r.node, mapping(item, cuts, self.total, row))
+            graph.substitute(n, mapping(item, cuts, self.total, row))
             is graph.substitute(r.node, _of_free(r, mapping(r, cuts, self.total, row)))
-            for r in inside
+            for n, r in inside.items()
         )
 
 
@@ -304,126 +310,264 @@ class Kernel:
         return self._stage_of(value, self.stages())
 
 
+class Reductions:
+    """The reductions of a program as items, one for those that differ only by where they are read. item, axes: by node,
+    its item and the axes that it has in the place of the item's."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._of_canonical: dict[Node, Item] = {}
+        self.item: dict[Node, Item] = {}
+        self.axes: dict[Node, tuple[Variable, ...]] = {}
+
+    def register(self, node: Node) -> list[Item]:
+        """The items that are new, in an order in which they can run."""
+        if node in self.item:
+            return []
+        own = _axes_in_order(node)
+        free = tuple(axis("f", i, a.size) for i, a in enumerate(own))
+        by = {a: Index.of(f) for a, f in zip(own, free, strict=True)}
+        canonical = self._graph.substitute(node, by)
+        new = []
+        if canonical not in self._of_canonical:
+            for inner in _above_reductions(canonical.args[0]):
+                if inner.op == "reduce":
+                    new += self.register(inner)
+            self._of_canonical[canonical] = Item(canonical, free, canonical.what[1], None)
+            new.append(self._of_canonical[canonical])
+        self.item[node], self.axes[node] = self._of_canonical[canonical], own
+        return new
+
+
+def _axes_in_order(node: Node) -> tuple[Variable, ...]:
+    """The free axes of a node, in the order in which it reads by them."""
+    order: dict[Variable, None] = {}
+    for n in in_order([node]):
+        what = n.what[1] if n.op == "load" else [n.what] if n.op == "index" else n.what[:1] if n.op == "concat" else ()
+        for index in what:
+            order |= dict.fromkeys(sorted(variables_of(index) & node.axes, key=lambda v: (v.name, v.size)))
+    return tuple(order)
+
+
+class Shared:
+    """A value that several groups compute: the first one writes it to `buffer`, at `index` over its loops."""
+
+    __slots__ = ("buffer", "index", "group")
+
+    def __init__(self, buffer: Buffer, index: tuple[Index, ...], group: int):
+        self.buffer, self.index, self.group = buffer, index, group
+
+
 def scheduled(
     program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Machine, threads: int
 ) -> list[Kernel]:
-    """The kernels of a program, for buffers of these strides; those of scratch are added to `strides`. Raises
-    TooComplex."""
-    strides = dict(strides)
+    """The kernels of a program, for buffers of these strides. Raises TooComplex."""
+    strides, graph = dict(strides), program.graph
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
-    items = _items(program)
+    reductions, items = Reductions(graph), list[Item]()
+    for store in program.stores:
+        for node in _above_reductions(store.value):
+            if node.op == "reduce":
+                items += reductions.register(node)
+        items.append(Item(store.value, store.axes, (), store))
     for item in items:
-        item.lay_out(program.graph, strides)
-    of_node = {i.node: i for i in items if i.store is None}
-    groups = _grouped(items, of_node, program.graph)
+        item.lay_out(graph, strides)
+    groups = _grouped(items, reductions, graph)
     scratch = sum(s.buffer.kind == "scratch" for s in program.stores)
-    for item in items:
-        for r in (of_node[n] for n in item.reductions):
-            if r.scratch is None and (r.group != item.group or r.row is None):
-                shape = tuple(a.size for a in r.free)
-                r.scratch = Buffer("scratch", scratch, shape, r.node.dtype)
-                strides[r.scratch] = strides_of(shape)
-                scratch += 1
-    kernels = [_kernel(g, n, of_node, program.graph, strides, threads) for n, g in enumerate(groups)]
+
+    def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
+        nonlocal scratch
+        buffer = Buffer("scratch", scratch, shape, kind)
+        strides[buffer] = strides_of(shape)
+        scratch += 1
+        return buffer
+
+    shared = _shared(groups, reductions, graph, machine, new_buffer)
+    writers = [_Assembly(g, n, reductions, graph, strides, shared) for n, g in enumerate(groups)]
+    for writer in writers:
+        for r in writer.needed():
+            if r.scratch is None:
+                r.scratch = new_buffer(tuple(a.size for a in r.free), r.node.dtype)
+    kernels = [writer.kernel() for writer in writers]
     for kernel in kernels:
         estimate(kernel, machine, threads, strides)
     return kernels
 
 
-def _items(program: Program) -> list[Item]:
-    """In an order in which they can run."""
-    items: dict[Node | Store, Item] = {}
-    for store in program.stores:
-        for node in in_order([store.value]):
-            if node.op == "reduce" and node not in items:
-                free = sorted(node.axes, key=lambda a: (a.name, a.size))
-                items[node] = Item(node, free, node.what[1], None)
-        items[store] = Item(store.value, store.axes, (), store)
-    return [*items.values()]
-
-
-def _grouped(items: Sequence[Item], of_node: Mapping[Node, Item], graph: Graph) -> list[Group]:
+def _grouped(items: Sequence[Item], reductions: Reductions, graph: Graph) -> list[Group]:
     groups: list[Group] = []
     written: dict[Buffer, int] = {}
     for item in items:
-        least = 0
-        for r in (of_node[n] for n in item.reductions):
-            least = max(least, r.group + (r.row is None))
+        inner = [reductions.item[n] for n in item.reductions]
+        least = max((r.group + (r.row is None) for r in inner), default=0)
         for buffer in item.buffers:
             least = max(least, written.get(buffer, -1) + 1)
-        fitting = [n for n in range(least, len(groups)) if groups[n].takes(item, of_node, n, graph)]
-        needed = [n for n in fitting if any(of_node[r].group == n for r in item.reductions)]
-        later = any(of_node[r].group == least and of_node[r].row is not None for r in item.reductions)
-        if needed or fitting:
-            number = (needed or fitting)[0]
-            groups[number].add(item)
+        fitting = [n for n in range(least, len(groups)) if groups[n].takes(item, reductions, n, graph)]
+        needed = [n for n in fitting if any(r.group == n for r in inner)]
+        if fitting:
+            item.group = (needed or fitting)[0]
+            groups[item.group].add(item)
         else:
-            number = max(least + later, len(groups))
+            item.group = len(groups)
             groups.append(Group(item))
-        item.group = number
         if item.store is not None:
-            written[item.store.buffer] = number
+            written[item.store.buffer] = item.group
     return groups
 
 
-def _kernel(
-    group: Group,
-    number: int,
-    of_node: Mapping[Node, Item],
+def _shared(
+    groups: Sequence[Group],
+    reductions: Reductions,
     graph: Graph,
-    strides: Mapping[Buffer, Sequence[int]],
-    threads: int,
-) -> Kernel:
-    loops = loops_of(group.cuts)
-    inner = 1
-    outer = len(loops)
-    while group.row is not None and inner < group.row:
-        outer -= 1
-        inner *= loops[outer].size
-    by_item = {i: mapping(i, group.cuts, group.total, group.row) for i in group.items}
-    own = {
-        graph.substitute(i.node, _of_free(i, by_item[i])): i
-        for i in group.items
-        if i.store is None and i.row is not None
-    }
+    machine: Machine,
+    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
+) -> dict[Node, Shared]:
+    """The values, over loops, that take less to write and to read than to compute in several groups. Groups of the same
+    loops compute equal nodes."""
+    first: dict[Node, int] = {}
+    roots: list[list[Node]] = []
+    for number, group in enumerate(groups):
+        roots.append([graph.substitute(i.body, m) for i, m in group.mappings().items()])
+        for root in roots[-1]:
+            for n in _above_reductions(root):
+                first.setdefault(n, number)
+    shared: dict[Node, Shared] = {}
+    for number, nodes in enumerate(roots):
+        stack, seen = [*nodes], set[Node]()
+        while stack:
+            n = stack.pop()
+            if n in seen or n.op == "reduce":
+                continue
+            seen.add(n)
+            if first[n] < number and n.axes and (n in shared or _is_dear(n, machine)):
+                if n not in shared:
+                    axes = sorted(n.axes, key=lambda v: v.name)
+                    buffer = new_buffer(tuple(v.size for v in axes), n.dtype)
+                    shared[n] = Shared(buffer, tuple(map(Index.of, axes)), first[n])
+                continue
+            stack += n.args
+    return shared
 
-    def at(item: Item, node: Node) -> Node:
-        """A node of an item over the kernel's loops, with what other kernels have reduced loaded."""
+
+def _is_dear(node: Node, machine: Machine) -> bool:
+    """Whether a value takes longer to compute than to write once and to read once."""
+    if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "l" for v in node.axes):
+        return False
+    below = _above_reductions(node)
+    elements = math.prod(v.size for v in node.axes)
+    again = seconds_of([n for n in below if n.op != "reduce" and n.axes == node.axes], machine)
+    loads = sum(n.dtype.bytes for n in below if n.op == "load" and n.axes == node.axes)
+    where = "L2" if elements * node.dtype.bytes < machine.caches[1] else "memory"
+    return (
+        again + loads * machine.byte[where]
+        > 2.5 * node.dtype.bytes * machine.byte[where] + 4 * machine.element["simple"]
+    )
+
+
+class _Assembly:
+    """The kernel of a group, from its items."""
+
+    def __init__(
+        self,
+        group: Group,
+        number: int,
+        reductions: Reductions,
+        graph: Graph,
+        strides: dict[Buffer, Sequence[int]],
+        shared: Mapping[Node, Shared],
+    ):
+        self.group, self.number, self.reductions = group, number, reductions
+        self.graph, self.strides, self.shared = graph, strides, shared
+        self.by_item = group.mappings()
+        self.own = {
+            graph.substitute(i.node, _of_free(i, by)): i
+            for i, by in self.by_item.items()
+            if i.store is None and i.row is not None
+        }
+        self.known: dict[Node, Node] = {n: n for n in self.own}
+        self.foreign: dict[Node, tuple[Item, tuple[Index, ...]]] = {}  # reductions of other groups, and where
+        for n, s in shared.items():
+            if s.group < number:
+                self.known[n] = graph.make("load", (), n.dtype, (s.buffer, s.index, ()))
+        for item, by in self.by_item.items():
+            for n in item.reductions:
+                raw = graph.substitute(n, by)
+                if raw not in self.own:
+                    index = tuple(replaced(Index.of(a), by) for a in reductions.axes[n])
+                    self.foreign[raw] = reductions.item[n], index
+
+    def raw(self, item: Item) -> Node:
+        return self.graph.substitute(item.body, self.by_item[item])
+
+    def written(self) -> list[tuple[Node, Shared]]:
+        return [(n, s) for n, s in self.shared.items() if s.group == self.number]
+
+    def needed(self) -> list[Item]:
+        """The reductions that this kernel reads from memory."""
+        values = [*map(self.raw, self.group.items), *(n for n, _ in self.written())]
+        found: dict[Item, None] = {}
+        stack, seen = values, set[Node]()
+        while stack:
+            n = stack.pop()
+            if n in seen or n in self.known and self.known[n] is not n:
+                continue
+            seen.add(n)
+            if n in self.foreign:
+                found[self.foreign[n][0]] = None
+            elif n.op != "reduce":
+                stack += n.args
+        return [*found]
+
+    def at(self, raw: Node) -> Node:
+        """A value over the kernel's loops, with what other kernels have computed loaded."""
 
         def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
-            return graph.make(n.op, args, n.dtype, n.what)
-
-        known: dict[Node, Node] = {}
-        for n in item.reductions:
-            r = of_node[n]
-            if graph.substitute(n, by_item[item]) not in own:
-                if r.scratch is None or r.group >= number:
+            if n in self.foreign:
+                r, index = self.foreign[n]
+                if r.scratch is None or r.group >= self.number:
                     raise TooComplex("a reduction is read where it is not computed yet")
-                index = tuple(Index.of(a) for a in r.free)
-                known[n] = graph.make("load", (), n.dtype, (r.scratch, index, ()))
-            else:
-                known[n] = n
-        return graph.substitute(graph.transform(node, rebuilt, known=known), by_item[item])
+                return self.graph.make("load", (), n.dtype, (r.scratch, index, ()))
+            return self.graph.make(n.op, args, n.dtype, n.what)
 
-    kernel = Kernel(loops, outer if group.row is not None else max(len(loops) - 1, 0))
-    rows: dict[Node, Node] = {}
-    for node, item in own.items():
-        rows[node] = at(item, item.body)
-    writes, columns = [], []
-    for item in group.items:
-        free = [by_item[item][a] for a in (item.store.axes if item.store is not None else item.free)]
-        if item.store is not None:
-            writes.append(Write(item.store.buffer, offset(free, strides[item.store.buffer]), at(item, item.node)))
-        elif item.row is not None and item.scratch is not None:
-            node = graph.substitute(item.node, _of_free(item, by_item[item]))
-            writes.append(Write(item.scratch, offset(free, strides[item.scratch]), node))
-        elif item.row is None:
-            if item.scratch is None:
+        stack = [raw]
+        while stack:  # without what reductions of other kernels are made of
+            n = stack[-1]
+            missing = [] if n in self.foreign else [a for a in n.args if a not in self.known]
+            if n in self.known:
+                stack.pop()
+            elif missing:
+                stack += missing
+            else:
+                self.known[n] = rebuilt(n, tuple(self.known[a] for a in n.args) if n not in self.foreign else ())
+        return self.known[raw]
+
+    def kernel(self) -> Kernel:
+        group, strides = self.group, self.strides
+        loops, inner = loops_of(group.cuts), 1
+        outer = len(loops)
+        while group.row is not None and inner < group.row:
+            outer -= 1
+            inner *= loops[outer].size
+        kernel = Kernel(loops, outer if group.row is not None else max(len(loops) - 1, 0))
+        rows = {node: self.at(self.raw(item)) for node, item in self.own.items()}
+        writes, columns = [], []
+        for n, s in self.written():
+            writes.append(Write(s.buffer, offset(s.index, strides[s.buffer]), self.at(n)))
+        for item, by in self.by_item.items():
+            free = [by[a] for a in (item.store.axes if item.store is not None else item.free)]
+            if item.store is not None:
+                buffer = item.store.buffer
+                writes.append(Write(buffer, offset(free, strides[buffer]), self.at(self.raw(item))))
+            elif item.scratch is None:
                 continue
-            combine = item.node.what[0]
-            columns.append(Column(item.scratch, offset(free, strides[item.scratch]), at(item, item.body), combine))
-    return _merged(kernel, rows, writes, columns, graph, strides, group.row is not None)
+            elif item.row is not None:
+                node = self.graph.substitute(item.node, _of_free(item, by))
+                writes.append(Write(item.scratch, offset(free, strides[item.scratch]), node))
+            else:
+                value = self.at(self.raw(item))
+                columns.append(Column(item.scratch, offset(free, strides[item.scratch]), value, item.node.what[0]))
+        return _merged(kernel, rows, writes, columns, self.graph, strides, group.row is not None)
 
 
 def _merged(
@@ -487,6 +631,7 @@ def _merged(
     def there(node: Node) -> Node:
         return graph.substitute(node, by) if by else node
 
+    result.loops = _vector_last(result.loops, outer if has_rows else 0)
     result.rows = {there(n): there(body) for n, body in rows.items()}
     result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value)) for w in writes]
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
@@ -494,6 +639,14 @@ def _merged(
         if n.op == "load":
             result.loads[n] = _offset_of(n, strides)
     return result
+
+
+def _vector_last(loops: Sequence[Variable], outer: int) -> tuple[Variable, ...]:
+    """The loops with another one last where the last is too short for vectors. outer: how many stay where they are."""
+    long = [v for v in loops[outer:] if v.size >= 2 * LEAST_VECTOR]
+    if loops[-1].size >= LEAST_VECTOR or not long:
+        return tuple(loops)
+    return (*(v for v in loops if v is not long[-1]), long[-1])
 
 
 def _offset_of(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> Index:
@@ -553,6 +706,8 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
         sweeps.setdefault(kernel._stage_of(w.value, stages), set()).update(_above_reductions(w.value))
     inner = set(kernel.sweep)
     work = 0.0
+    if vector is not None:  # the last vector is computed whole
+        elements = elements // vector.size * -(-vector.size // machine.lanes) * machine.lanes
     for nodes in sweeps.values():
         work += elements * seconds_of([n for n in nodes if n.axes & inner], machine)
         work += elements * machine.element["simple"] * 2 + rows * 2e-8
