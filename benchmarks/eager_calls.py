@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from eager_call_programs import language, libraries, pytorch_, system  # noqa: F401  they enter their programs
+from eager_call_programs import aside, language, libraries, pytorch_, system  # noqa: F401  they enter their programs
 from eager_call_programs.common import PROGRAMS, Program, Size
 from torch import nn
 from torch.utils._pytree import tree_leaves

@@ -1,5 +1,9 @@
 """Eager calls: a refusal costs the function around it, and no more."""
 
+import cProfile
+import inspect
+import sys
+import traceback
 import warnings
 
 import pytest
@@ -501,3 +505,72 @@ def test_objects_of_an_eager_call_are_changed_once_and_in_order(around):
             SHOWN.clear()
             assert torch.equal(compiled(x), want) and shown == SHOWN
     assert names(compiled).count("eager_call") == 1
+
+
+def prints_a_traceback(x):
+    try:
+        raise KeyError("missing")
+    except KeyError:
+        traceback.print_exc(limit=0)
+    return x * 2
+
+
+def warns_with_a_value(x):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn(f"sum {x.sum().item()}", stacklevel=1)
+    SHOWN.extend(str(w.message) for w in caught)
+    return x * len(caught)
+
+
+def profiles(x):
+    profiler = cProfile.Profile()
+    result = profiler.runcall(several, x)[0]
+    SHOWN.append("several" in {entry.code.co_name for entry in profiler.getstats() if hasattr(entry.code, "co_name")})
+    return result
+
+
+def traces(x):
+    sys.settrace(
+        lambda frame, event, arg: SHOWN.append(frame.f_code.co_name) if frame.f_code.co_name == "act" else None
+    )
+    try:
+        return act(x)
+    finally:
+        sys.settrace(None)
+
+
+def act(x):
+    return x.tanh()
+
+
+def note_caller():
+    SHOWN.append(inspect.stack(0)[1].function)
+
+
+def calls_note(x):
+    note_caller()
+    return x + 1
+
+
+class Dies:
+    def __del__(self):
+        SHOWN.append("died")
+
+
+def lets_die(x):
+    Dies()
+    return x * len(SHOWN)
+
+
+@pytest.mark.parametrize("around", [prints_a_traceback, warns_with_a_value, profiles, traces, calls_note, lets_die])
+def test_what_watches_python_sees_the_program_as_it_is(around, capsys):
+    compiled = thunder.jit(lambda x: around(x.sin()) * 2, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for i in range(3):
+            x = torch.full((2,), float(i))
+            SHOWN.clear()
+            want, shown, printed = around(x.sin()) * 2, [*SHOWN], capsys.readouterr()
+            SHOWN.clear()
+            assert torch.equal(compiled(x), want) and shown == SHOWN and capsys.readouterr() == printed
+    assert len(compiled.programs) == 1 and names(compiled).count("eager_call") == 1

@@ -101,6 +101,8 @@ def construct_object(c, cls, args, kwargs):
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)
+    if type(type_attribute(cls, "__del__")) is types.FunctionType:
+        c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = plain_attribute(new, "__func__", new)
     interpreted_new = _is_read(new)

@@ -63,15 +63,18 @@ def note_candidate(c, f: types.FunctionType, args, kwargs, effects: int) -> None
 
 def _stands_alone(f: types.FunctionType) -> bool:
     """Whether a function may be called apart from the program: it does not look at the autograd graph of its
-    arguments, as `Tensor.backward` does, and is no part of PyTorch's or thunder's own machinery."""
+    arguments, as `Tensor.backward` does, nor at its caller, and is no part of PyTorch's or thunder's own machinery."""
     module = f.__globals__.get("__name__") or ""
     if module.split(".")[0] in ("torch", "thunder") and not module.startswith(_APART):
         return False
-    return _GRAPH.isdisjoint(names_of(f.__code__))
+    names = names_of(f.__code__)
+    return _GRAPH.isdisjoint(names) and _CALLER.isdisjoint(names) and not names >= {"inspect", "stack"}
 
 
 _APART = ("torch.nn", "torch.optim", "torch.distributions", "thunder.tests")
 _GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
+
+_CALLER = {"_getframe", "currentframe", "print_stack", "extract_stack", "format_stack", "walk_stack"}
 
 
 def _code_of(fn: Any) -> types.CodeType | None:

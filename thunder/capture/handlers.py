@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import cProfile
 import functools
 import importlib
+import inspect
 import itertools
 import math
 import multiprocessing.process
 import operator
 import os
+import profile
 import sys
 import threading
+import traceback
 import types
 import weakref
 
@@ -358,7 +362,7 @@ def install() -> None:
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
-        **dict.fromkeys(_ELSEWHERE, _runs_elsewhere),
+        **dict.fromkeys(_ELSEWHERE, _runs_elsewhere), **dict.fromkeys(_WATCHING, _watches),
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
@@ -390,6 +394,19 @@ def _runs_elsewhere(c, f, args, kwargs):
     for coroutine in (a for a in args if type(a) is types.CoroutineType):
         coroutine.close()  # of which Python would warn that nobody awaits it
     c.refuse(f"{f.__qualname__}() runs Python code in a thread or an event loop", "call it outside of the program")
+
+
+# that see the frames of Python, in which capture would stand
+_WATCHING = (
+    sys.settrace, sys.setprofile, threading.settrace, threading.setprofile, cProfile.Profile, profile.Profile,
+    inspect.stack, inspect.trace, inspect.getouterframes, traceback.print_stack, traceback.extract_stack,
+    traceback.format_stack, traceback.walk_stack, traceback.print_exc, traceback.print_exception, traceback.print_tb,
+    torch.profiler.profile.__enter__, torch.profiler.profile.start, torch.autograd.profiler.profile.__enter__,
+)  # fmt: skip
+
+
+def _watches(c, f, args, kwargs):
+    c.refuse(f"{f.__qualname__}() watches how Python runs the program", "call it outside of the compiled function")
 
 
 def _hook_saved_tensors(c, f, args, kwargs) -> None:
