@@ -680,11 +680,9 @@ def test_protocol(name):
 
 def test_error_that_native_code_handles_keeps_no_locals():
     """CPython's own frames do from 3.12 on, until the garbage collector runs."""
-    closed = []
 
     class Flag:
-        def __del__(self):
-            closed.append(self)
+        pass
 
     def fail(error):
         raise error
@@ -699,7 +697,8 @@ def test_error_that_native_code_handles_keeps_no_locals():
 
     gc.disable()
     try:
-        assert thunder.jit(program)() == [] and len(closed) == 1
+        assert thunder.jit(program)() == []
+        assert not any(type(x) is Flag for x in gc.get_objects())
     finally:
         gc.enable()
 
