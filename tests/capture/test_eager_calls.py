@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -574,3 +575,19 @@ def test_what_watches_python_sees_the_program_as_it_is(around, capsys):
             SHOWN.clear()
             assert torch.equal(compiled(x), want) and shown == SHOWN and capsys.readouterr() == printed
     assert len(compiled.programs) == 1 and names(compiled).count("eager_call") == 1
+
+
+def test_arrays_that_a_call_has_filled_are_filled_when_the_program_runs_again(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(1, 25)))
+    with open(path, "rb") as file:
+
+        def f(x):
+            numbers = numpy.zeros(8, dtype=numpy.uint8)
+            file.readinto(numbers)
+            x.untyped_storage()
+            return x * int(numbers.sum())
+
+        compiled = thunder.jit(f, fallback="eager")
+        with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+            assert [compiled(torch.ones(1)).item() for _ in range(3)] == [36, 100, 164]

@@ -33,7 +33,12 @@ class Replay(Host):
         return bool(self._effects) and _is_call_of(self._effects[-1], f)
 
     def _taken(self, args, kwargs) -> Any:
-        value = self._effects.pop().value
+        effect = self._effects.pop()
+        for key, (array, filled) in effect.arrays.items():  # which the program makes anew
+            target = kwargs[key] if isinstance(key, str) else args[key]
+            if target is not array:
+                target[...] = filled
+        value = effect.value
         return happened(value, tuple(args), kwargs) if type(value) is Outcome else value
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -161,12 +161,14 @@ class Mark(NamedTuple):
 
 class Effect(NamedTuple):
     """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls.
-    value: its result, or the `Outcome` of an eager call."""
+    value: its result, or the `Outcome` of an eager call. arrays: those that it was given, by position or keyword, with
+    what was in them behind it."""
 
     function: Callable
     owner: Any
     name: str | None
     value: Any
+    arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
 
 
 class Log(dict[int, Any]):
@@ -330,8 +332,13 @@ def taken_from_log(
         results.note_draw(function, args)
     value = function(*args, **kwargs)  # what raises has not happened
     if results is not None and effect == "outside":
-        owner = args[0] if function is call_method else None
-        results.effects.append(Effect(function, owner, _called(function, args)[1], value))
+        owner, given_to_it = (args[0], args[2:]) if function is call_method else (None, args)
+        arrays = {
+            key: (a, a.copy())
+            for key, a in (*enumerate(given_to_it), *kwargs.items())
+            if isinstance(a, numpy.ndarray) and a.flags.writeable
+        }
+        results.effects.append(Effect(function, owner, _called(function, args)[1], value, arrays))
     if results is not None and index is not None:
         results.keep(index, function, args, value)
     if given:
