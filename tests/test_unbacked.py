@@ -2,6 +2,7 @@
 one element, some, and all; compiled once."""
 
 import math
+import re
 from typing import NamedTuple
 
 import pytest
@@ -749,7 +750,9 @@ def test_symbolic_functions():
 def test_a_negative_number_is_no_size():
     compiled = thunder.jit(lambda x: torch.zeros(int(x.sum())))
     assert compiled(torch.ones(3)).shape == (3,)
-    with pytest.raises(RuntimeError, match="Trying to create tensor with negative dimension"):
+    with pytest.raises(RuntimeError) as eager:  # versions of PyTorch word it differently
+        torch.zeros(-3)
+    with pytest.raises(RuntimeError, match=re.escape(str(eager.value))):
         compiled(-torch.ones(3))
 
 
