@@ -703,6 +703,31 @@ def test_checks_run_with_the_program():
         compiled(DATA[1])
 
 
+CHECKED = {
+    "all": lambda x: torch._check_tensor_all(x > 0),
+    "all, in words": lambda x: torch._check_tensor_all(x > 0, lambda: "positive"),
+    "all, another error": lambda x: torch._check_tensor_all_with(ValueError, x > 0, lambda: "positive"),
+    "a number": lambda x: torch._check((x > 0).sum().item() == 3, lambda: "three"),
+    "a value": lambda x: torch._check_value((x > 0).sum().item() == 3, lambda: "three"),
+    "an index": lambda x: torch._check_index((x > 0).sum().item() == 3),
+    "a size": lambda x: torch._check_is_size(int(x.sum().item())),
+    "no data": lambda x: torch._check(x.shape[0] == 3),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.filterwarnings("ignore:_check_is_size:FutureWarning")
+def test_checks_of_pytorch_raise_its_errors(name):
+    def program(x):
+        CHECKED[name](x)
+        return x * 2
+
+    compiled = thunder.jit(program, fallback="error")
+    for x in (torch.ones(3), torch.full((3,), 2.0), -torch.ones(3), torch.ones(3)):
+        assert_same(outcome(compiled, x), outcome(program, x))
+    assert thunder.cache_misses(compiled) <= 2
+
+
 def test_equality_is_computed_by_pytorch():
     nan = torch.tensor([1.0, math.nan])
     for a, b in ((nan, nan.clone()), (nan, nan), (nan.int(), nan), (nan, nan.double()), (nan, torch.ones(3))):

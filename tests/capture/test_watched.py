@@ -4,13 +4,18 @@ refused. None is frozen as it was at capture."""
 from __future__ import annotations
 
 import ctypes
+import fractions
+import re
 import sys
+import types
 
 import numpy
+import optree
 import pytest
 import torch
 
 import thunder
+from thunder.capture.policy import is_constant
 
 
 class Box:
@@ -99,3 +104,47 @@ def test_state_of_native_code_is_looked_at_in_each_call(make, look):
         o[0] = first
         assert compiled(X, o).item() == (X + look(o)).item()
     assert len(compiled.programs) <= 2  # the element 2 is there or not
+
+
+def one(a):
+    return a
+
+
+def two(a, b):
+    return a, b
+
+
+TREES = [optree.tree_structure(tree) for tree in ({"a": 1, "b": [2]}, {"a": [1, 2]}, {"a": 1, "b": [2]})]
+CONSTANTS = {  # program, its objects
+    "trees opened": (lambda x, s: optree.tree_leaves(optree.tree_unflatten(s, [x, x * 2]))[1], TREES),
+    "trees compared": (lambda x, s: x * 2 if s == TREES[0] else x, TREES),
+    "a property of a tree": (lambda x, s: x * s.num_nodes, TREES),
+    "code compared": (lambda x, f: x * 2 if f.__code__ == one.__code__ else x, (one, two)),
+    "code as a key": (lambda x, f: x * {one.__code__: 2, two.__code__: 3}[f.__code__], (one, two)),
+    "descriptors compared": (
+        lambda x, d: x * 2 if d == vars(types.FunctionType)["__code__"] else x,
+        (vars(types.FunctionType)["__code__"], vars(types.FunctionType)["__dict__"]),
+    ),
+    "texts of schemas": (
+        lambda x, s: x * len(str(s)),
+        (torch.ops.aten.add.Tensor._schema, torch.ops.aten.mul.Scalar._schema),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_native_objects_that_cannot_change_are_constants(name):
+    program, objects = CONSTANTS[name]
+    compiled = thunder.jit(program, fallback="error")
+    for _ in range(2):
+        for value in objects:
+            assert torch.equal(compiled(torch.ones(2), value), program(torch.ones(2), value))
+
+
+def test_a_constant_holds_constants():
+    class Label:
+        pass
+
+    held = [re.compile("a"), TREES[0], one.__code__, fractions.Fraction(1, 2)]
+    assert all(map(is_constant, held))
+    assert not any(map(is_constant, [Label(), [1], ctypes.c_int(1), memoryview(b"a"), re.finditer("a", "a"), X]))

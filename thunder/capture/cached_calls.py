@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thunder.capture import callbacks, containers
+from thunder.capture import callbacks
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say, value_at
 from thunder.capture.expose import is_written
-from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, PRIMITIVE, slots
+from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIVE, slots
 from thunder.capture.sources import Source
 from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
 from thunder.interpreter import NULL, Host
@@ -78,7 +78,7 @@ def _computed(c, f, args, kwargs):
         return NULL
     if any(type(a) is TensorProxy for a in parts_of(*args, *kwargs.values())):
         return NULL
-    symbols = map_structure(_symbol, [*args, *kwargs, *kwargs.values()])
+    symbols = [*map(_symbol, (*args, *kwargs, *kwargs.values()))]
     key = f, len(args), *symbols, *map(type, symbols)
     if key in c.known.computed:  # raises as the cache does
         return c.known.computed[key]
@@ -90,13 +90,15 @@ def _computed(c, f, args, kwargs):
     if not alone or len(c.writes.effects) > effects or len(c.recorder.bound_symbols) > recorded:
         return NULL
     for x in parts_of(result):
-        if isinstance(x, containers.MUTABLE) and id(x) not in c.sources:
+        if isinstance(x, MUTABLE) and id(x) not in c.sources:
             c.path.lend(x)  # a cache would give the same one to others
     c.known.computed[key] = result
     return result
 
 
 def _symbol(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(map(_symbol, tuple.__iter__(x)))
     return x.expression if isinstance(x, NumberProxy) else x
 
 

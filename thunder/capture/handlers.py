@@ -272,19 +272,30 @@ def _check_is_size(c, f, args, kwargs):
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
+    message = rest[0] if rest else kwargs.get("message")
     for condition in (c.compare(">=", n, 0), True if most is None else c.compare("<=", n, most)):
-        _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+        _check_with(c, compat.check_with, [RuntimeError, condition, message], {})
 
 
-def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked, one on data-dependent numbers is
-    checked when the program runs."""
-    condition, *rest = args
+def _check_with(c, f, args, kwargs):
+    """torch._check_with, which all of torch._check, _check_value, _check_tensor_all and the like call: a condition on
+    data-dependent numbers is checked when the program runs. One with another error is a decision of the program."""
+    error, condition, message = args
+    if type(condition) is not Condition:
+        return c.enter(f, args, kwargs)
+    if error is not RuntimeError:
+        return c.enter(f, [error, c.truth(condition), message], kwargs)
+    text = f"Expected {condition.text()}" if message is None else str(c.call(message, [], {}))
+    assume(condition, text)
+    return None
+
+
+def _assert(c, f, args, kwargs):
+    """torch._assert: a condition on tensors cannot be asked, one on data-dependent numbers is checked when the program
+    runs."""
+    condition, message = args
     if type(condition) is Condition:
-        message = rest[0] if rest else kwargs.get("message")
-        if message is None:
-            message = f"Expected {condition.text()}"
-        assume(condition, message if isinstance(message, str) else str(c.call(message, [], {})))
+        assume(condition, message)
         return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")
@@ -359,7 +370,7 @@ def install() -> None:
             "log_api_usage_once": _constant(None),
             "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients,
             "run_engine": backward.run_engine,
-            "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
+            "assert": _assert, "check_with": _check_with, "check_is_size": _check_is_size,
         }),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
         **dict.fromkeys(_ELSEWHERE, _runs_elsewhere), **dict.fromkeys(_WATCHING, _watches),

@@ -20,7 +20,15 @@ from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, is_written, keeps, settle_keys
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import IMMUTABLE, KNOWN, PRIMITIVE, among, is_hashable, is_tracked, learn_class
-from thunder.capture.policy import Host, class_of_library, is_library, is_watched, native_row, read_of_library
+from thunder.capture.policy import (
+    Host,
+    class_of_library,
+    is_library,
+    is_of_constant,
+    is_watched,
+    native_row,
+    read_of_library,
+)
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import (
@@ -337,7 +345,7 @@ def of_outside(c, function, receiver, args, kwargs):
 def native(c, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
     answer, takes_tensors = native_row(function).answer, TensorProxy in map(type, (*args, *kwargs.values()))
-    if type(answer) is Host:
+    if type(answer) is Host and not is_of_constant(function, args):
         return of_foreign(c, function, args, kwargs) if takes_tensors else run_impure(c, function, args, kwargs)
     if takes_tensors and _is_of_numpy(function):
         return of_numpy(c, function, args, kwargs)

@@ -39,7 +39,7 @@ from thunder.capture.policy import DEFINED, Host, class_of_library, folded, is_l
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, standins, text
 from thunder.interpreter import Host as Machine
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
@@ -481,7 +481,7 @@ def reaches(c, args, kwargs) -> bool:
     user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
-        if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
+        if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, (NumberProxy, Condition)):
             return True
         if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and type(policy(a)) is Host:
             return True

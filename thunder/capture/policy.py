@@ -19,6 +19,7 @@ import contextvars
 import enum
 import fnmatch
 import functools
+import gc
 import io
 import itertools
 import operator
@@ -39,7 +40,8 @@ import torch
 
 from thunder.capture.native import BUFFERS, IMMUTABLE, MUTABLE, PRIMITIVE, TYPE_PARAMETERS, is_iterator
 from thunder.compat.names import FUNCTORCH, READ_MODULES
-from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, plain_attribute
+from thunder.interpreter import NULL
+from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
 
 
@@ -290,9 +292,9 @@ RECEIVERS: list[Row] = _objects(
     Fold(), _EXPOSED,
     *MUTABLE, *IMMUTABLE, *BUFFERS, *TYPE_PARAMETERS, tuple, frozenset, slice, type, int, float, complex, str, bytes,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MappingProxyType, types.GenericAlias,
-    types.UnionType, types.SimpleNamespace, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.UnionType, types.SimpleNamespace, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, contextvars.ContextVar,
-    weakref.ref, re.Pattern, re.Match,
+    weakref.ref, re.Match,
     struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial, torch.nn.Module,
     property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, enum.Enum, random.Random, BaseException,
     type(threading.Lock()), type(threading.RLock()),
@@ -471,15 +473,61 @@ def _of_receiver(receiver: Any) -> Row:
     row = next((_OF_RECEIVERS[base] for base in kind.__mro__ if base in _OF_RECEIVERS), None)
     if row is not None:
         return row
-    if is_iterator(receiver) and not isinstance(receiver, io.IOBase):
+    if is_constant(receiver) or is_iterator(receiver) and not isinstance(receiver, io.IOBase):
         return _STATELESS
     return _of_class_in_c(kind)
 
 
+def is_constant(value: Any) -> bool:
+    """Whether an object of native code cannot change: its class, in C, hashes and compares by value and sets nothing,
+    and what the object holds cannot change either. A container that only native code can reach is no reason against."""
+    pending, seen = [value], set[int]()
+    while pending:
+        inside = pending.pop()
+        if id(inside) in seen or type(inside) in PRIMITIVE or isinstance(inside, _STAYING):
+            continue
+        seen.add(id(inside))
+        if len(seen) > _MOST or not (type(inside) in _INSIDE and inside is not value or _is_value_in_c(type(inside))):
+            return False
+        pending += gc.get_referents(inside)
+    return True
+
+
+_MOST = 1000  # objects: a larger one is taken to change
+_STAYING = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, *IMMUTABLE)
+_INSIDE = (list, dict, tuple)
+
+
+@functools.cache
+def _is_value_in_c(kind: type) -> bool:
+    """Whether a class in C hashes and compares its objects by value, and has no way to set anything."""
+    if kind.__dictoffset__:
+        return False
+    for name in ("__hash__", "__eq__"):
+        method = type_attribute(kind, name)
+        if method is NULL or method is vars(object)[name] or isinstance(method, types.FunctionType):
+            return False
+    spaces = [vars(base) for base in kind.__mro__ if base is not object]
+    if any(name in space for space in spaces for name in _CHANGING):
+        return False
+    return not any(type(x) is property and x.fset is not None for space in spaces for x in space.values())
+
+
+_CHANGING = ("__setitem__", "__delitem__", "__setattr__", "__next__", "__iadd__", "__ior__", "__slots__")
+
+
+def is_of_constant(function: Any, args: list) -> bool:
+    """Whether native code is a property or a method of a constant, its first argument, and is given nothing else but
+    numbers and text. Members that pybind11 makes do not know their class."""
+    if not args or {*map(type, args[1:])} - PRIMITIVE or not is_constant(args[0]):
+        return False
+    members = (member for base in type(args[0]).__mro__ if base is not object for member in vars(base).values())
+    return any(function in (plain_attribute(m, "fget"), plain_attribute(m, "__func__")) for m in members)
+
+
 @functools.cache
 def _of_class_in_c(kind: type) -> Row:
-    bases = (base for base in kind.__mro__ if base is not object and base.__module__ != "pybind11_builtins")
-    owners = [base for base in bases if _has_state(base)]
+    owners = [base for base in kind.__mro__ if base is not object and _has_state(base)]
     return _STATELESS if all(_is_followed(base.__module__) for base in owners) else _UNWATCHED
 
 

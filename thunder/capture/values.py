@@ -30,7 +30,15 @@ from thunder.capture.native import (
     plain_base,
 )
 from thunder.capture.numbers import is_symbolic, parts_of_plain, primitive
-from thunder.capture.policy import DEFINED, bound_method, class_of_library, is_library, is_of_host, read_of_library
+from thunder.capture.policy import (
+    DEFINED,
+    bound_method,
+    class_of_library,
+    is_constant,
+    is_library,
+    is_of_host,
+    read_of_library,
+)  # fmt: skip
 from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import Source, held
 from thunder.core.host_calls import HostProxy
@@ -252,7 +260,7 @@ def _other(c, value, t: type, source: Source):
         return containers.buffer(c, value, source)
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside.iterators[id(value)] = value
-    if issubclass(t, (type, ENUM, frozenset)):
+    if issubclass(t, (type, ENUM, frozenset)) or is_constant(value):
         return _identical(c, value, source)
     if is_of_host(value):
         return changing.read(c, value, source)

@@ -296,7 +296,7 @@ PRIVATE: Sequence[Private] = (
     Private("VF_meshgrid", "torch._VF.meshgrid", "torch.meshgrid", _CALLS, lambda: torch.functional.meshgrid),
     *(
         Private(name.strip("_"), f"torch.{name}", f"programs that call torch.{name}", _CALLS)
-        for name in ("_assert", "_check", "_check_is_size", "_int_mm", "_scaled_mm")
+        for name in ("_assert", "_check_with", "_check_is_size", "_int_mm", "_scaled_mm")
     ),
     Private("weight_int8pack_mm", "torch._weight_int8pack_mm", "layers of few rows on weights of int8, on CPUs",
         "they raise"),

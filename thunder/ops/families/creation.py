@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import METHODS, NumberProxy, Proxy, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
-from thunder.errors import DataDependentError
+from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import opaque
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
@@ -324,8 +325,6 @@ def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if leaves and all(is_number(x) for x in leaves):
         ranked = [number_dtype(x) for x in leaves]
         kind = max(ranked, key=lambda d: d.category)
-    if any(isinstance(x, TensorProxy) for x in leaves):
-        raise TypeError("only plain numbers make up the data of a new tensor: use torch.stack for tensors")
     return (data,), _options({k: v for k, v in kwargs.items() if k != "copy"}, kind)
 
 
@@ -343,7 +342,9 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
     if type(data) is TensorProxy:
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
     leaves = _leaf_types(data, [])
-    if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
+    if any(isinstance(x, TensorProxy) for x in leaves):
+        return _of_tensors(data, leaves, None if dtype is None else to_dtype(dtype), device)
+    if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy) for x in leaves):
         with compat.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
             values = found.tolist()
@@ -355,6 +356,34 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
 
 
 _NUMBERS = (bool, int, float, complex)
+
+
+def _of_tensors(data, leaves: list, dtype: dtypes.dtype | None, device):
+    """torch.tensor of lists of numbers and of tensors with one element, each of which is detached. Raises ValueError
+    for a tensor with more elements, and TypeError where a number would lose its fraction."""
+    if any(isinstance(x, TensorProxy) and math.prod(x.shape) != 1 for x in leaves):
+        raise ValueError("only one element tensors can be converted to Python scalars")
+    kinds = [x.dtype if isinstance(x, TensorProxy) else number_dtype(x) for x in leaves]
+    kind = functools.reduce(dtypes.promote, kinds) if dtype is None else dtype
+    of_tensors = [x.dtype for x in leaves if isinstance(x, TensorProxy)]
+    if any(k.category > kind.category for k in of_tensors):
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    if any(k.category == kind.category == dtypes.INTEGER and dtypes.promote(k, kind) is not kind for k in of_tensors):
+        raise CaptureError(
+            "torch.tensor is given tensors of integers and a type of fewer bits, which may not hold them",
+            location=user_location(),
+            remedy="convert the tensors with `.to`",
+        )
+    options = _options({"device": device}, kind)
+
+    def filled(x):
+        if isinstance(x, (list, tuple)):
+            return LTORCH["stack"]([filled(part) for part in x])
+        if isinstance(x, TensorProxy):
+            return LTORCH["to"](LTORCH["reshape"](LTORCH["detach"](x), ()), **options)
+        return _tensor_symbol(x, **options)
+
+    return filled(data)
 
 
 @alias(torch.as_tensor, torch.asarray)
