@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from argparse import ArgumentParser
 
@@ -173,3 +174,11 @@ def test_a_script_that_compiles_by_itself(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("0.0\n0.0\n") and "Linear: 2 calls, 1 programs" in out
     assert len(list(tmp_path.glob("page*"))) == 3  # of the script's own module, and of those that it calls in eager
+
+
+def test_a_closed_pipe_is_no_error():
+    """As of `python -m thunder options | head -1`."""
+    command = [sys.executable, "-m", "thunder", "options"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import inspect
+import os
 import platform
 import re
 import sys
@@ -80,7 +81,13 @@ def main(arguments: list[str]) -> int:
     decided.set_defaults(command=lambda given: print(describe(given.name)))
     commands.add_parser("doctor", help="check this machine").set_defaults(command=lambda given: versions() or doctor())
     given = parser.parse_args(arguments)
-    return given.command(given) or 0
+    try:
+        code = given.command(given) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # `options | head` has read what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
 
 
 sys.exit(main(sys.argv[1:]))
