@@ -27,15 +27,30 @@ class probing:  # noqa: N801 - a context manager, used as a function
     Entered for each operation that is typed, so that it looks before it does anything.
     """
 
-    __slots__ = ("grad", "draws", "own_rules", "stack")
+    __slots__ = ("grad", "draws", "own_rules", "functions", "before", "stack")
 
     def __init__(self, grad: bool = False, draws: bool = False, own_rules: bool = False):
         self.grad, self.draws, self.own_rules = grad, draws, own_rules
 
     def __enter__(self) -> None:
-        self.stack = stack = contextlib.ExitStack()
+        self.functions = compat.without_function_modes() if self.own_rules else compat.DisableTorchFunction()
+        self.functions.__enter__()
+        self.stack = self._around() if self._is_observed() else None
+        self.before = torch.is_grad_enabled()
+        compat.set_grad_enabled(self.grad)
+
+    def _is_observed(self) -> bool:
+        return bool(
+            self.draws
+            or compat.dispatch_modes()
+            or compat.any_autocast()
+            or torch.is_inference_mode_enabled()
+            or compat.saved_hooks(False) is not None
+        )
+
+    def _around(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
         enter = stack.enter_context
-        enter(compat.without_function_modes() if self.own_rules else compat.DisableTorchFunction())
         if compat.saved_hooks(False) is not None:
             enter(torch.autograd.graph.saved_tensors_hooks(_same, _same))  # only the innermost pair is called
         if compat.dispatch_modes():
@@ -44,15 +59,17 @@ class probing:  # noqa: N801 - a context manager, used as a function
             enter(compat.autocast_off())
         if torch.is_inference_mode_enabled():
             enter(torch.inference_mode(False))
-        stack.callback(compat.set_grad_enabled, torch.is_grad_enabled())
-        compat.set_grad_enabled(self.grad)
         if self.draws:
             enter(drawing_apart({}))
+        return stack
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return self.stack.__exit__(kind, error, traceback)
+    ) -> None:
+        compat.set_grad_enabled(self.before)
+        if self.stack is not None:
+            self.stack.__exit__(kind, error, traceback)
+        self.functions.__exit__(kind, error, traceback)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:
