@@ -25,7 +25,8 @@ from thunder.errors import ThunderError
 # refused in words: the original runs
 BY_THE_ORIGINAL = frozenset(
     """
-    generator_result generator_method coroutine_result async_gen
+    generator_result generator_method generator_result_inner coroutine_result async_gen
+    asyncio_inside thread_inside pool_inside
     fn_needs_input_grad grad_outputs_batched
     grad_fn_name view_as_complex_argument swap_tensors
     ck_list ck_print

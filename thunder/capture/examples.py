@@ -106,19 +106,26 @@ def _error(c, function, args, kwargs) -> Exception | None:
     if OpTags.RANDOM_OP in getattr(symbol, "tags", ()) and TensorProxy in map(type, args):
         return None
     selects = any(isinstance(x, TensorProxy) and x.dtype.category < 2 for x in proxies_in((args, kwargs), []))
-    found = []
-    for make in (torch.zeros, _ones, *((_without_numbers,) if selects else ())):
-        with compat.probing(torch.is_grad_enabled(), draws=True):
-            try:
-                given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
-            except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote
-                return None
-            try:
-                function(*given[0], **given[1])
-                return None
-            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
-                found.append(error.with_traceback(None))
-    return found[0] if len(set(map(type, found))) == 1 else None
+    found = [_error_on(c, make, function, args, kwargs) for make in (torch.zeros, _ones)]
+    if None in found or type(found[0]) is not type(found[1]):
+        return None
+    if selects and _error_on(c, _without_numbers, function, args, kwargs) is None:
+        return None
+    return found[0]
+
+
+def _error_on(c, make, function, args, kwargs) -> Exception | None:
+    """The error that PyTorch raises for examples of the arguments; None where there is none, or no example."""
+    with compat.probing(torch.is_grad_enabled(), draws=True):
+        try:
+            given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
+        except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote
+            return None
+        try:
+            function(*given[0], **given[1])
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
+            return error.with_traceback(None)
 
 
 class _Unknown(Exception):
