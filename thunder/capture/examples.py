@@ -105,7 +105,8 @@ def _error(c, function, args, kwargs) -> Exception | None:
     symbol = lookup(function) if type(function) is types.FunctionType else None
     if OpTags.RANDOM_OP in getattr(symbol, "tags", ()) and TensorProxy in map(type, args):
         return None
-    selects = any(isinstance(x, TensorProxy) and x.dtype.category < 2 for x in proxies_in((args, kwargs), []))
+    tensors = [x for x in proxies_in((args, kwargs), []) if isinstance(x, TensorProxy)]
+    selects = len(tensors) > 1 and any(x.dtype.category < 2 for x in tensors)
     found = [_error_on(c, make, function, args, kwargs) for make in (torch.zeros, _ones)]
     if None in found or type(found[0]) is not type(found[1]):
         return None
