@@ -223,3 +223,15 @@ def test_optimizers_in_a_step_equal_eager(kind, options, dtype, monkeypatch):
     assert 1 <= len(compiled.programs) <= 3  # a first step, others, and RAdam's after its warm-up
     left = [name for name in others(compiled) if name.startswith("_foreach") and "copy" not in name]
     assert len(left) <= 3, "what counts steps, and powers of that count, stay with PyTorch"
+
+
+def test_signs_and_powers_of_special_values():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 2.0, -3.0], device=DEVICE)
+
+    def f(x):
+        return torch.sign(x) * 2, torch.sgn(x) + 1, x**0 + 1, x.abs() * 2
+
+    compiled = thunder.jit(f, executors=["triton_fuser"])
+    for result, want in zip(compiled(x), f(x), strict=True):
+        torch.testing.assert_close(result, want, equal_nan=True)
+    assert fusions(compiled)

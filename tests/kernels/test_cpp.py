@@ -51,26 +51,26 @@ def check(f, inputs, executor, tolerance: float, exact: bool = False) -> None:
             torch.testing.assert_close(result, want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_programs(seed, always):
     f, inputs = random_program(seed, torch.float64)
     check(f, inputs, always, 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 108))
 def test_random_programs_with_special_values(seed, always):
     f, inputs = random_program(seed, torch.float64, special=True)
     check(f, inputs, always, 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(200, 212))
+@pytest.mark.parametrize("seed", range(200, 205))
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
 def test_random_programs_of_integers(seed, dtype, always):
     f, inputs = random_program(seed, dtype)
     check(f, inputs, always, 0.0, exact=True)
 
 
-@pytest.mark.parametrize("seed", range(300, 316))
+@pytest.mark.parametrize("seed", range(300, 308))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_fused_programs_are_as_near_to_float64_as_eager(seed, dtype, always):
     f, inputs = random_program(seed, dtype)
@@ -92,23 +92,28 @@ FUNCTIONS = (
 ).split()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_functions_of_special_values(name, dtype, always):
+def test_functions_of_special_values(dtype, always):
+    def f(x):
+        return [getattr(torch, name)(x) for name in FUNCTIONS]
+
     x = SPECIAL.to(dtype)
-    compiled = thunder.jit(getattr(torch, name), executors=[always])
-    result, want = compiled(x), getattr(torch, name)(x)
-    assert regions_of(compiled)
-    torch.testing.assert_close(result, want, equal_nan=True)
-    if want.is_floating_point() and name != "relu":  # which is composed of a comparison: it gives 0.0 for -0.0
-        zero = want == 0
-        assert torch.equal(result.signbit() & zero, want.signbit() & zero), "the sign of zeros"
+    compiled = thunder.jit(f, executors=[always])
+    results = compiled(x)
+    assert len(regions_of(compiled)) == 1
+    for name, result, want in zip(FUNCTIONS, results, f(x), strict=True):
+        torch.testing.assert_close(result, want, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+        if want.is_floating_point() and name != "relu":  # which is composed of a comparison: it gives 0.0 for -0.0
+            zero = want == 0
+            assert torch.equal(result.signbit() & zero, want.signbit() & zero), f"{name}: the sign of zeros"
 
 
-@pytest.mark.parametrize("power", [0, 1, 2, 3, -1, 0.5, -0.5, -2, 1.5])
-def test_powers_of_special_values(power, always):
-    compiled = thunder.jit(lambda x: x**power, executors=[always])
-    torch.testing.assert_close(compiled(SPECIAL), SPECIAL**power, equal_nan=True)
+def test_powers_of_special_values(always):
+    def f(x):
+        return [x**power for power in (0, 1, 2, 3, -1, 0.5, -0.5, -2, 1.5)]
+
+    for result, want in zip(thunder.jit(f, executors=[always])(SPECIAL), f(SPECIAL), strict=True):
+        torch.testing.assert_close(result, want, equal_nan=True)
 
 
 def test_the_gradient_of_abs_at_zero_and_nan(always):
@@ -228,6 +233,16 @@ def test_two_indices_of_one_table(always):
         return x[i] - x[j] * 2, x[i].sum(1)
 
     check(f, [torch.randn(9, 20), torch.randint(9, (7,)), torch.randint(9, (7,))], always, 1e-5)
+
+
+@pytest.mark.parametrize("columns", [32, 47])
+def test_steps_of_vectors(columns, always):
+    def f(x):
+        return x[:, ::2] * 2, x[:, 1::2] + 1, x.flip(1).sin(), x[:, ::3] * 3
+
+    for dtype in (torch.float32, torch.int32, torch.float64):
+        x = torch.randn(5, columns).mul(9).to(dtype)
+        check(lambda x: [y.double() for y in f(x)], [x], always, 1e-5)
 
 
 def test_other_strides_and_threads(always):

@@ -262,6 +262,7 @@ def _float_text(value: float, t: str) -> str:
     return f"{float(value).hex()}{'f' if t == 'float' else ''}" if t == "double" else f"(float){float(value).hex()}"
 
 
+_SHUFFLES = {2: "every_second", -1: "backwards"}  # by step
 _IDENTITY = {"sum": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
 _COMBINE = {"sum": "add_", "prod": "mul_", "amax": "maximum", "amin": "minimum"}
 
@@ -468,7 +469,8 @@ class _Writer:
             if step == 1:
                 text = f"load<{t}>({at}{', ' + self.n if self.n else ''})"
             else:
-                text = f"strided<{t}>({at}, {step}, {count})"
+                shuffle = _SHUFFLES.get(step) if not self.n and buffer.dtype.bytes == 4 else None
+                text = f"{shuffle}<{t}>({at})" if shuffle else f"strided<{t}>({at}, {step}, {count})"
         return f"truth({text})" if buffer.dtype.category == BOOL else text
 
     def _apart(self, pointer: str, index: Index, scope: _Scope, count: str) -> str:

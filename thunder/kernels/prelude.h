@@ -21,6 +21,14 @@ template<class T> static inline void store(T* p, V<T> v) { __builtin_memcpy(p, &
 template<class T> static inline void store(T* p, V<T> v, i64 n) { __builtin_memcpy(p, &v, n * sizeof(T)); }
 template<class T> static inline V<T> strided(const T* p, i64 step, i64 n) { T t[L] = {}; for (int i = 0; i < n; ++i) t[i] = p[i * step]; return load(t); }
 template<class T> static inline void strided(T* p, i64 step, V<T> v, i64 n) { T t[L]; store(t, v); for (int i = 0; i < n; ++i) p[i * step] = t[i]; }
+// of 4 bytes: p[0], p[2] ... and p[0], p[-1] ..., which read nothing beside what lies between their ends
+#ifdef __clang__
+template<class T> static inline V<T> every_second(const T* p) { return strided(p, 2, L); }
+template<class T> static inline V<T> backwards(const T* p) { return strided(p, -1, L); }
+#else
+template<class T> static inline V<T> every_second(const T* p) { return __builtin_shuffle(load(p), load(p + L - 1), LANES * 2 - (LANES >= L / 2)); }
+template<class T> static inline V<T> backwards(const T* p) { return __builtin_shuffle(load(p - L + 1), L - 1 - LANES); }
+#endif
 template<class T> static inline V<T> apart(const T* p, V<i64> at, i64 n) { T t[L] = {}; i64 a[L]; store(a, at); for (int i = 0; i < n; ++i) t[i] = p[a[i]]; return load(t); }
 template<class T> static inline void apart(T* p, V<i64> at, V<T> v, i64 n) { T t[L]; i64 a[L]; store(a, at); store(t, v); for (int i = 0; i < n; ++i) p[a[i]] = t[i]; }
 template<class T> static inline V<T> apart(const T* p, V<i64> at, i64 n, M m) { T t[L] = {}; i64 a[L]; store(a, at); for (int i = 0; i < n; ++i) if (m[i]) t[i] = p[a[i]]; return load(t); }
