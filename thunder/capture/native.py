@@ -1,4 +1,4 @@
-"""Tables: which code runs natively during capture, and which values need no tracking."""
+"""Kinds of values: which are compared by value, by identity, or as containers, and which need no tracking."""
 
 from __future__ import annotations
 
