@@ -346,12 +346,12 @@ class EntryTable:
         """All entries, the last one that ran first."""
         return sorted(self._known, key=lambda e: e.used, reverse=True)
 
-    def add(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:
-        """A new entry, compiled for a call with these facts."""
+    def add(self, entry: Any, facts: dict[Fact, Any]) -> None:
+        """A new entry (or a refusal, which stands for one), compiled for a call with these facts."""
         known = self._known[entry] = _Known(entry, facts)
         self.tree.add(known)
 
-    def remove(self, entry: CacheEntry) -> None:
+    def remove(self, entry: Any) -> None:
         self.tree.remove(self._known.pop(entry))
 
     def learn(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:

@@ -44,6 +44,7 @@ def lower_in_tiers(
     first = dataclasses.replace(options, executors=tuple(e for e in options.executors if not e.compiles_ahead))
     if second is None:  # where every tier is the same, named executors run from the first call on
         return lower_captured(captured, first if call is None else options, modes, model)
+    assert isinstance(call, int), "a second tier begins at a call"
     key = _key(captured, second) if call > 1 else ""
     if call <= 1 or disk_cache.load(key) is not None:
         return lower_captured(captured, second, modes, model)

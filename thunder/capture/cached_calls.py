@@ -68,7 +68,7 @@ def call(c, f, args, kwargs):
 
 def _as_key(x: Any) -> Any:
     """An argument with the values of symbolic numbers, which would be other keys than the numbers they stand for."""
-    return torch.Size(map(settled, x)) if type(x) is Size else map_structure(settled, x)
+    return torch.Size([int(settled(n)) for n in x]) if type(x) is Size else map_structure(settled, x)
 
 
 def _computed(c, f, args, kwargs):

@@ -389,7 +389,8 @@ class EpilogueWriter:
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         while leaving := [key for key, (_, o, _) in of_own.items() if self._leaves(o)]:  # with what is written to them
             for key in leaving:
-                writes.append(self._write(*of_own.pop(key), c.writes.overlay[key]))
+                kind, o, n = of_own.pop(key)
+                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:

@@ -20,6 +20,7 @@ import threading
 import traceback
 import types
 import weakref
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -159,7 +160,7 @@ def _is_number(value) -> bool:
 def _make_autocast(c, f, args, kwargs):
     """`torch.autocast(...)`: without a dtype it takes the one that is set, which is asked where the program has not set
     it."""
-    made = call_native(c, f, args, kwargs)
+    made: Any = call_native(c, f, args, kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("dtype")) is None:
         asked = functools.partial(torch.get_autocast_dtype, made.device)
         if asked() is c.same_settings.args[0].get(f"autocast's dtype on {made.device}"):

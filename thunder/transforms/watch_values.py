@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -102,7 +102,7 @@ class Fault(NamedTuple):
 class Watch:
     """The values of the programs of one call: of a forward, and of its backward."""
 
-    def __init__(self, where: Callable, parameters: dict[str, str], topics: Iterable[str] = ()):
+    def __init__(self, where: Callable, parameters: Mapping[str, str], topics: Iterable[str] = ()):
         """where: (filename, line, function, source line) of an operation's location. parameters: paths by argument.
         topics: what to print."""
         self.where, self.parameters, self.topics = where, dict(parameters), frozenset(topics)

@@ -405,6 +405,7 @@ class _Function:
                 if t is not None and t not in table:
                     table[t] = LTORCH["zeros_like"](args[i])
             recorder = current_recorder()
+            assert self.jvp is not None, "there are tangents where the Function has a jvp"
             recorder.bound_symbols += renamed(self.jvp.operations, recorder.context.names, table)
             pushed = [table.get(x, x) if isinstance(x, Proxy) else None for x in self.jvp.results]
             return tuple(pushed[i] for i in places)
@@ -479,6 +480,7 @@ class _Function:
             missing = tuple(i for i, g in zip(places, cotangents, strict=True) if g is None)
             for i, g in zip(places, cotangents, strict=True):
                 p = self.cotangents[i]
+                assert p is not None, "places are those of cotangents"
                 known[p] = LTORCH["zeros"](p.shape, device=p.device, dtype=p.dtype) if g is None else g
             operations, gradients = self.backwards.get(missing) or self.backwards[()]
             recorder.bound_symbols += _again(renamed(operations, recorder.context.names, known), again)
