@@ -591,3 +591,20 @@ def test_arrays_that_a_call_has_filled_are_filled_when_the_program_runs_again(tm
         compiled = thunder.jit(f, fallback="eager")
         with warnings.catch_warnings(action="ignore", category=FallbackWarning):
             assert [compiled(torch.ones(1)).item() for _ in range(3)] == [36, 100, 164]
+
+
+def test_calls_that_ran_are_told_from_others_of_their_function():
+    """`list` takes the steps of an object that a function gave, and others before and behind it."""
+
+    def f(x):
+        before = list((1, 2))
+        steps = list(bar(2))
+        behind = list((3,))
+        x.untyped_storage()
+        return x * (before[0] + len(steps) * 10 + behind[0] * 100)
+
+    compiled = thunder.jit(f, fallback="eager")
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for _ in range(3):
+            SHOWN.clear()
+            assert compiled(torch.ones(1)).item() == 321 and SHOWN == [None, None]

@@ -4,7 +4,7 @@ results of the calls that others have seen from the log of the program that was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.host_calls import Effect, Log
@@ -21,16 +21,16 @@ class Replay(Host):
         self._effects = log.effects[::-1]  # the next one last
 
     def call(self, f, args, kwargs):
-        return self._taken(args, kwargs) if self._is_next(f) else super().call(f, args, kwargs)
+        return self._taken(args, kwargs) if self._is_next(f, args) else super().call(f, args, kwargs)
 
     def enter(self, f, args, kwargs):
-        return self._taken(args, kwargs) if self._is_next(f) else super().enter(f, args, kwargs)
+        return self._taken(args, kwargs) if self._is_next(f, args) else super().enter(f, args, kwargs)
 
     def call_native(self, f, args, kwargs):
-        return self._taken(args, kwargs) if self._is_next(f) else super().call_native(f, args, kwargs)
+        return self._taken(args, kwargs) if self._is_next(f, args) else super().call_native(f, args, kwargs)
 
-    def _is_next(self, f: Callable) -> bool:
-        return bool(self._effects) and _is_call_of(self._effects[-1], f)
+    def _is_next(self, f: Callable, args: Sequence) -> bool:
+        return bool(self._effects) and _is_call_of(self._effects[-1], f, args)
 
     def _taken(self, args, kwargs) -> Any:
         effect = self._effects.pop()
@@ -42,8 +42,11 @@ class Replay(Host):
         return happened(value, tuple(args), kwargs) if type(value) is Outcome else value
 
 
-def _is_call_of(effect: Effect, f: Callable) -> bool:
-    """Whether `f` is the function, or the method of an object, that an effect is a call of."""
+def _is_call_of(effect: Effect, f: Callable, args: Sequence) -> bool:
+    """Whether `f` is the function, or the method of an object, that an effect is a call of, with such arguments:
+    `list` is called with objects that others see and with the program's own."""
+    if effect.kinds is not None and effect.kinds != tuple(map(type, args)):
+        return False
     if effect.name is not None:
         return plain_attribute(f, "__self__") is effect.owner and plain_attribute(f, "__name__") == effect.name
     code = plain_attribute(f, "__code__")

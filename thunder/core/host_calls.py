@@ -169,6 +169,7 @@ class Effect(NamedTuple):
     name: str | None
     value: Any
     arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
+    kinds: tuple[type, ...] | None = None
 
 
 class Log(dict[int, Any]):
@@ -338,7 +339,9 @@ def taken_from_log(
             for key, a in (*enumerate(given_to_it), *kwargs.items())
             if isinstance(a, numpy.ndarray) and a.flags.writeable
         }
-        results.effects.append(Effect(function, owner, _called(function, args)[1], value, arrays))
+        results.effects.append(
+            Effect(function, owner, _called(function, args)[1], value, arrays, tuple(map(type, given_to_it)))
+        )
     if results is not None and index is not None:
         results.keep(index, function, args, value)
     if given:
