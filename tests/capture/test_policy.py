@@ -73,7 +73,7 @@ def test_rows_of_receivers_hold_for_subclasses():
         (test_no_two_rows_are_about_the_same, Interpret), (wrapper_set_seed, Interpret), (sqlite3.connect, Host),
         (_sqlite3.Row, Host), (ctypes.c_int, Host), (ValueError, Fold), (str.upper, Fold), ([].append, Fold),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__qualname__", type(x).__name__),
 )  # fmt: skip
 def test_answers(function, kind):
     assert type(policy.policy(function)) is kind
