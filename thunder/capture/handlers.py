@@ -322,57 +322,8 @@ def install() -> None:
     """Puts the handlers where calls look for them."""
     DEFINED.update(FRAME_CALLS)
     DEFINED.update(PROTOCOL_CALLS)
-    M = torch.nn.Module
     table = {
-        type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
-        breakpoint: lambda c, f, a, k: breakpoint_line(),
-        M.__call__: _module_call,
-        M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
-        M.__setattr__: _module_setattr,
-        **dict.fromkeys((__import__, importlib.import_module), namespaces.import_module),
-        object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
-        torch.utils.checkpoint.checkpoint: checkpoints.call,
-        torch.compile: _torch_compile, vars(itertools.chain)["from_iterable"]: _chained,
-        itertools.accumulate: _accumulate, itertools.compress: _compress,
-        **dict.fromkeys(
-            (weakref.finalize, weakref.finalize.__init__), _outside_of_programs("a finalizer is registered")
-        ),
-        torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
-        torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
-        asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
-        multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
-        contextvars.copy_context: _copy_context,
-        torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast: _make_autocast, torch.autocast.__exit__: _leave_autocast,
-        torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
-        torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        getattr(_APPLY, "__func__", _APPLY): _apply_function,
-        torch.compiler.is_compiling: lambda c, f, a, k: c.compiling,
-        torch.compiler.is_dynamo_compiling: _constant(False),
-        torch.overrides.has_torch_function: _constant(False),
-        torch.overrides.has_torch_function_unary: _constant(False),
-        torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        **{getattr(torch.Tensor, n): handler for n, handler in SPECIAL_METHODS.items()},
-        torch.nn.Parameter: leaves.parameter, torch.nn.Parameter.__deepcopy__: leaves.copied,
-        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
-            torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
-        os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        min: _extreme, max: _extreme,
-        **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
-        # a compiled program has no such ranges
-        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
-        torch.autograd.profiler.record_function.__exit__: _constant(None),
-        **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
-        **dict.fromkeys(CONSTRUCTORS, record),
-        **compat.existing({
-            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None),
-            "log_api_usage_once": _constant(None),
-            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients,
-            "run_engine": backward.run_engine,
-            "assert": _assert, "check_with": _check_with, "check_is_size": _check_is_size,
-        }),
+        **_of_python(), **_of_modules(), **_of_settings(), **_of_tensors(), **_of_derivatives(), **_of_private_names(),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
         **dict.fromkeys(_ELSEWHERE, _runs_elsewhere), **dict.fromkeys(_WATCHING, _watches),
         **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
@@ -381,6 +332,90 @@ def install() -> None:
     table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}
     DEFINED.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
+
+
+def _of_python() -> dict:
+    """Handlers of builtins and of the standard library."""
+    finalizers = (weakref.finalize, weakref.finalize.__init__)
+    return {
+        type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
+        breakpoint: lambda c, f, a, k: breakpoint_line(),
+        **dict.fromkeys((__import__, importlib.import_module), namespaces.import_module),
+        object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
+        vars(itertools.chain)["from_iterable"]: _chained,
+        itertools.accumulate: _accumulate, itertools.compress: _compress,
+        **dict.fromkeys(finalizers, _outside_of_programs("a finalizer is registered")),
+        asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
+        multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
+        contextvars.copy_context: _copy_context,
+        os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
+        min: _extreme, max: _extreme,
+        **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
+    }  # fmt: skip
+
+
+def _of_modules() -> dict:
+    """Handlers of what modules run through."""
+    M = torch.nn.Module
+    return {
+        M.__call__: _module_call,
+        M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
+        M.__setattr__: _module_setattr,
+        torch.utils.checkpoint.checkpoint: checkpoints.call,
+        torch.nn.Parameter: leaves.parameter, torch.nn.Parameter.__deepcopy__: leaves.copied,
+    }  # fmt: skip
+
+
+def _of_settings() -> dict:
+    """Handlers of PyTorch's modes, and of its questions for who runs the code."""
+    return {
+        torch.compile: _torch_compile,
+        torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
+        torch.autocast: _make_autocast, torch.autocast.__exit__: _leave_autocast,
+        torch.cpu.amp.autocast.__exit__: _leave_autocast,  # pyright: ignore[reportPrivateImportUsage]
+        torch.cuda.amp.autocast.__exit__: _leave_autocast,
+        torch.compiler.is_compiling: lambda c, f, a, k: c.compiling,
+        torch.compiler.is_dynamo_compiling: _constant(False),
+        torch.overrides.has_torch_function: _constant(False),
+        torch.overrides.has_torch_function_unary: _constant(False),
+        torch.overrides.has_torch_function_variadic: _constant(False),
+        torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
+        # a compiled program has no such ranges
+        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
+        torch.autograd.profiler.record_function.__exit__: _constant(None),
+    }  # fmt: skip
+
+
+def _of_tensors() -> dict:
+    """Handlers of functions that give tensors, and of those of symbolic numbers."""
+    return {
+        **{getattr(torch.Tensor, n): handler for n, handler in SPECIAL_METHODS.items()},
+        **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
+        **dict.fromkeys(CONSTRUCTORS, record),
+    }
+
+
+def _of_derivatives() -> dict:
+    """Handlers of autograd's functions."""
+    return {
+        torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
+        torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
+        getattr(_APPLY, "__func__", _APPLY): _apply_function,
+        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
+        torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
+    }
+
+
+def _of_private_names() -> dict:
+    """Handlers of functions of PyTorch's that this version has under a private name."""
+    return compat.existing({
+        "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None),
+        "log_api_usage_once": _constant(None),
+        "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients,
+        "run_engine": backward.run_engine,
+        "assert": _assert, "check_with": _check_with, "check_is_size": _check_is_size,
+    })  # fmt: skip
 
 
 def _is_users(function: types.FunctionType) -> bool:

@@ -94,10 +94,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     reads = lending.only_reads(c, called, args)
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
     is_held = not c.path.held.isdisjoint(proxies_in((args, kwargs), []))
-    if is_held and function in _UNCALLED:
-        c.refuse(f"{name}() changes an object that a function gave which runs as it is", "do it in that function")
-    is_shared = is_held or any(is_outside(c, a) for a in args)
-    effect = effect or "outside" * (not pure and function not in _LOOKING and is_shared)
+    shared = _effect_on_shared(c, function, name, args, pure, is_held)
+    effect = effect or shared
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
     args = tuple(given(c, a, reads) for a in args)
@@ -108,7 +106,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     own = not effect and c.path.is_own((function, args, kwargs))
     _check_library(c, name, effect, pure or own)
     index = None if pure else c.path.next_host_call(own)
-    value, any_size = None, []
+    value, any_size, decision = None, [], None
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect, lent)
         kind = type(value)
@@ -117,12 +115,9 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
             c.path.log.keep(index, function, args, value)
         any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
         decision = c.path.take_kind(name, kind_of(value, any_size))
-    else:
-        decision = None
     if index is not None:
         c.path.count_host_call(own)
-    if issubclass(kind, torch.Tensor) and _connects(c, args, kwargs):
-        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
+    _check_gradient(c, name, kind, args, kwargs)
     out, result = typed(c, name, kind, value, any_size, False)
     if type(result) is HostProxy and (own or is_held):
         (c.path.own if own else c.path.held).add(result)
@@ -134,6 +129,21 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.knows(out, value)
     share(c, out, (args, kwargs))
     return result
+
+
+def _effect_on_shared(c, function: Callable, name: str, args: Sequence, pure: bool, is_held: bool) -> str:
+    """The effect of a call on objects that others see. is_held: whether an object that an eager function gave is among
+    the arguments. Raises CaptureError where only that function may change it."""
+    if is_held and function in _UNCALLED:
+        c.refuse(f"{name}() changes an object that a function gave which runs as it is", "do it in that function")
+    is_shared = is_held or any(is_outside(c, a) for a in args)
+    return "outside" * (not pure and function not in _LOOKING and is_shared)
+
+
+def _check_gradient(c, name: str, kind: type, args: tuple, kwargs: dict) -> None:
+    """A tensor of the host has no gradient."""
+    if issubclass(kind, torch.Tensor) and _connects(c, args, kwargs):
+        c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
 
 
 def _connects(c, args: tuple, kwargs: dict) -> bool:

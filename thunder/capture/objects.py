@@ -95,17 +95,28 @@ def native_get(c, get, found, o, kind, name):
         return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
-        if c.writes.overlay[id(o), name] is DELETED:
-            if type(found) is types.MemberDescriptorType:
-                get(found, native_new(kind)(kind), kind)  # an empty slot says so
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return c.writes.overlay[id(o), name]
+        return _written(c, get, found, o, kind, name)
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
         return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
     if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
         return get(found, o, kind)
+    return _read_outside(c, get, found, o, kind, name, source)
+
+
+def _written(c, get, found, o, kind, name):
+    """The result of a descriptor that the program has written to, or deleted."""
+    value = c.writes.overlay[id(o), name]
+    if value is not DELETED:
+        return value
+    if type(found) is types.MemberDescriptorType:
+        get(found, native_new(kind)(kind), kind)  # an empty slot says so
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+
+def _read_outside(c, get, found, o, kind, name, source):
+    """The result of a native descriptor for an object from outside, whose attributes are read at `source`."""
     if name != "__dict__" and (state := host_lines.outside_state(c, o)) is not None:
         return host_lines.attribute(c, state, name)
     if name == "__globals__":

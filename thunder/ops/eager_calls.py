@@ -160,17 +160,9 @@ def call(
     program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on. shown: see `_showing`.
     """
     given = {path: value_at(args, kwargs, path) for path in tensors}
-    detached = [given[path] for path in wanted if not given[path].requires_grad]
     states = [(g, g.get_state()) for g in _default_generators()]
     with torch.set_grad_enabled(grad), compat.autocast_on(kinds) if kinds else contextlib.nullcontext():
-        entries = iter(grafted(detached) if detached else ())
-        for path in wanted:
-            if not given[path].requires_grad:
-                given[path] = entry = next(entries)
-                if type(path[0]) is str:
-                    kwargs = _replaced(kwargs, path, entry)
-                else:
-                    args = _replaced(args, path, entry)
+        args, kwargs = _with_gradients(given, wanted, args, kwargs)
         before = _contents_of(args, kwargs)
         edges = {path: get_gradient_edge(given[path]) for path in wanted}
         with _showing(shown) as left:
@@ -189,6 +181,28 @@ def call(
         return Outcome(Held(value), graph, (), leaves, f"{kind_of(value)} that {beside}", drawn, None, beside)
     if not _is_fresh(value):
         return Outcome(Held(value), kind=kind_of(value), generators=drawn)
+    return _outcome_of_fresh(value, given, wanted, drawn)
+
+
+def _with_gradients(
+    given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """The arguments with tensors that autograd follows at the wanted paths. They take their places in `given` too."""
+    detached = [given[path] for path in wanted if not given[path].requires_grad]
+    entries = iter(grafted(detached) if detached else ())
+    for path in wanted:
+        if not given[path].requires_grad:
+            given[path] = entry = next(entries)
+            if type(path[0]) is str:
+                kwargs = _replaced(kwargs, path, entry)
+            else:
+                args = _replaced(args, path, entry)
+    return args, kwargs
+
+
+def _outcome_of_fresh(value: Any, given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], drawn: tuple) -> Outcome:
+    """What a call has given that left nothing behind: the program opens its containers. given: the tensors among its
+    arguments, by their paths. wanted: those that have a gradient. drawn: the generators that it has drawn from."""
     paths = {id(x): path for path, x in given.items()}
     value = map_result(lambda x: Argument(paths[id(x)]) if id(x) in paths else x, value)
     results = tensors_in(value)

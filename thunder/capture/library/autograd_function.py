@@ -82,20 +82,12 @@ def apply(c, f, args, kwargs):
     written = _take_back_writes(c, cls, ctx, forward, before, result)
     there = set(proxies_in(result, []))
     function = _Function(cls, inputs, forward, result, [v for v in written.values() if v not in there])
-    outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, function.result)
-    for inner, o in zip(proxies_in(function.result, []), proxies_in(outputs, []), strict=True):
-        o.name = c.recorder.context.names.make()
-        o.requires_grad = grad and id(inner) not in plain and o.dtype.category >= 2
-    for o in function.left(outputs):
-        o.requires_grad = False
-    values: Sequence = ()
+    outputs = _outputs(c, function, {id(x) for x in proxies_in(function.result, [])} - plain if grad else set())
     if grad:
         function.read_backwards(c, ctx, function.returned(outputs))
         if _overrides(cls, "jvp") and any(level.pushes for level in c.levels):
             function.read_jvp(c, ctx)
-    if any(OpTags.DECISION in operation.sym.tags for operation in forward.bound_symbols):
-        with function.behind_forward(c):  # later decisions do not run it again, which may draw random numbers
-            values = [c.path.value_of(p) for p in proxies_in(function.result, [])]
+    values = _values_known(c, function)
     function.close()
     if maps_itself:
         function.symbol.batching = _mapped_by_itself(c, function)
@@ -106,6 +98,27 @@ def apply(c, f, args, kwargs):
     for o, value in zip(proxies_in(outputs, []), values):
         c.path.knows(o, value, operation)
     return _write_again(c, ctx, function, written, outputs)
+
+
+def _outputs(c, function: _Function, connected: set[int]):
+    """The results of the operation, with names of their own. connected: the ids of the forward's results that have a
+    gradient, where their dtype has one."""
+    outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, function.result)
+    for inner, o in zip(proxies_in(function.result, []), proxies_in(outputs, []), strict=True):
+        o.name = c.recorder.context.names.make()
+        o.requires_grad = id(inner) in connected and o.dtype.category >= 2
+    for o in function.left(outputs):
+        o.requires_grad = False
+    return outputs
+
+
+def _values_known(c, function: _Function) -> Sequence:
+    """The values of the forward's results where it decides by values: later decisions do not run it again, which may
+    draw random numbers."""
+    if not any(OpTags.DECISION in operation.sym.tags for operation in function.forward):
+        return ()
+    with function.behind_forward(c):
+        return [c.path.value_of(p) for p in proxies_in(function.result, [])]
 
 
 def _overrides(cls, name: str) -> bool:
