@@ -29,6 +29,20 @@ def test_a_function_has_one_meaning():
         composite(name="sin")(lambda a: a)
 
 
+def test_a_function_of_the_users_is_the_operation_that_is_defined_for_it():
+    def shifted(x):
+        return torch.sin(x) + 1
+
+    @alias(shifted)
+    def meaning(x):
+        return LTORCH["add"](1, LTORCH["sin"](x))
+
+    assert lookup(shifted) is meaning
+    compiled, x = thunder.jit(lambda x: shifted(x), fallback="error"), torch.ones(2)
+    torch.testing.assert_close(compiled(x), shifted(x))
+    assert "ltorch.add(1, " in thunder.last_traces(compiled)[0].python()
+
+
 def test_facts_have_no_names_but_those_of_fields():
     symbol = Symbol("fresh")
     assert {f.name for f in dataclasses.fields(Definition)} <= set(dir(symbol))

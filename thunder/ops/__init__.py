@@ -14,7 +14,18 @@ from thunder.ops import methods, opaque
 from thunder.ops.families import FAMILIES
 from thunder.ops.functionalize import inplace
 from thunder.ops.promotion import Promotion
-from thunder.ops.registry import LTORCH, PRIMS, alias, by_example, composite, inplace_of, lookup, prim, torch_prim
+from thunder.ops.registry import (
+    LTORCH,
+    PRIMS,
+    alias,
+    by_example,
+    composite,
+    inplace_of,
+    let_users_define,
+    lookup,
+    prim,
+    torch_prim,
+)
 
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.families.{_family}")
@@ -29,6 +40,7 @@ for _rules in (
     "kernel_derivatives",
 ):
     importlib.import_module(f"thunder.ops.{_rules}")
+let_users_define()
 
 from thunder.ops.families.binary import binary  # noqa: E402
 from thunder.ops.families.elementwise import unary  # noqa: E402

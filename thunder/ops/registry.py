@@ -86,10 +86,20 @@ def torch_path(function: Callable) -> tuple[str, str] | None:
     return None
 
 
+_users_define = False
+
+
+def let_users_define() -> None:
+    """Ends thunder's own definitions, in which a function that is neither thunder's nor PyTorch's is one that the user
+    has put in the place of PyTorch's. From now on it is one that the user defines an operation for."""
+    global _users_define
+    _users_define = True
+
+
 def _means(function: Callable, meaning: Callable, over: Callable | None = None) -> None:
-    """Makes `meaning` what a torch function stands for, unless the user has put another one in its place. Raises
-    ValueError where it stands for another operation."""
-    if is_outside(function):
+    """Makes `meaning` what a function stands for, unless the user has put it in the place of PyTorch's (see
+    `let_users_define`). Raises ValueError where it stands for another operation."""
+    if is_outside(function) and not _users_define:
         return
     before = _BY_TORCH.get(function)
     if before is not None and before is not meaning and before is not over:
