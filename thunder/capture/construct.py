@@ -16,7 +16,7 @@ from thunder.capture.items import pairs
 from thunder.capture.native import ENUM
 from thunder.capture.native_calls import call_native, iterated, reaches, stepping
 from thunder.capture.operations import record, size
-from thunder.capture.policy import Interpret, folded, is_library, native_row
+from thunder.capture.policy import Interpret, folded, is_library, native_row, read_of_library
 from thunder.capture.watched import check_watched
 from thunder.core.proxies import Size
 from thunder.interpreter import NULL, Host, construction, standins
@@ -101,7 +101,7 @@ def construct_object(c, cls, args, kwargs):
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)
-    if type(type_attribute(cls, "__del__")) is types.FunctionType:
+    if type(type_attribute(cls, "__del__")) is types.FunctionType and not read_of_library(cls.__module__):
         c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = plain_attribute(new, "__func__", new)

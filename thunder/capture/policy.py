@@ -487,6 +487,8 @@ def is_constant(value: Any) -> bool:
         if id(inside) in seen or type(inside) in PRIMITIVE or isinstance(inside, _STAYING):
             continue
         seen.add(id(inside))
+        if isinstance(inside, weakref.ref):  # whose object is none of its referents
+            return False
         if len(seen) > _MOST or not (type(inside) in _INSIDE and inside is not value or _is_value_in_c(type(inside))):
             return False
         pending += gc.get_referents(inside)
@@ -527,7 +529,8 @@ def is_of_constant(function: Any, args: list) -> bool:
 
 @functools.cache
 def _of_class_in_c(kind: type) -> Row:
-    owners = [base for base in kind.__mro__ if base is not object and _has_state(base)]
+    bases = (base for base in kind.__mro__ if base is not object and base.__module__ != "pybind11_builtins")
+    owners = [base for base in bases if _has_state(base)]
     return _STATELESS if all(_is_followed(base.__module__) for base in owners) else _UNWATCHED
 
 
