@@ -108,6 +108,7 @@ def of_data(indices, values):
     return torch.sparse_coo_tensor(indices, values, (4,), check_invariants=False).coalesce().values() * 2, noise
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch 2.10 and 2.11, once
 def test_what_a_program_was_not_made_for_is_the_originals():
     """Sparse tensors are typed by examples: of equal indices, which coalesce to one."""
     compiled = thunder.jit(of_data, fallback="eager")

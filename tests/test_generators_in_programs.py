@@ -195,7 +195,7 @@ def test_a_generator_in_a_checkpoint_repeats_its_numbers():
 REFUSED = {
     r"seed\(\) gives a number": lambda x: x * torch.seed(),
         r"initial_seed\(\) gives a number": lambda x: x * torch.initial_seed(),
-    "torch.cuda.manual_seed_all asks": lambda x: (torch.cuda.manual_seed_all(1), x)[1],
+    "torch.cuda.manual_seed asks": lambda x: (torch.cuda.manual_seed(1), x)[1],
     r"initial_seed\(\) gives": lambda x: x * G.initial_seed(),
     "a torch.Generator made inside": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(1)),
 }  # fmt: skip

