@@ -25,7 +25,7 @@ import torch
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable
-from thunder.kernels.ir import Buffer, Node, in_order, variables_of
+from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, in_order, variables_of
 from thunder.kernels.machine import Machine
 from thunder.kernels.schedule import Column, Kernel, Write, seconds_of
 from thunder.options import CXX_COMPILER, SEARCH_PATH, environment_of_children
@@ -263,16 +263,17 @@ def _float_text(value: float, t: str) -> str:
 
 
 _SHUFFLES = {2: "every_second", -1: "backwards"}  # by step
-_IDENTITY = {"sum": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
-_COMBINE = {"sum": "add_", "prod": "mul_", "amax": "maximum", "amin": "minimum"}
+_IDENTITY = {Combine.SUM: 0, Combine.PROD: 1, Combine.AMAX: -math.inf, Combine.AMIN: math.inf}
+# functions of the C++ text
+_COMBINE = {Combine.SUM: "add_", Combine.PROD: "mul_", Combine.AMAX: "maximum", Combine.AMIN: "minimum"}
 
 
-def _identity(combine: str, kind: dtype) -> str:
+def _identity(combine: Combine, kind: dtype) -> str:
     value = _IDENTITY[combine]
-    if kind.category == INTEGER and combine in ("amax", "amin"):
+    if kind.category == INTEGER and combine in EXTREMES:
         bits = 8 * kind.bytes
         low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind.signed else (0, (1 << bits) - 1)
-        value = low if combine == "amax" else high
+        value = low if combine == Combine.AMAX else high
     return _literal(value if kind.category == INTEGER else float(value), kind)
 
 
@@ -664,97 +665,80 @@ class _Writer:
 
     def sweep(self, stage: int, row: _Scope, accumulators: Sequence[tuple[Column, int]]) -> None:
         """The loops of one sweep, and the row reductions that it ends."""
-        kernel = self.kernel
-        reductions = [n for n in kernel.rows if self.stages[n] == stage]
-        columns = [
-            (c, start)
-            for c, start in accumulators
-            if self.is_inner(c) and kernel._stage_of(c.value, self.stages) == stage
-        ]
-        writes = [w for w in kernel.writes if self.is_inner(w) and kernel._stage_of(w.value, self.stages) == stage]
-        sums = {n: self.fresh() for n in reductions}
-        held = {c: self.fresh() for c, _ in columns if self.vector not in variables_of(c.index)}
-        for n, name in sums.items():
+        parts = _Sweep(self, stage, accumulators)
+        for n, name in parts.sums.items():
             row.lines.append(f"V<{_element(n.dtype)}> {name} = {_identity(n.what[0], n.dtype)};")
-        values = [kernel.rows[n] for n in reductions] + [c.value for c, _ in columns] + [w.value for w in writes]
         inner: list[str] = []
-        before = row.lines
-        for c, name in held.items():
+        for c, name in parts.held.items():
             inner.append(f"V<{_element(c.value.dtype)}> {name} = {_identity(c.combine, c.value.dtype)};")
-        far = {**{sums[n]: (n.what[0], n.dtype) for n in reductions},
-               **{name: (c.combine, c.value.dtype) for c, name in held.items()}}  # fmt: skip
-        far = (
-            {n: d for n, (combine, d) in far.items() if combine == "sum" and d.category == FLOAT}
-            if (self.vector.size > 4 * FLUSH * lanes())
-            else {}
-        )
-        for name, d in far.items():
-            inner.append(f"V<{_element(d)}> far_{name} = splat<{_element(d)}>(0);")
-        for lo, hi in self.segments(values):
-            self.range = (lo, hi)
-            v = self.vector.name
-            ends = (f"({lo}LL > first ? {lo}LL : first)", f"({hi}LL < last ? {hi}LL : last)") if self.is_flat else (
-                f"{lo}LL", f"{hi}LL")  # fmt: skip
-            inner += ["{", f"i64 {v} = {ends[0]}; const i64 end_ = {ends[1]};"]
-            is_whole = not self.is_flat and (hi - lo) % lanes() == 0
-            parts = (row, reductions, sums, columns, held, writes)
-            full = self.body(*parts, "")
-            if far:
-                inner.append("i64 many = 0;")
-                full.append(f"if (++many % {FLUSH} == 0) {{")
-                full += [f"far_{n} += {n}; {n} = splat<{_element(d)}>(0);" for n, d in far.items()]
-                full.append("}")
-            may_fill = self.is_flat or hi - lo >= lanes()
-            if may_fill:
-                inner += [f"const i64 begin_ = {v};", f"for (; {v} + L <= end_; {v} += L) {{", *full, "}"]
-            if not is_whole:
-                inner += [f"if ({v} < end_) {{", f"const i64 left = end_ - {v};"]
-                if may_fill:  # the last whole vector, of which the lanes that are done count no more
-                    tail = [f"{v} = end_ - L;", *self.body(*parts, "", is_last=True)]
-                    inner += ["if (end_ - begin_ >= L) {", *tail, "} else {"] if self.is_flat else tail
-                if not may_fill or self.is_flat:
-                    inner += self.body(*parts, "left")
-                inner += ["}"] * (2 if self.is_flat else 1)
-            inner.append("}")
+        for name, kind in parts.far.items():
+            inner.append(f"V<{_element(kind)}> far_{name} = splat<{_element(kind)}>(0);")
+        for low, high in self.segments(parts.values):
+            inner += self.segment(parts, row, low, high)
         self.range = None
-        for name in far:
-            inner.append(f"{name} += far_{name};")
-        for c, start in columns:
-            if c in held:
-                inner += self._held(c, start, held[c], row)
-        for v in reversed(kernel.sweep[:-1]):
+        inner += [f"{name} += far_{name};" for name in parts.far]
+        for c, start in parts.columns:
+            if c in parts.held:
+                inner += self._held(c, start, parts.held[c], row)
+        for v in reversed(self.kernel.sweep[:-1]):
             inner = [f"for (i64 {v.name} = 0; {v.name} < {v.size}LL; ++{v.name}) {{", *inner, "}"]
-        assert before is row.lines
         row.lines += inner
-        for n, name in sums.items():
+        for n, name in parts.sums.items():
             t = _element(n.dtype)
             row.names[n] = self.emit(row, f"V<{t}>", f"splat<{t}>(across_{n.what[0]}<{t}>({name}))")
         self.stored |= self.buffered_now
         self.buffered_now = set()
 
+    def segment(self, parts: _Sweep, row: _Scope, low: int, high: int) -> list[str]:
+        """The loop over the vectors of a range, and what is left of it."""
+        self.range = (low, high)
+        v = self.vector.name
+        begin, end = f"{low}LL", f"{high}LL"
+        if self.is_flat:
+            begin, end = f"({begin} > first ? {begin} : first)", f"({end} < last ? {end} : last)"
+        lines = ["{", f"i64 {v} = {begin}; const i64 end_ = {end};"]
+        full = self.body(parts, row, "")
+        if parts.far:
+            lines.append("i64 many = 0;")
+            full.append(f"if (++many % {FLUSH} == 0) {{")
+            full += [f"far_{name} += {name}; {name} = splat<{_element(d)}>(0);" for name, d in parts.far.items()]
+            full.append("}")
+        may_fill = self.is_flat or high - low >= lanes()
+        if may_fill:
+            lines += [f"const i64 begin_ = {v};", f"for (; {v} + L <= end_; {v} += L) {{", *full, "}"]
+        if self.is_flat or (high - low) % lanes():
+            lines += self.remainder(parts, row, may_fill)
+        return [*lines, "}"]
+
+    def remainder(self, parts: _Sweep, row: _Scope, may_fill: bool) -> list[str]:
+        """What a range has left behind its whole vectors. may_fill: whether it may have one."""
+        v = self.vector.name
+        lines = [f"if ({v} < end_) {{", f"const i64 left = end_ - {v};"]
+        if may_fill:  # the last whole vector, of which the lanes that are done count no more
+            tail = [f"{v} = end_ - L;", *self.body(parts, row, "", is_last=True)]
+            lines += ["if (end_ - begin_ >= L) {", *tail, "} else {"] if self.is_flat else tail
+        if not may_fill or self.is_flat:
+            lines += self.body(parts, row, "left")
+        return [*lines, *["}"] * (2 if self.is_flat else 1)]
+
     buffered_now: set[Node] = set()
 
-    def body(
-        self, row: _Scope, reductions: Sequence[Node], sums: Mapping[Node, str],
-        columns: Sequence[tuple[Column, int]], held: Mapping[Column, str], writes: Sequence[Write], n: str,
-        is_last: bool = False,
-    ) -> list[str]:  # fmt: skip
+    def body(self, parts: _Sweep, row: _Scope, n: str, is_last: bool = False) -> list[str]:
         """What a sweep does for one vector of n elements; "" for a whole one. is_last: only its `left` last lanes are
         new."""
         self.n, self.is_last = n, is_last
         scope = _Scope(row)
-        for node in reductions:
-            value = self.value(self.kernel.rows[node], scope)
-            name, combine = sums[node], node.what[0]
+        for node, name in parts.sums.items():
+            value, combine = self.value(self.kernel.rows[node], scope), node.what[0]
             scope.lines.append(f"{name} = {_COMBINE[combine]}({name}, {self._kept(value, combine, node.dtype)});")
-        for c, start in columns:
+        for c, start in parts.columns:
             value = self.value(c.value, scope)
-            if c in held:
-                value = self._kept(value, c.combine, c.value.dtype)
-                scope.lines.append(f"{held[c]} = {_COMBINE[c.combine]}({held[c]}, {value});")
+            if c in parts.held:
+                name, value = parts.held[c], self._kept(value, c.combine, c.value.dtype)
+                scope.lines.append(f"{name} = {_COMBINE[c.combine]}({name}, {value});")
             else:
                 self.accumulate(c, start, value, scope)
-        for w in writes:
+        for w in parts.writes:
             self.write(w, self.value(w.value, scope), scope)
         for node, pointer in self.row_buffers.items():
             if node not in self.stored and (name := scope.names.get(node)) is not None:
@@ -765,7 +749,7 @@ class _Writer:
         self.n, self.is_last = "", False
         return scope.lines
 
-    def _kept(self, value: str, combine: str, kind: dtype) -> str:
+    def _kept(self, value: str, combine: Combine, kind: dtype) -> str:
         if not self.n and not self.is_last:
             return value
         lanes_in_use = "last_lanes(left)" if self.is_last else f"active({self.n})"
@@ -822,7 +806,7 @@ class _Writer:
         return t, f"(({t}*)(own + {start}LL))", math.prod(c.buffer.shape)
 
     def _is_twofold(self, c: Column) -> bool:
-        return c.combine == "sum" and c.value.dtype.category == FLOAT and not self.is_flat
+        return c.combine == Combine.SUM and c.value.dtype.category == FLOAT and not self.is_flat
 
     def _far(self, c: Column, start: int) -> str:
         t, _, count = self._near(c, start)
@@ -889,6 +873,32 @@ class _Writer:
             lines.append(f"all = {_COMBINE[c.combine]}(all, load<{t}>(({t}*)(owned + k * stride + {o}LL) + i, n));")
         lines += ["}", f"store<{t}>({c.buffer.name} + i, all, n);", "}"]
         return lines
+
+
+class _Sweep:
+    """What one sweep of a kernel computes. columns: with the start of the thread's accumulator.
+
+    sums: the names of the vectors that row reductions add up in. held: of those of columns that stay at one element.
+    far: of those names, with their types, the long sums: after each `FLUSH` vectors they are added to another vector.
+    """
+
+    def __init__(self, writer: _Writer, stage: int, accumulators: Sequence[tuple[Column, int]]):
+        kernel = writer.kernel
+
+        def is_computed_here(x: Column | Write) -> bool:
+            return writer.is_inner(x) and kernel._stage_of(x.value, writer.stages) == stage
+
+        reductions = [n for n in kernel.rows if writer.stages[n] == stage]
+        self.columns = [(c, start) for c, start in accumulators if is_computed_here(c)]
+        self.writes = [w for w in kernel.writes if is_computed_here(w)]
+        self.values = [kernel.rows[n] for n in reductions] + [x.value for x in (*dict(self.columns), *self.writes)]
+        self.sums = {n: writer.fresh() for n in reductions}
+        self.held = {c: writer.fresh() for c, _ in self.columns if writer.vector not in variables_of(c.index)}
+        self.far: dict[str, dtype] = {}
+        if writer.vector.size > 4 * FLUSH * lanes():
+            added = [(name, n.dtype) for n, name in self.sums.items() if n.what[0] == Combine.SUM]
+            added += [(name, c.value.dtype) for c, name in self.held.items() if c.combine == Combine.SUM]
+            self.far = {name: kind for name, kind in added if kind.category == FLOAT}
 
 
 def emitted(kernels: Sequence[Kernel], machine: Machine, inputs: int, outputs: int) -> Emitted:

@@ -10,6 +10,7 @@ list of stores, one for each buffer that is written.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,19 @@ def axis(kind: str, number: Any, size: int) -> Variable:
     if key not in AXES:
         AXES[key] = Variable(f"{kind}{'_'.join(map(str, number)) if isinstance(number, tuple) else number}", size)
     return AXES[key]
+
+
+class Combine(enum.StrEnum):
+    """How a `reduce` combines elements. Primitives of the same names are lowered to it."""
+
+    SUM = "sum"
+    PROD = "prod"
+    AMAX = "amax"
+    AMIN = "amin"
+
+
+COMBINES = frozenset(Combine)
+EXTREMES = (Combine.AMAX, Combine.AMIN)
 
 
 class Buffer:
@@ -215,8 +229,6 @@ class Program:
 
 # ------------------------------------------------------------------------------------------------ the verifier
 
-COMBINES = {"sum": (FLOAT, INTEGER), "prod": (FLOAT, INTEGER), "amax": (FLOAT, INTEGER), "amin": (FLOAT, INTEGER)}
-
 
 class Invalid(AssertionError):
     """A node that means nothing: a mistake of ours."""
@@ -253,7 +265,7 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
     elif node.op == "reduce":
         combine, bound = node.what
         check(node.dtype is node.args[0].dtype, "it has the type of its operand")
-        check(combine in COMBINES and node.dtype.category in COMBINES[combine], "no such combination")
+        check(combine in COMBINES and node.dtype.category in (FLOAT, INTEGER), "no such combination")
         check(len(bound) > 0, "it reduces nothing")
     elif node.op == "concat":
         along, starts, end = node.what

@@ -20,7 +20,7 @@ from thunder.extend.fusion import fusible
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
-from thunder.kernels.ir import Buffer, Graph, Node, Program, Store, axis
+from thunder.kernels.ir import Buffer, Combine, Graph, Node, Program, Store, axis
 from thunder.kernels.rules import rewrite
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
@@ -196,7 +196,7 @@ def _reduce(to: Lowering, b: BoundSymbol) -> Node:
     index = [Index.of(next(own) if d in dims else next(rest)) for d in range(len(a.shape))]
     body = to.at(node, index, a.shape)
     bound = tuple(v for v in bound if v.size > 1)
-    return to.node("reduce", (body,), body.dtype, (b.sym.name, bound)) if bound else body
+    return to.node("reduce", (body,), body.dtype, (Combine(b.sym.name), bound)) if bound else body
 
 
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
@@ -260,7 +260,7 @@ def _out(b: BoundSymbol) -> TensorProxy:
 ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *_NAMES)},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
-    **{f"prims.{name}": _reduce for name in ("sum", "amax", "amin", "prod")},
+    **{f"prims.{name}": _reduce for name in Combine},
     "prims.convert_element_type": _cast, "prims.full": _full, "prims.iota": _iota,
     "prims.broadcast_in_dim": _view(_broadcast_index), "prims.reshape": _view(_reshape_index),
     "prims.squeeze": _view(_reshape_index), "prims.transpose": _view(_permuted_index),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
-from thunder.kernels.ir import Graph, Node
+from thunder.kernels.ir import EXTREMES, Combine, Graph, Node
 
 Found = dict[str, Node]
 
@@ -92,11 +92,11 @@ def _of_equal(graph: Graph, f: Found) -> Node:
     """A reduction of elements that are all the same."""
     combine, bound = f["it"].what
     count = math.prod(a.size for a in bound)
-    if combine in ("amax", "amin"):
+    if combine in EXTREMES:
         return f["x"]
     kind = f["it"].dtype
     number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
-    return graph.make("mul" if combine == "sum" else "pow", (f["x"], number), kind)
+    return graph.make("mul" if combine == Combine.SUM else "pow", (f["x"], number), kind)
 
 
 def _are_constants(f: Found) -> bool:

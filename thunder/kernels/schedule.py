@@ -14,12 +14,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from thunder.core.dtypes import dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of
 from thunder.kernels.ir import (
     Buffer,
+    Combine,
     Graph,
     Node,
     Program,
@@ -272,7 +274,7 @@ class Column:
 
     __slots__ = ("buffer", "index", "value", "combine")
 
-    def __init__(self, buffer: Buffer, index: Index, value: Node, combine: str):
+    def __init__(self, buffer: Buffer, index: Index, value: Node, combine: Combine):
         self.buffer, self.index, self.value, self.combine = buffer, index, value, combine
 
 
@@ -582,56 +584,20 @@ def _merged(
     """The kernel with neighbouring loops joined where all memory is read and written along both in one step."""
     values = [*rows.values(), *(w.value for w in writes), *(c.value for c in columns)]
     indices = [w.index for w in writes] + [c.index for c in columns]
-    others: list[Index] = []
-    for n in in_order(values):
-        if n.op == "load":
-            indices.append(_offset_of(n, strides))
-        elif n.op == "index":
-            others.append(n.what)
-        elif n.op == "concat":
-            others.append(n.what[0])
-    loops, outer = [*kernel.loops], kernel.outer
-    blocked = {v for i in others for v in variables_of(i)}
-    blocked |= {v for i in indices for a in i.terms if isinstance(a, Part) for v in variables_of(a.index)}
-    spans: list[list[Variable]] = [[loop] for loop in loops]
-    boundary = outer if has_rows else None
-    i = 0
-    positions = [*range(len(loops))]
-    while i + 1 < len(spans):
-        a, b = spans[i][-1], spans[i + 1][0]
-        first = positions[i + 1]
-        size = math.prod(v.size for v in spans[i + 1])
-        inner = spans[i + 1][-1]
-        may = a not in blocked and b not in blocked and first != boundary
-        if may and all(x.terms.get(a, 0) == x.terms.get(inner, 0) * size for x in indices):
-            spans[i] += spans.pop(i + 1)
-            positions.pop(i + 1)
-        else:
-            i += 1
-    if all(len(s) == 1 for s in spans):
-        by: dict[Variable, Index] = {}
-        result = kernel
-    else:
-        by, new = {}, []
-        for n, span in enumerate(spans):
-            loop = axis("l", n, math.prod(v.size for v in span))
-            new.append(loop)
-        for loop, span in zip(new, spans, strict=True):
-            rest = loop.size
-            for v in span:
-                before, rest = rest, rest // v.size
-                index = Index.of(loop)
-                by[v] = (index % before if before != loop.size else index) // rest
-        if boundary is not None:
-            outer = sum(p < boundary for p in positions)
-        else:
-            outer = max(len(new) - 1, 0)
-        result = Kernel(new, outer)
+    indices += [_offset_of(n, strides) for n in in_order(values) if n.op == "load"]
+    boundary = kernel.outer if has_rows else None
+    spans = _joinable(kernel.loops, boundary, indices, _apart(values, indices))
+    by: dict[Variable, Index] = {}
+    result = kernel
+    if any(len(span) > 1 for span in spans):
+        loops, by = _joined(spans)
+        starts = accumulate(map(len, spans[:-1]), initial=0)
+        result = Kernel(loops, max(len(loops) - 1, 0) if boundary is None else sum(n < boundary for n in starts))
 
     def there(node: Node) -> Node:
         return graph.substitute(node, by) if by else node
 
-    result.loops = _vector_last(result.loops, outer if has_rows else 0)
+    result.loops = _vector_last(result.loops, result.outer if has_rows else 0)
     result.rows = {there(n): there(body) for n, body in rows.items()}
     result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value)) for w in writes]
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
@@ -639,6 +605,41 @@ def _merged(
         if n.op == "load":
             result.loads[n] = _offset_of(n, strides)
     return result
+
+
+def _apart(values: Sequence[Node], indices: Sequence[Index]) -> set[Variable]:
+    """The loops that stay as they are: a value asks where it is in one, or an index divides it."""
+    asked = [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
+    divided = [a.index for i in indices for a in i.terms if isinstance(a, Part)]
+    return {v for i in (*asked, *divided) for v in variables_of(i)}
+
+
+def _joinable(
+    loops: Sequence[Variable], boundary: int | None, indices: Sequence[Index], apart: set[Variable]
+) -> list[list[Variable]]:
+    """The loops in runs that can be one loop each. boundary: the number of the loop before which a run ends."""
+    spans: list[list[Variable]] = [[loop] for loop in loops[:1]]
+    for n, inner in enumerate(loops[1:], 1):
+        before = spans[-1][-1]
+        may = before not in apart and inner not in apart and n != boundary
+        if may and all(x.terms.get(before, 0) == x.terms.get(inner, 0) * inner.size for x in indices):
+            spans[-1].append(inner)
+        else:
+            spans.append([inner])
+    return spans
+
+
+def _joined(spans: Sequence[Sequence[Variable]]) -> tuple[list[Variable], dict[Variable, Index]]:
+    """A loop for each run, and the loops of before as indices of these."""
+    loops = [axis("l", n, math.prod(v.size for v in span)) for n, span in enumerate(spans)]
+    by: dict[Variable, Index] = {}
+    for loop, span in zip(loops, spans, strict=True):
+        rest = loop.size
+        for v in span:
+            before, rest = rest, rest // v.size
+            index = Index.of(loop)
+            by[v] = (index % before if before != loop.size else index) // rest
+    return loops, by
 
 
 def _vector_last(loops: Sequence[Variable], outer: int) -> tuple[Variable, ...]:
