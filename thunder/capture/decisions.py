@@ -301,7 +301,8 @@ class _Values:
             args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
                 args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
-            value = taken_from_log(index, function, args, kwargs, effect, lent)
+            with self.log.at(self.c.location()):
+                value = taken_from_log(index, function, args, kwargs, effect, lent)
             gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
             reason = f"{function.__name__}() gives back a {type(value).__name__} with a tensor that it is given"
@@ -328,7 +329,8 @@ class _Values:
             reason = f"{name}() gives an object that leads to tensors with a gradient, or gives some later"
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
-        self.log.happens(index, function, outcome)
+        with self.log.at(self.c.location()):
+            self.log.happens(index, function, outcome)
         if outcome.beside is not None:
             self.c.request.eager.exclude(codes)
             self.c.refuse(f"{name}() {outcome.beside}")
@@ -437,7 +439,8 @@ class _Values:
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
         if b.sym is host_call:
-            assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
+            with self.log.at(b.location and b.location[:2]):
+                assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
             return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to its arguments
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)

@@ -30,7 +30,10 @@ class Replay(Host):
         return self._taken(args, kwargs) if self._is_next(f, args) else super().call_native(f, args, kwargs)
 
     def _is_next(self, f: Callable, args: Sequence) -> bool:
-        return bool(self._effects) and _is_call_of(self._effects[-1], f, args)
+        if not self._effects or not _is_call_of(self._effects[-1], f, args):
+            return False
+        where = self._effects[-1].where  # calls of a function that were made for all programs stand elsewhere
+        return where is None or any((x.fn.__code__, x.ip) == where for x in self.stack_of_frames)
 
     def _taken(self, args, kwargs) -> Any:
         effect = self._effects.pop()

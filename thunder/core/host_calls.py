@@ -162,7 +162,8 @@ class Mark(NamedTuple):
 class Effect(NamedTuple):
     """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls.
     value: its result, or the `Outcome` of an eager call. arrays: those that it was given, by position or keyword, with
-    what was in them behind it."""
+    what was in them behind it. kinds: of its arguments. where: the code and instruction of the call, where capture has
+    made it."""
 
     function: Callable
     owner: Any
@@ -170,21 +171,33 @@ class Effect(NamedTuple):
     value: Any
     arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
     kinds: tuple[type, ...] | None = None
+    where: tuple[types.CodeType, int] | None = None
 
 
 class Log(dict[int, Any]):
     """The results of the numbered host calls of one call. effects: those that others have seen, in order. called: the
-    functions, and names of methods, by number. lent: containers that they were given."""
+    functions, and names of methods, by number. lent: containers that they were given. where: the place in the program
+    of the call that runs now, while it is captured."""
 
-    __slots__ = ("effects", "called", "lent", "_states")
+    __slots__ = ("effects", "called", "lent", "where", "_states")
 
     def __init__(self):
         super().__init__()
         self.effects: list[Effect] = []
         self.lent: list[Lent] = []
         self.called: dict[int, tuple] = {}
+        self.where: tuple[types.CodeType, int] | None = None
         # of generators, since each mark: what sets a state, and the state
         self._states: list[dict[int, tuple[Callable, Any]]] = [{}]
+
+    @contextmanager
+    def at(self, where: tuple[types.CodeType, int] | None) -> Iterator[None]:
+        """The calls inside the block stand there in the program."""
+        before, self.where = self.where, where
+        try:
+            yield
+        finally:
+            self.where = before
 
     def note_draw(self, function: Callable, args: tuple) -> None:
         """A host call is about to run that draws from Python's or NumPy's generators, or from the one that it is a
@@ -196,7 +209,7 @@ class Log(dict[int, Any]):
     def happens(self, index: int, function: Callable, outcome: Any) -> None:
         """An eager call, number `index`, has run."""
         self[index], self.called[index] = outcome, _called(function, ())
-        self.effects.append(Effect(function, None, None, outcome))
+        self.effects.append(Effect(function, None, None, outcome, where=self.where))
 
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
         """The result of host call number `index`."""
@@ -340,7 +353,9 @@ def taken_from_log(
             if isinstance(a, numpy.ndarray) and a.flags.writeable
         }
         results.effects.append(
-            Effect(function, owner, _called(function, args)[1], value, arrays, tuple(map(type, given_to_it)))
+            Effect(
+                function, owner, _called(function, args)[1], value, arrays, tuple(map(type, given_to_it)), results.where
+            )  # fmt: skip
         )
     if results is not None and index is not None:
         results.keep(index, function, args, value)
