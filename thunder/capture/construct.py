@@ -80,6 +80,11 @@ def _is_read(method) -> bool:
     return type(method) is types.FunctionType and type(native_row(method).answer) is Interpret
 
 
+def _check_finalizer(c, cls) -> None:
+    if type(type_attribute(cls, "__del__")) is types.FunctionType and not read_of_library(cls.__module__):
+        c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
+
+
 def construct_object(c, cls, args, kwargs):
     _check_callback(c, cls, args)
     if lookup(cls) is not None:
@@ -101,8 +106,7 @@ def construct_object(c, cls, args, kwargs):
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)
-    if type(type_attribute(cls, "__del__")) is types.FunctionType and not read_of_library(cls.__module__):
-        c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
+    _check_finalizer(c, cls)
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = plain_attribute(new, "__func__", new)
     interpreted_new = _is_read(new)
