@@ -3,6 +3,7 @@ what belongs to a program."""
 
 import functools
 import types
+import warnings
 import weakref
 
 import pytest
@@ -228,3 +229,42 @@ def test_a_cache_of_more_than_its_arguments_is_asked():
     finally:
         _scales["scale"] = 2.0
         _scaled.cache_clear()
+
+
+WRITTEN = 0
+
+
+@functools.lru_cache
+def writes(n):
+    global WRITTEN
+    WRITTEN += n
+    return n
+
+
+def test_a_cached_function_with_effects_has_them_once():
+    """With a number that changes, which is symbolic, and of a function that the program makes."""
+
+    def of_outside(x):
+        writes(x.shape[0])
+        return x * WRITTEN
+
+    def of_program(x):
+        total = 0
+
+        @functools.lru_cache
+        def inner(n):
+            nonlocal total
+            total += n
+
+        inner(x.shape[0])
+        return x * total
+
+    for f in (of_outside, of_program):
+        seen = []
+        for call in (f, thunder.jit(f, fallback="eager")):
+            global WRITTEN
+            WRITTEN = 0
+            writes.cache_clear()
+            with warnings.catch_warnings(action="ignore"):
+                seen.append([call(torch.ones(n))[0].item() for n in (2, 3, 4)])
+        assert seen[0] == seen[1]

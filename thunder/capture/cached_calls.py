@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thunder.capture import callbacks
+from thunder.capture import callbacks, containers
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say, value_at
 from thunder.capture.expose import is_written
 from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIVE, slots
@@ -44,13 +44,15 @@ def module_of(f) -> str:
 
 def call(c, f, args, kwargs):
     """The result is read like anything from outside."""
-    if numbers_in([*args, *kwargs.values()], []) and (found := _computed(c, f, args, kwargs)) is not NULL:
-        return found
+    is_own = id(f.__wrapped__) in c.fresh
+    if not is_own and numbers_in([*args, *kwargs.values()], []):
+        if (found := _computed(c, f, args, kwargs)) is not NULL:
+            return found
     args, kwargs = [_as_key(a) for a in args], {k: _as_key(a) for k, a in kwargs.items()}
     callbacks.check_hashed(c, (*args, *kwargs.values()))
     hash((*args, *kwargs.values()))  # raises
     given = tuple(parts_of(*args, *kwargs.values()))
-    if id(f.__wrapped__) in c.fresh:
+    if is_own:
         if not all(_by_identity(x) for x in given if not _is_constant(c, x)):
             _refuse(c, f, "compares an object of the program with others")
         return _own_cache(c, f)(*args, **kwargs)
@@ -83,11 +85,13 @@ def _computed(c, f, args, kwargs):
     if key in c.known.computed:  # raises as the cache does
         return c.known.computed[key]
     roots = {c.sources[id(x)].root for x in parts_of(*args, *kwargs.values()) if id(x) in c.sources}
-    asked, effects, recorded = set(c.observed), len(c.writes.effects), len(c.recorder.bound_symbols)
+    asked, written, recorded = set(c.observed), containers.state(c), len(c.recorder.bound_symbols)
     result = c.call(f.__wrapped__, list(args), dict(kwargs))
     new = [(source, question) for source, question, operand in c.observed if (source, question, operand) not in asked]
     alone = all(question in _OF_DEFINITIONS or source.root in roots for source, question in new)
-    if not alone or len(c.writes.effects) > effects or len(c.recorder.bound_symbols) > recorded:
+    if containers.state(c) != written or len(c.recorder.bound_symbols) > recorded:
+        _refuse(c, f, "does not repeat its effects")  # they would be done again
+    if not alone:
         return NULL
     for x in parts_of(result):
         if isinstance(x, MUTABLE) and id(x) not in c.sources:
