@@ -1,9 +1,9 @@
 """Eager calls: which function becomes one where a program is refused, and how its calls are recorded.
 
-A refusal costs the smallest function around the refused line that can be called as it is. `candidate` names it while
-the refusal goes up through the calls; the program is captured again, in which `called` records calls of that function
-(see `thunder.ops.eager_calls`). A function can be called where it may be given everything it is called with, and
-where nothing that the program has computed or written stands between it and the state that it looks at.
+A refusal costs the smallest function around the refused line that can be called as it is. `note_candidate` notes it
+while the refusal goes up through the calls. The program is captured again, and `called` records calls of that function
+(see `thunder.ops.eager_calls`). A function can be called where it may be given everything it is called with, and where
+it sees the state that it would see in eager mode.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ def _stands_alone(f: types.FunctionType) -> bool:
 
 _APART = ("torch.nn", "torch.optim", "torch.distributions", "thunder.tests")
 _GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
-
 _CALLER = {"_getframe", "currentframe", "print_stack", "extract_stack", "format_stack", "walk_stack"}
 
 
