@@ -2,6 +2,7 @@
 
 import cProfile
 import inspect
+import random
 import sys
 import traceback
 import warnings
@@ -238,6 +239,32 @@ def test_a_backward_through_its_arguments_raises():
         pytest.raises(RuntimeError, match="runs a backward through the tensors that it is given"),
     ):
         thunder.jit(f, fallback="eager")(w, torch.ones(2))
+
+
+def test_a_function_that_is_read_on_one_path_and_refused_on_another():
+    """The results of a call that leaves a program are numbered as that program numbers them."""
+
+    def odd(x, looks):
+        return x * refused(x) if looks else x + 1
+
+    def program(x):
+        y = odd(x, False)
+        drawn = random.random()
+        if y.sum() > 0:
+            y = odd(y, True)
+        return y * drawn
+
+    compiled = thunder.jit(program, fallback="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for value in (-2.0, 2.0, 2.0, -2.0, 2.0):
+            x, results = torch.full((2,), value), []
+            for call in (program, compiled):
+                random.seed(0)
+                results.append((call(x), random.getstate()))
+            assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+    assert not any("thunder fails" in str(w.message) for w in caught)
+    assert len(compiled.programs) == 2
 
 
 class Normalizes(nn.Module):

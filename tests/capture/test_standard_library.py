@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import native, policy
+from thunder.capture import policy
 
 # name: the lines of a function of x, before `return x * 2`; what is compiled is one program for each
 PROGRAMS = {
@@ -68,11 +68,11 @@ MODULES = (
 ).split()
 
 
-def test_what_is_read_in_the_end_was_not_given(monkeypatch):
+def test_what_is_read_in_the_end_was_not_given():
     """The program may change a list that a class would have been given, were it not for another argument."""
-    monkeypatch.setattr(native, "KNOWN", {difflib.SequenceMatcher})
 
     def f(x):
+        gc.is_tracked(difflib.SequenceMatcher(a=["a"], b=["b"]))  # an object of the host, from then on
         rows = ["a"]
         ratio = difflib.SequenceMatcher(a=rows, b=["a"], isjunk=lambda row: row == "b").ratio()
         rows.append("c")
@@ -123,7 +123,6 @@ def seen(run, folder: Path) -> list:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_what_eager_does(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "KNOWN", set())
     monkeypatch.setenv("THUNDER_TEST", "0")
     f = made(PROGRAMS[name])
     compiled = thunder.jit(f)

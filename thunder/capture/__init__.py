@@ -286,10 +286,10 @@ def _capture(request: Request, apart: bool) -> Captured:
     """See `capture`. apart: see `Tensors`. Raises DependsOnIdentity where a tensor is several arguments and the program
     depends on that, or fails."""
     undecided: CaptureError | None = None  # the refusal of the program that was told no
-    own_arrays, known_whole = False, set[Any]()
+    own_arrays = False
     while True:
         c, before = Capture(request, undecided is not None, own_arrays), request.log.mark()
-        c.whole, c.tensors.apart = known_whole, apart
+        c.tensors.apart = apart
         try:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
@@ -298,8 +298,6 @@ def _capture(request: Request, apart: bool) -> Captured:
             if c.outside.written_arrays.difference(request.changing) and request.options.numbers_may_change:
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
                 request = replace(request, changing=changing)
-                request.log.rewind(before)
-            elif c.path.needs_whole:
                 request.log.rewind(before)
             elif c.path.needs_own_arrays and not own_arrays:
                 own_arrays = True
@@ -335,14 +333,14 @@ def _questions_before(c: Capture, error: Exception) -> Callable | None:
         return None
 
 
-_EAGER_CALLS = 16  # functions of one compiled function that are eager calls
+_EAGER_CALLS = 32  # functions of one compiled function that are eager calls, or one host call each
 
 
 def _with_eager_call(request: Request, c: Capture, error: BaseException) -> bool:
-    """Whether the program is to be captured again, in which the function around what was refused is an eager call."""
+    """Whether the program is to be captured again, in which the function around what was refused is called as it is."""
     if c.candidate is None or not isinstance(error, CaptureError):
         return False
-    request.eager.reasons[c.candidate.code] = str(error)
+    request.eager.reasons[c.candidate.unit] = str(error)
     return c.candidate.again and len(request.eager.reasons) <= _EAGER_CALLS
 
 
@@ -356,7 +354,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling, c.path.own_arrays)
-    second.whole, second.tensors.apart = c.whole, c.tensors.apart
+    second.tensors.apart = c.tensors.apart
     try:
         found = _read(second).with_prologue()
     except Exception as error:  # noqa: BLE001 - as it was it was captured

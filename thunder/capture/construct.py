@@ -10,7 +10,7 @@ import weakref
 
 import torch
 
-from thunder.capture import callbacks, whole
+from thunder.capture import callbacks, eager
 from thunder.capture.expose import expose
 from thunder.capture.items import pairs
 from thunder.capture.native import ENUM
@@ -101,7 +101,7 @@ def construct_object(c, cls, args, kwargs):
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, ENUM):
         return _member(c, cls, args, kwargs)
-    if (found := whole.called(c, cls, cls, args, kwargs)) is not NULL:
+    if cls in c.request.eager and (found := eager.called(c, cls, args, kwargs)) is not NULL:
         return found
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter

@@ -64,7 +64,6 @@ class Path:
         self.host_calls = 0
         # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
-        self.needs_whole = False  # whether a function of a library is to run as one host call (`whole`)
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
@@ -177,6 +176,15 @@ class Path:
         """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
         knows that host code is given one, and the others have the numbers that they have without them."""
         return -1 - self.own_calls if own else self.host_calls
+
+    @property
+    def happened(self) -> tuple[int, int, int]:
+        """How many calls others have seen, and how many have numbers."""
+        return len(self.log.effects), self.host_calls, self.own_calls
+
+    def is_as_before(self, happened: tuple[int, int, int]) -> bool:
+        """Whether nothing has happened since that a capture of the same call would find under another number."""
+        return not self.log.effects or self.happened == happened
 
     def count_host_call(self, own: bool) -> None:
         if own:

@@ -4,14 +4,21 @@ A refusal costs the smallest function around the refused line that can be called
 while the refusal goes up through the calls. The program is captured again, and `called` records calls of that function
 (see `thunder.ops.eager_calls`). A function can be called where it may be given everything it is called with, and where
 it sees the state that it would see in eager mode.
+
+Of the standard library the function that the user's code calls is the smallest one, or the class whose objects it makes
+or is a method of. It changes nothing that a program depends on: where it is given nothing of the program's, its calls
+are one host call each. So are those of functions that call the host, whether they could be read or not:
+
+    subprocess.run(["true"])  # is host_call(0, run, (['true'],), {}, 'CompletedProcess', 0)
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,14 +26,17 @@ from thunder import compat
 from thunder.capture import changing, containers, host_lines
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
+from thunder.capture.policy import read_of_library
 from thunder.capture.reachable import Reach, names_of, reached_placements
 from thunder.capture.sources import Source
+from thunder.capture.state import Candidate, Entered
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import NULL
-from thunder.interpreter.attributes import cell_value, plain_attribute
+from thunder.interpreter import NULL, UnsupportedError
+from thunder.interpreter.attributes import cell_value, parts_of, plain_attribute
+from thunder.interpreter.decode import decode
 from thunder.ops.eager_calls import (
     OPENED,
     Argument,
@@ -43,22 +53,83 @@ from thunder.ops.eager_calls import (
 from thunder.options import FALLBACK_OPTIONS
 
 
-class Candidate(NamedTuple):
-    """The innermost function around a refused line that can be an eager call. again: whether this call of the program
-    can be captured with that: nothing that others have seen has happened inside of the function."""
+def entered(c, f: types.FunctionType, args, kwargs, enter: Callable) -> Any:
+    """A call of a Python function: an eager call, a host call, or what `enter` makes of it, which reads it."""
+    if f.__code__ in c.request.eager and (result := called(c, f, args, kwargs)) is not NULL:
+        return result
+    outer, happened = c.library, c.path.happened
+    if not _is_of_library(f):
+        c.library = None
+    elif outer is None:
+        c.library = Entered(f, args, kwargs, happened)
+    try:
+        return enter(f, args, kwargs)
+    except (CaptureError, UnsupportedError):
+        if outer is None and c.library is not None:
+            note_library(c)
+        c.library = outer
+        if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
+            _note_function(c, f, args, kwargs, happened)
+        raise
+    finally:
+        c.library = outer
 
-    code: types.CodeType
-    again: bool
 
-
-def note_candidate(c, f: types.FunctionType, args, kwargs, effects: int) -> None:
-    """A refusal leaves a call of `f`. effects: how many calls others had seen when it was entered."""
-    if c.candidate is not None or c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
-        return
+def _note_function(c, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
+    """A refusal leaves a call of `f`. happened: what had happened when it was entered."""
     if f.__code__ is _code_of(c.request.fn) or not _stands_alone(f):  # there is nothing around the compiled function
         return
     if c.request.eager.may_have(f.__code__) and _can_be_called(c, f, args, kwargs, behind=True):
-        c.candidate = Candidate(f.__code__, len(c.path.log.effects) == effects)
+        # the log of a program that this call has left counts earlier calls of it otherwise
+        counts_others = bool(c.request.path) and c.calls[decode(f.__code__)] > 1
+        c.candidate = Candidate(f.__code__, c.path.is_as_before(happened) and not counts_others)
+
+
+def _is_of_library(f: Any) -> bool:
+    return isinstance(f, type) or read_of_library(f.__globals__.get("__name__"))
+
+
+def note_library(c) -> bool:
+    """Notes what of the standard library, which the user's code has entered, may run as it is from now on: the class
+    whose method it is, or the function. Gives whether there is anything."""
+    f, args, kwargs, happened = c.library
+    if not c.path.is_as_before(happened):
+        return False
+    if args and note_class(c, type(args[0]), f.__code__.co_name == "__init__"):
+        return True
+    if c.candidate is None and c.request.eager.may_have(f.__code__) and _may_be_given(c, (*args, *kwargs.values())):
+        c.candidate = Candidate(f.__code__, True)
+    return c.candidate is not None
+
+
+def note_class(c, cls: type, is_made_here: bool = False) -> bool:
+    """Notes a class of the standard library, where its objects may be the host's from now on. is_made_here: since the
+    call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
+    counted: none may have had an effect, and no other path counts them."""
+    if str(cls.__module__).split(".")[0] not in _CLASSES or not c.request.eager.may_have(cls):
+        return False
+    if c.candidate is None and (is_made_here or not (c.path.log.effects or c.request.path)):
+        c.candidate = Candidate(cls, True)
+    return c.candidate is not None
+
+
+_CLASSES = sys.stdlib_module_names - {"builtins"}
+
+
+def _may_be_given(c, values: tuple) -> bool:
+    """Whether host code may be given all of these: no tensors, whose gradients and sizes it would not see, and nothing
+    that the program may have written to."""
+    if any(type(p) is TensorProxy for p in parts_of(values)):
+        return False
+    lent = len(c.path.lent)
+    try:
+        for value in values:
+            host_lines.given(c, value, False)
+    except CaptureError:
+        return False
+    finally:
+        del c.path.lent[lent:]  # nothing is given yet
+    return True
 
 
 def _stands_alone(f: types.FunctionType) -> bool:
@@ -101,8 +172,11 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
 
 
 def called(c, f: Callable, args, kwargs) -> Any:
-    """The result of an eager call; NULL where the function cannot be called as it is, and is read."""
-    return _record(c, f, args, kwargs) if _can_be_called(c, f, args, kwargs) else NULL
+    """The result of an eager call, or of a host call of the standard library; NULL where the function cannot be called
+    as it is, and is read."""
+    if c.library is None and _is_of_library(f) and _may_be_given(c, (*args, *kwargs.values())):
+        return host_lines.run(c, f, args, kwargs, effect="outside")
+    return NULL if isinstance(f, type) or not _can_be_called(c, f, args, kwargs) else _record(c, f, args, kwargs)
 
 
 def disabled(c, f: Callable, args, kwargs) -> Any:

@@ -41,7 +41,6 @@ from thunder.capture import (
     settings,
     tensors,
     values,
-    whole,
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
 from thunder.capture.ask import keys as keys_of
@@ -52,16 +51,16 @@ from thunder.capture.library import backward, collectives, higher_order, triton_
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.policy import is_library, read_of_library
+from thunder.capture.policy import is_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
-from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors, Writes
+from thunder.capture.state import Candidate, Containers, Entered, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import NULL, Host, UnsupportedError
+from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
@@ -126,11 +125,10 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
-        self.library: whole.Entered | None = None
-        self.candidate: eager.Candidate | None = None  # where the program is refused
+        self.library: Entered | None = None
+        self.candidate: Candidate | None = None  # where the program is refused
         self.eager_calls: list[Any] = []  # the functions
         self.function_modes = 0  # PyTorch's, when the program begins
-        self.whole: set = set()  # code and classes whose calls run as a whole in this program
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers
@@ -161,6 +159,8 @@ class Capture(Host):
     def know(self, value, source: Source) -> None:
         self.sources[id(value)], self.keep[id(value)] = source, value
 
+    # what of the standard library may run as it is: see `eager`
+    note_class, note_library = eager.note_class, eager.note_library
     # how the program may hold a value from a source; the value at a source, so; the answer to a question about it
     read, reach, ask = values.read, reach, ask
     elements, lift = values.elements, tensors.lift
@@ -315,17 +315,7 @@ class Capture(Host):
                     self._shared(self.outside.cells.setdefault(id(cell), f), f, i, cell)
             if id(f) in self.outside.anew:
                 self.ask(self.sources[id(f)].attr("__globals__"), IDENTITY)
-        if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
-            return result
-        of_library = read_of_library(f.__globals__.get("__name__"))
-        effects = len(self.path.log.effects)
-        try:
-            if of_library is (self.library is not None):  # as the code that calls it
-                return super().enter(f, args, kwargs)
-            return whole.entered(self, f, args, kwargs, super().enter, of_library)
-        except (CaptureError, UnsupportedError):
-            eager.note_candidate(self, f, args, kwargs, effects)
-            raise
+        return eager.entered(self, f, args, kwargs, super().enter)
 
     def _shared(self, owner, f, index: int, cell) -> None:
         """A cell of a function that is known by its structure: another function has it too, or none may."""

@@ -19,7 +19,7 @@ from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, is_written, keeps, settle_keys
 from thunder.capture.library import printed_nodes
-from thunder.capture.native import IMMUTABLE, KNOWN, PRIMITIVE, among, is_hashable, is_tracked, learn_class
+from thunder.capture.native import IMMUTABLE, PRIMITIVE, among, is_hashable, is_tracked
 from thunder.capture.policy import (
     Host,
     class_of_library,
@@ -155,7 +155,7 @@ def _connects(c, args: tuple, kwargs: dict) -> bool:
 
 def _check_library(c, name: str, effect: str, repeated: bool) -> None:
     """repeated: whether it may run again."""
-    if not repeated and effect != "random" and c.library is not None and c.library.learn(c, KNOWN):
+    if not repeated and effect != "random" and c.library is not None and c.note_library():
         c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
 
 
@@ -270,7 +270,7 @@ def given(c, value, reads: bool):
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if (own := _is_of_program(c, value)) or keeps((value,), (Proxy, NumberProxy)):
         if own and id(value) not in c.sources:
-            learn_class(c, t, c.whole)
+            c.note_class(t)
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
             "give it tensors, numbers and text",

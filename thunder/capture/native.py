@@ -15,7 +15,6 @@ import io
 import os
 import pathlib
 import string
-import sys
 import threading
 import types
 import typing
@@ -83,28 +82,6 @@ IMMUTABLE = (
     datetime.timedelta, datetime.timezone,
     typing.ParamSpecArgs, typing.ParamSpecKwargs,  # made anew for whoever asks
 )  # fmt: skip
-
-KNOWN: set = set()  # code of functions of the standard library, and classes, whose calls are one host call each
-
-
-def is_known(c, what: Any) -> bool:
-    """Whether calls of a class, or of functions of this code, run as a whole: in all programs, or in this one."""
-    return what in KNOWN or what in c.whole
-
-
-def learn_class(c, cls: type, known: set, made_here: bool = False) -> bool:
-    """Whether calls of a class of the standard library run as a whole from now on, and did not. made_here: since the
-    call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
-    counted: none may have had an effect, and no other path counts them."""
-    module = cls.__module__
-    if not isinstance(module, str) or module.split(".")[0] not in sys.stdlib_module_names or is_known(c, cls):
-        return False
-    if module == "builtins" or not made_here and (c.path.log.effects or c.path.expected):
-        return False
-    known.add(cls)
-    c.path.needs_whole = True
-    return True
-
 
 # outside state that lives in a library object
 _TRACKED = {

@@ -24,23 +24,43 @@ from thunder.options import CACHE_OPTIONS, JitOptions
 
 @dataclass(frozen=True)
 class EagerFunctions:
-    """The functions of a compiled one whose calls are eager calls, by their code. reasons: why. excluded: functions
-    whose calls are none, since they change what the program depends on."""
+    """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
+    the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
+    depends on."""
 
-    reasons: dict[types.CodeType, str] = field(default_factory=dict)
-    excluded: set[types.CodeType] = field(default_factory=set)
+    reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
+    excluded: set[types.CodeType | type] = field(default_factory=set)
 
-    def __contains__(self, code: types.CodeType) -> bool:
-        return code in self.reasons
+    def __contains__(self, unit: types.CodeType | type) -> bool:
+        return unit in self.reasons
 
-    def may_have(self, code: types.CodeType) -> bool:
+    def may_have(self, unit: types.CodeType | type) -> bool:
         """Whether a function may become one."""
-        return code not in self.reasons and code not in self.excluded
+        return unit not in self.reasons and unit not in self.excluded
 
     def exclude(self, codes: Iterable[types.CodeType]) -> None:
         for code in codes:
             self.reasons.pop(code, None)
             self.excluded.add(code)
+
+
+class Candidate(NamedTuple):
+    """The innermost unit around a refused line whose calls can be made as they are: the code of a function, or a class
+    of the standard library. again: whether this call of the program can be captured with that: nothing has happened
+    inside of it that others have seen, or that stands under a number in the log of such effects."""
+
+    unit: types.CodeType | type
+    again: bool
+
+
+class Entered(NamedTuple):
+    """A function of the standard library that the user's code has called, and that is being read. happened: what had
+    happened before, see `Path.happened`."""
+
+    function: types.FunctionType
+    args: tuple
+    kwargs: dict
+    happened: tuple
 
 
 @dataclass(frozen=True)
