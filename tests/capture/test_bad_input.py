@@ -85,7 +85,7 @@ def generator_as_a_result(x):
     return made
 
 
-@refused("a coroutine leaves")
+@refused("is a coroutine")
 async def coroutine_as_a_result(x):
     return x * 2
 

@@ -156,12 +156,10 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _going_on(self, value) -> str:
-        remedy = "return a list or a tuple: list(...) of it"
-        if isinstance(value, types.CoroutineType):
-            value.close()  # nobody will await it
-        if isinstance(value, (types.CoroutineType, types.AsyncGeneratorType)):
-            remedy = "compile the functions that it calls, and await it outside"
-        return self.c.refuse(f"a {operations.type_of(self.c, value).__name__} leaves the compiled function", remedy)
+        kind = operations.type_of(self.c, value)
+        return self.c.refuse(
+            f"a {kind.__name__} leaves the compiled function", "return a list or a tuple: list(...) of it"
+        )
 
     def _other(self, value, t: type) -> str:
         if t is outside_hooks.OutsideHandle and not value.is_removed:

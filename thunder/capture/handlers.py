@@ -190,8 +190,6 @@ def _outside_of_programs(event: str):
     """The handler of a function that starts another course of events: it refuses before anything has happened."""
 
     def refuse(c, f, args, kwargs):
-        for coroutine in (a for a in args if type(a) is types.CoroutineType):
-            coroutine.close()  # of which Python would warn that nobody awaits it
         c.refuse(f"{event} inside the program", "compile the functions that it calls")
 
     return refuse
@@ -438,8 +436,6 @@ _ELSEWHERE = (
 
 def _runs_elsewhere(c, f, args, kwargs):
     """A thread or an event loop, whose Python code capture does not see."""
-    for coroutine in (a for a in args if type(a) is types.CoroutineType):
-        coroutine.close()  # of which Python would warn that nobody awaits it
     c.refuse(f"{f.__qualname__}() runs Python code in a thread or an event loop", "call it outside of the program")
 
 

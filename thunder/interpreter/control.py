@@ -1,4 +1,4 @@
-"""Canonical instructions, second part: jumps, loops, generators, exceptions, `with`, coroutines, intrinsics.
+"""Canonical instructions, second part: jumps, loops, generators, exceptions, `with`, intrinsics.
 
 A handler that returns an index continues there; RETURN and YIELD leave the frame with the value on top of the stack.
 """
@@ -15,17 +15,6 @@ from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import swallow
 
 RETURN, YIELD = -1, -2
-CO_ITERABLE_COROUTINE = 0x100
-
-
-class AsyncYield:
-    """A value that an async generator yields to its consumer, as opposed to one that an `await` passes to the
-    event loop."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value):
-        self.value = value
 
 
 # ---------------------------------------------------------------- jumps and loops
@@ -74,7 +63,7 @@ def RETURN_VALUE(frame, stack, _):
     return RETURN
 
 
-# ---------------------------------------------------------------- generators and coroutines
+# ---------------------------------------------------------------- generators
 
 
 def RETURN_GENERATOR(frame, stack, _):
@@ -93,14 +82,14 @@ def YIELD_VALUE(frame, stack, _):
 
 
 def YIELD_FROM(frame, stack, target):
-    """The yield inside `yield from` and `await`; `target` is where the loop ends."""
+    """The yield inside `yield from`; `target` is where the loop ends."""
     frame.delegate = target
     return YIELD
 
 
 def GET_YIELD_FROM_ITER(frame, stack, _):
     value = stack[-1]
-    if type(value) is types.CoroutineType and not frame.record.kind & (0x80 | CO_ITERABLE_COROUTINE):
+    if type(value) is types.CoroutineType:
         raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
     if type(value) is not types.GeneratorType:
         stack[-1] = frame.host.iterate(value)
@@ -129,92 +118,16 @@ def CLEANUP_THROW(frame, stack, _):
     raise error
 
 
-def GET_AWAITABLE(frame, stack, where):
-    value = stack[-1]
-    if where in (1, 2) and not provides(type(value), "__await__") and not _is_awaitable(value):
-        name = "__aenter__" if where == 1 else "__aexit__"
-        kind = type(value).__name__
-        raise TypeError(f"'async with' received an object from {name} that does not implement __await__: {kind}")
-    stack[-1] = awaitable(frame.host, value, None)
-
-
-def _is_awaitable(value):
-    kind = type(value)
-    if kind is types.CoroutineType:
-        return True
-    return kind is types.GeneratorType and bool(value.gi_code.co_flags & CO_ITERABLE_COROUTINE)
-
-
-def awaitable(host, value, message):
-    """The iterator behind `await value`; TypeError with the message, or without one in the running version's words."""
-    if _is_awaitable(value):
-        return value
-    method = host.load_special(value, "__await__")
-    if method is NULL:
-        if message is None:
-            _await(value).send(None)
-        raise TypeError(message)
-    result = host.call(method, [], {})
-    if type(result) is types.CoroutineType:
-        raise TypeError("__await__() returned a coroutine")
-    if not provides(type(result), "__next__"):
-        raise TypeError(f"__await__() returned non-iterator of type '{type(result).__name__}'")
-    return result
-
-
-async def _await(value):
-    await value
-
-
-def GET_AITER(frame, stack, _):
-    host, value = frame.host, stack[-1]
-    kind = type(value).__name__
-    method = host.load_special(value, "__aiter__")
-    if method is NULL:
-        raise TypeError(f"'async for' requires an object with __aiter__ method, got {kind}")
-    stack[-1] = iterator = host.call(method, [], {})
-    if not provides(type(iterator), "__anext__"):
-        kind = type(iterator).__name__
-        raise TypeError(f"'async for' received an object from __aiter__ that does not implement __anext__: {kind}")
-
-
-def GET_ANEXT(frame, stack, _):
-    host = frame.host
-    value = host.call(host.load_special(stack[-1], "__anext__"), [], {})
-    if type(stack[-1]) is types.AsyncGeneratorType:
-        stack.append(value)
-        return
-    kind = type(value).__name__
-    stack.append(awaitable(host, value, f"'async for' received an invalid object from __anext__: {kind}"))
-
-
-def END_ASYNC_FOR(frame, stack, _):
-    error = stack.pop()
-    stack.pop()
-    if not isinstance(error, StopAsyncIteration):
-        frame.reraising = True
-        raise error
-
-
-def ASYNC_GEN_WRAP(frame, stack, _):
-    stack[-1] = AsyncYield(stack[-1])
-
-
 def STOPITERATION_ERROR(frame, stack, _):
     """A StopIteration that would leave a generator becomes a RuntimeError."""
-    stack[-1] = stop_iteration_error(frame.record.kind, stack[-1])
+    stack[-1] = stop_iteration_error(stack[-1])
 
 
-def stop_iteration_error(kind, error):
-    """The exception that leaves a generator of this kind (a CO_* flag) when `error` is raised in it."""
-    name = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
-    if isinstance(error, StopIteration):
-        message = f"{name} raised StopIteration"
-    elif kind & 0x200 and isinstance(error, StopAsyncIteration):
-        message = "async generator raised StopAsyncIteration"
-    else:
+def stop_iteration_error(error):
+    """The exception that leaves a generator when `error` is raised in it."""
+    if not isinstance(error, StopIteration):
         return error
-    replacement = RuntimeError(message)
+    replacement = RuntimeError("generator raised StopIteration")
     replacement.__cause__ = replacement.__context__ = error
     return replacement
 
@@ -331,35 +244,26 @@ def PREP_RERAISE_STAR(frame, stack, _):
 
 
 def BEFORE_WITH(frame, stack, _):
-    _enter(frame, stack, "__enter__", "__exit__")
-
-
-def BEFORE_ASYNC_WITH(frame, stack, _):
-    _enter(frame, stack, "__aenter__", "__aexit__")
-
-
-def _enter(frame, stack, enter, leave):
     host, manager = frame.host, stack.pop()
-    enter_method = host.load_special(manager, enter)
+    enter_method = host.load_special(manager, "__enter__")
     if enter_method is NULL:
-        raise TypeError(_no_context_manager(host, manager, enter))
-    leave_method = host.load_special(manager, leave)
+        raise TypeError(_no_context_manager(host, manager))
+    leave_method = host.load_special(manager, "__exit__")
     if leave_method is NULL:
-        raise TypeError(_no_context_manager(host, manager, leave) + f" (missed {leave} method)")
+        raise TypeError(_no_context_manager(host, manager) + " (missed __exit__ method)")
     stack.append(leave_method)
     stack.append(host.call(enter_method, [], {}))
 
 
-def _no_context_manager(host, manager, method):
-    kind = "asynchronous context manager" if method.startswith("__a") else "context manager"
-    return f"'{host.type_name(manager)}' object does not support the {kind} protocol"
+def _no_context_manager(host, manager):
+    return f"'{host.type_name(manager)}' object does not support the context manager protocol"
 
 
 def LOAD_SPECIAL(frame, stack, name):
     manager = stack[-1]
     method = frame.host.load_special(manager, name)
     if method is NULL:
-        raise TypeError(_no_context_manager(frame.host, manager, name) + f" (missed {name} method)")
+        raise TypeError(_no_context_manager(frame.host, manager) + f" (missed {name} method)")
     stack[-1] = method
     stack.append(NULL)
 

@@ -29,7 +29,7 @@ HANDLERS = {
     for name, function in vars(module).items()
     if name.isupper() and isinstance(function, types.FunctionType)
 }
-CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 4, 8, 0x20, 0x80, 0x200
+CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR = 4, 8, 0x20
 
 
 class Handler(NamedTuple):
@@ -45,7 +45,7 @@ class Record:
 
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
-        "arguments", "argument_count", "binders", "catches", "simple", "kind", "starts", "handled",
+        "arguments", "argument_count", "binders", "catches", "simple", "is_generator", "starts", "handled",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -58,8 +58,8 @@ class Record:
         self.catches, self.handled = any(handlers), {}
         # A call with exactly the positional arguments needs no binding.
         self.simple = not (flags & (CO_VARARGS | CO_VARKEYWORDS) or code.co_kwonlyargcount)
-        self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
-        self.starts = bool(self.kind) and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
+        self.is_generator = bool(flags & CO_GENERATOR)
+        self.starts = self.is_generator and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
 
     def line(self, code, index):
         """The line of a canonical instruction; None where the compiler gave none. Computed when first asked for."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import inspect
 import operator
 import sys
 import types
@@ -33,12 +34,12 @@ from thunder.interpreter.attributes import (
 from thunder.interpreter.binding import bind
 from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.control import CO_ITERABLE_COROUTINE, NULL
+from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import SHORT_LOG_LENGTH, FullLog
 from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
-from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
+from thunder.interpreter.machine import Frame, drive
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit, with_frames
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.interpreter.tracebacks import clean, swallow
@@ -51,6 +52,10 @@ _CALLS = {
 }  # fmt: skip
 PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
 _HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS}
+
+
+# flags of the code of coroutines, of generators marked by @types.coroutine, and of async generators
+AWAITED = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _call(f, args, kwargs):
@@ -145,8 +150,10 @@ class Host:
         return given
 
     def enter(self, f, args, kwargs):
-        """Interpret a call of a Python function; generators and coroutines give their object at once."""
+        """Interpret a call of a Python function; generators give their object at once. Coroutines are Python's own."""
         code = f.__code__
+        if code.co_flags & AWAITED:  # whoever awaits it says when it runs
+            return f(*args, **kwargs)
         record = decode(code)
         if record.simple and not kwargs and len(args) == record.argument_count:
             variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
@@ -157,13 +164,10 @@ class Host:
         frame = Frame(f, record, variables, self)
         if self.log is not None:
             self.log.call(self, f)
-        if record.kind:
+        if record.is_generator:
             if record.starts:
                 frame.run()
-            driver: Any = DRIVERS[record.kind]
-            if code.co_flags & CO_ITERABLE_COROUTINE:
-                driver = drive_awaitable
-            driven = driver(frame)
+            driven = drive(frame)
             driven.__name__ = f.__name__  # pyright: ignore[reportAttributeAccessIssue]
             driven.__qualname__ = f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
             return driven

@@ -5,9 +5,7 @@ Values on its stack are the program's own objects. Whatever may touch provenance
 
 from __future__ import annotations
 
-import types
-
-from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
+from thunder.interpreter.control import RETURN, YIELD, set_context, stop_iteration_error
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.recursion import is_own, run_deeper
 from thunder.interpreter.tables import ITERATOR
@@ -95,8 +93,8 @@ class Frame:
             handler = self.record.handlers[self.ip]
             if handler is None:
                 # 3.11 leaves this to the generator object; later versions have an instruction for it
-                if self.record.kind:
-                    error = stop_iteration_error(self.record.kind, error)
+                if self.record.is_generator:
+                    error = stop_iteration_error(error)
                 raise error
             release(error)
             target, depth, keeps_instruction = handler
@@ -127,7 +125,7 @@ class Frame:
             return None
 
     def throw(self, error):
-        """Raise at the yield where the frame is suspended; an inner iterator of `yield from` or `await` comes first."""
+        """Raise at the yield where the frame is suspended; an inner iterator of `yield from` comes first."""
         if self.delegate is None:
             raise error
         host, stack = self.host, self.stack
@@ -166,50 +164,3 @@ def drive(frame):
             if not hasattr(frame.host, "stack_of_frames"):
                 return None  # the host has been emptied
             thrown = error
-
-
-# For generators marked by @types.coroutine. The mark is set on the function itself, so this is a copy.
-drive_awaitable = types.coroutine(types.FunctionType(drive.__code__, globals(), "drive_awaitable"))
-
-
-class _Steps:
-    """An awaitable for the native coroutine of an interpreted one."""
-
-    __slots__ = ("generator",)
-
-    def __init__(self, generator):
-        self.generator = generator
-
-    def __await__(self):
-        return self.generator
-
-
-async def drive_coroutine(frame):
-    """An interpreted coroutine is a real coroutine."""
-    return await _Steps(drive(frame))
-
-
-def _pass_on(value):
-    return (yield value)
-
-
-async def drive_async_generator(frame):
-    """An interpreted async generator is a real one: its own yields and those of its awaits are told apart."""
-    sent = thrown = None
-    while True:
-        value = frame.run(sent, thrown)
-        if not frame.suspended:
-            return
-        sent = thrown = None
-        try:
-            if type(value) is AsyncYield:
-                sent = yield value.value
-            else:
-                sent = await _Steps(_pass_on(value))
-        except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
-            if not hasattr(frame.host, "stack_of_frames"):
-                raise  # the host has been emptied
-            thrown = error
-
-
-DRIVERS = {0x20: drive, 0x80: drive_coroutine, 0x200: drive_async_generator}

@@ -123,7 +123,7 @@ def call(raw):
 
 
 def yield_value(raw):
-    if raw.previous == "SEND":  # `yield from` or `await`: a thrown exception goes to the inner iterator first
+    if raw.previous == "SEND":  # `yield from`: a thrown exception goes to the inner iterator first
         target = raw.previous_jump
         return (("YIELD_FROM", lambda raw: target),)
     return (("YIELD_VALUE", nothing),)
@@ -149,7 +149,6 @@ def intrinsic_1(raw):
 INTRINSICS_1 = {
     2: ("IMPORT_STAR", nothing),
     3: ("STOPITERATION_ERROR", nothing),
-    4: ("ASYNC_GEN_WRAP", nothing),
     5: ("UNARY", given((operator.pos, "+"))),
     6: ("LIST_TO_TUPLE", nothing),
 }
@@ -166,14 +165,14 @@ V3_11 = {
         "BUILD_LIST BUILD_TUPLE BUILD_SET BUILD_MAP BUILD_SLICE BUILD_STRING BUILD_CONST_KEY_MAP LIST_EXTEND "
         "SET_UPDATE "
         "DICT_UPDATE LIST_APPEND SET_ADD MAP_ADD UNPACK_SEQUENCE UNPACK_EX RAISE_VARARGS SWAP COPY IS_OP CONTAINS_OP "
-        "CALL_FUNCTION_EX MAKE_FUNCTION MATCH_CLASS GET_AWAITABLE",
+        "CALL_FUNCTION_EX MAKE_FUNCTION MATCH_CLASS",
         count,
     ),
     **same(
         "POP_TOP PUSH_NULL GET_ITER GET_LEN STORE_SUBSCR DELETE_SUBSCR RETURN_VALUE GET_YIELD_FROM_ITER BEFORE_WITH "
         "PUSH_EXC_INFO CHECK_EXC_MATCH CHECK_EG_MATCH PREP_RERAISE_STAR POP_EXCEPT LOAD_BUILD_CLASS COPY_FREE_VARS "
         "MATCH_MAPPING MATCH_SEQUENCE MATCH_KEYS LIST_TO_TUPLE SETUP_ANNOTATIONS IMPORT_STAR RETURN_GENERATOR "
-        "GET_AITER GET_ANEXT BEFORE_ASYNC_WITH END_ASYNC_FOR ASYNC_GEN_WRAP RERAISE",
+        "RERAISE",
         nothing,
     ),
     **dropped("NOP RESUME PRECALL"),
@@ -240,7 +239,7 @@ V3_13 = V3_12 | {
 }
 
 # 3.14: borrowed loads, small integers, common constants, special methods for `with`, subscripts in BINARY_OP, t-strings
-SPECIAL_METHODS = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+SPECIAL_METHODS = ("__enter__", "__exit__")
 COMMON_CONSTANTS = (AssertionError, NotImplementedError, tuple, all, any)
 V3_14 = V3_13 | {
     **same("BUILD_TEMPLATE", nothing),
@@ -300,7 +299,7 @@ JUMPS = frozenset(
 VERSION = sys.version_info[:2]
 TABLE = VERSIONS.get(VERSION, {})  # of a version that is not known nothing is decoded
 LOOP_END = LOOP_ENDS.get(VERSION, ())
-# where the iterator of a loop, of `yield from` and of `await` stands on the stack
+# where the iterator of a loop and of `yield from` stands on the stack
 ITERATOR = -2 if VERSION >= (3, 15) else -1
 # 3.11 counts jumps from the end of the instruction itself, later versions from the end of its inline caches.
 JUMPS_FROM_CACHES = VERSION >= (3, 12)
