@@ -1,6 +1,7 @@
 """How results of fused regions are laid out in memory: the rules against PyTorch itself."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -245,3 +246,26 @@ print([m for m in sys.modules if m.startswith("torch._dynamo.variables")])
 """
     found = fresh.run("-c", text)
     assert found.stdout.splitlines()[1:] == ["[]"], found.stderr
+
+
+# With a number that PyTorch makes a tensor of, and without.
+OF_SIZE_ONE = {
+    "multiplied": lambda x: x * 2.0, "added": lambda x: 1 - x + 2, "compared": lambda x: x > 0.5,
+    "chosen": lambda x: torch.where(x > 0.5, x, 1.0), "power": lambda x: x**3, "sine": lambda x: x.sin(),
+    "flipped": lambda x: x.flip(-1) + 1, "cast": lambda x: x.double(), "soft": lambda x: torch.softmax(x, 0),
+    "clamped": lambda x: x.clamp(-1, 1), "both": lambda x: x * x.exp(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_SIZE_ONE)
+@pytest.mark.parametrize("seed", range(6))
+def test_dimensions_of_size_one_have_pytorchs_strides(name, seed):
+    draw = random.Random(seed)
+    shape = [draw.choice([1, 1, 2, 3]) for _ in range(draw.randint(2, 4))]
+    order = draw.sample(range(len(shape)), len(shape))
+    x = values(*(n + draw.randint(0, 1) for n in shape))[tuple(slice(n) for n in shape)]
+    for x in (x.permute(order), values(*shape).permute(order), values(*shape)):
+        eager = OF_SIZE_ONE[name](x)
+        if layout.is_dense(eager):
+            (found,) = strides_by_rule(OF_SIZE_ONE[name], x).values()
+            assert found == eager.stride(), (x.shape, x.stride())

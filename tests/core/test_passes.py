@@ -281,6 +281,8 @@ def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
             a * 1,
             a * 1.0,
             a * 1,
+            a * 0j,
+            a * -0j,
             ltorch.rand_like(a),
             ltorch.rand_like(a),
             ltorch.split(a, 2),
@@ -289,8 +291,8 @@ def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
         *INPUTS,
     )
     made = cse(trace)
-    assert [line.sym.name for line in made.bound_symbols] == ["mul", "mul", "rand_like", "rand_like", "split"]
-    assert made.output[0] is made.output[2] and made.output[5][1] is made.output[6][1]
+    assert [line.sym.name for line in made.bound_symbols] == ["mul"] * 4 + ["rand_like"] * 2 + ["split"]
+    assert made.output[0] is made.output[2] and made.output[7][1] is made.output[8][1]
 
 
 @SETTINGS

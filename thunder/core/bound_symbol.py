@@ -186,7 +186,7 @@ def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymb
 
 
 def hashable(x):
-    """A hashable form of a structure of arguments: proxies by identity, 1, 1.0 and True kept apart."""
+    """A hashable form of a structure of arguments: proxies by identity; 1, 1.0 and True apart, and 0.0 and -0.0."""
     if isinstance(x, NumberProxy):
         return (NumberProxy, x.expression)
     if isinstance(x, Proxy):
@@ -201,4 +201,4 @@ def hashable(x):
         hash(x)
     except TypeError:
         return (type(x), id(x))
-    return (type(x), repr(x) if isinstance(x, float) else x)
+    return (type(x), repr(x) if isinstance(x, (float, complex)) else x)

@@ -44,9 +44,11 @@ class Definition:
     bound symbol. So it runs where eager PyTorch runs it, even if nobody uses its results."""
     inductor_loops: bool = True
     """Inductor computes it in a loop, with PyTorch's results."""
-    layout: Literal["as operands", "row-major", "preserved", "memory format", "own", "as decomposition"] = "as operands"
-    """How PyTorch lays out the result: as TensorIterator does, row-major, as `empty_like` does, in the memory format of
-    the operands, otherwise, or as the decomposition says."""
+    layout: Literal[
+        "as operands", "second operand first", "row-major", "preserved", "memory format", "own", "as decomposition"
+    ] = "as operands"
+    """How PyTorch lays out the result: as TensorIterator does, likewise with the operands in another order, row-major,
+    as `empty_like` does, in the memory format of the operands, otherwise, or as the decomposition says."""
     typed_by_running: bool = False
     """Its meta rule runs PyTorch, so that it knows which results require grad as well."""
     bind_postprocess: Callable | None = None

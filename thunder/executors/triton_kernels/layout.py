@@ -87,7 +87,9 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         return True
     if _is_cast(operation) or symbol.layout == "preserved":
         (out,), (source, *_) = operation.outputs, operation.inputs
-        values[out] = torch.empty_like(values[source], dtype=to_torch_dtype(out.dtype))
+        like = values[source]
+        # of a meta tensor, empty_like gives dimensions of size 1 other strides than of a real one
+        values.make(out, like.stride() if is_dense(like) else torch.empty_like(like).stride())
         return True
     if symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags and symbol.layout != "as decomposition":
         for o in operation.outputs:
@@ -101,6 +103,8 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         return False
     out = operation.outputs[0]
     operands = [values[i] for i in operation.inputs]
+    if symbol.layout == "second operand first":
+        operands.reverse()
     if symbol.layout == "memory format":
         strides = _in_memory_format(values.shape(out), operands)
     elif len(out.shape) < 2:
@@ -110,7 +114,11 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
             values.shape(out), operands[0], [None if i is None else values[i] for i in operation.args[1]]
         )
     else:
-        strides = elementwise_strides(values.shape(out), operands) if _elementwise(operation) else None
+        strides = (
+            elementwise_strides(values.shape(out), operands, _converts_numbers(operation))
+            if _elementwise(operation)
+            else None
+        )
     if strides is not None:
         values.make(out, strides)
     return strides is not None
@@ -159,16 +167,25 @@ def _elementwise(operation: BoundSymbol) -> bool:
     return bool(operations) and not aliases and operation.sym.layout != "own" and all(map(_elementwise, operations))
 
 
-def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple:
-    """The strides that PyTorch's TensorIterator gives the result of an elementwise operation: those of the first
-    operand that decides."""
-    operands = [o for o in operands if o.dim()] if shape else list(operands)
-    if not operands or all(tuple(o.shape) == tuple(shape) and o.is_contiguous() for o in operands):
+def _converts_numbers(operation: BoundSymbol) -> bool:
+    """Whether PyTorch makes a tensor of a number among an operation's arguments."""
+    return bool(operation.sym.converts_numbers) and any(type(a) in (bool, int, float) for a in operation.args)
+
+
+def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor], numbers: bool = False) -> tuple:
+    """The strides that PyTorch's TensorIterator gives the result of an elementwise operation. numbers: one of its
+    operands is a number that PyTorch makes a tensor of.
+
+    Where all operands have the shape of the result and lie alike, so does the result. Otherwise the first operand that
+    decides says the order of dimensions: those of size 1 have other strides then.
+    """
+    if not operands:
         return strides_of(shape)
-    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and is_dense(
-        operands[0]
-    ):
-        return operands[0].stride()
+    if not numbers and all(tuple(o.shape) == tuple(shape) for o in operands):
+        if all(o.is_contiguous() for o in operands):
+            return strides_of(shape)
+        if is_dense(operands[0]) and all(o.stride() == operands[0].stride() for o in operands):
+            return operands[0].stride()
     steps = [
         [0] * (len(shape) - o.dim())
         + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)]

@@ -446,4 +446,4 @@ declare(
 )  # fmt: skip
 # Inductor's results differ, for infinities and below float32
 declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
-LTORCH["rsub"].layout = "own"  # its second operand decides first
+LTORCH["rsub"].layout = "second operand first"

@@ -460,7 +460,7 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 declare(batch_norm_update, layout="as decomposition")
-declare(layer_norm, softmax_backward, log_softmax_backward, layout="row-major")
+declare(softmax, log_softmax, layer_norm, softmax_backward, log_softmax_backward, layout="row-major")
 # PyTorch composes these of the same operations
 declare(normalize, pairwise_distance, differentiate_decomposition=True)
 rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
