@@ -94,36 +94,104 @@ def test_other_code_is_an_error_before_anything_runs(ranks):
         )
 
 
+def ballot():
+    return agreement.ballot_of(torch.distributed.group.WORLD, "collective")
+
+
 def goes_ahead(rank, size):
-    """Rank 0 looks up late that rank 1 agrees, which waits for the next agreement by then."""
-    before = agreement.time
-    agreement.time = types.SimpleNamespace(
-        monotonic=time.monotonic, sleep=lambda seconds: time.sleep(seconds if rank else 0.5)
-    )
-    time.sleep(0.2 * rank)
+    """Rank 0 looks late whether the others agree, which wait for the next agreement by then."""
+    look = agreement.Ballot._outcome
+    if rank == 0:
+        agreement.Ballot._outcome = lambda self, *args: time.sleep(0.3) or look(self, *args)
     try:
         for name in ("first", "second"):
-            agreement._agree(torch.distributed.group.WORLD, [name])
+            ballot().agree([name], 20.0)
     finally:
-        agreement.time = before
+        agreement.Ballot._outcome = look
 
 
-def test_a_rank_that_goes_ahead_is_no_error(ranks):
-    ranks(2)(goes_ahead)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_goes_ahead_is_no_error(ranks, size):
+    ranks(size)(goes_ahead)
 
 
 def gives_up_again_and_again(rank, size):
-    """Rank 0 has given up for good, because of what rank 1 said at first, when rank 1 tries for the second time."""
+    """Rank 0 has given up for good, because of what another rank said at first, when that one tries for the second
+    time."""
     start = time.monotonic()
     for _ in range(3):
         with pytest.raises(CollectiveError, match="run different programs"):
-            agreement._agree(torch.distributed.group.WORLD, [f"a collective of rank {rank}"])
+            ballot().agree([f"a collective of rank {rank % 2}"], 60.0)
         time.sleep(0.5 * rank)
+    ballot().agree(["one that all run"], 60.0)
     return time.monotonic() - start
 
 
 def test_ranks_that_never_agree_do_not_wait_for_each_other(ranks):
     assert max(ranks(2)(gives_up_again_and_again)) < 20
+    assert max(ranks(4)(gives_up_again_and_again)) < 20
+
+
+def says_nothing(rank, size):
+    if rank == size - 1:
+        ballot().agree(["what all have"], 20.0)
+        return None
+    ballot().agree(["what all have"], 20.0)
+    with pytest.raises(CollectiveError) as caught:
+        ballot().agree(["what some have"], 1.0)
+    return str(caught.value)
+
+
+def test_a_rank_that_compiles_nothing_is_named(ranks):
+    *texts, _ = ranks(4)(says_nothing)
+    for rank, text in enumerate(texts):
+        assert (
+            "rank 3 did not compile a program with the same collectives in time; in its last one, collective 1 of 1 is "
+            f"what some have on rank {rank} and what all have on rank 3." in text
+        ), text
+
+
+class CountingStore:
+    """A store that counts what is asked, and the bytes of texts that are read."""
+
+    def __init__(self, store):
+        self.store, self.calls, self.read = store, 0, 0
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls += 1
+            answer = getattr(self.store, name)(*args)
+            self.read += len(answer) if isinstance(answer, bytes) else 0
+            return answer
+
+        return call
+
+
+@pytest.mark.parametrize("size", [2, 64, 65, 4096])
+def test_agreement_asks_the_store_a_few_times_for_each_rank(size):
+    """All ranks of a group, simulated in this process; the text is as long as that of a large program."""
+    store, lines = CountingStore(torch.distributed.HashStore()), ["all_gather of bf16[4096, 4096]"] * 500
+    ballots = [agreement.Ballot(store, "0", "collective", list(range(size)), rank) for rank in range(size)]
+    for ballot in ballots[:-1]:
+        ballot.say(lines)
+    assert ballots[0]._silent(ballots[0].say(lines)) == size - 1
+    before = store.calls
+    for ballot in reversed(ballots):  # the last one is the last to come
+        ballot.agree(lines, 1.0)
+    assert store.calls - before <= 6 * size and store.calls <= 10 * size + 200 and store.read < 100 * size
+
+
+def test_ranks_of_a_large_group_that_disagree_are_told_at_once():
+    store = CountingStore(torch.distributed.HashStore())
+    ballots = [agreement.Ballot(store, "0", "collective", list(range(200)), rank) for rank in range(200)]
+    for ballot in ballots[:120]:
+        ballot.say(["all_gather of f32[2]"])
+    for ballot in ballots[120:][::-1] + ballots[:120]:
+        mine, theirs, other = ("2", "3", 199) if ballot.me < 120 else ("3", "2", 0)
+        with pytest.raises(CollectiveError) as caught:
+            ballot.agree([f"all_gather of f32[{mine}]"], 1.0)
+        said = f"all_gather of f32[{mine}] on rank {ballot.me} and all_gather of f32[{theirs}] on rank {other}."
+        assert said in str(caught.value)
 
 
 def has_batches_of_its_own(rank, size):

@@ -1,17 +1,27 @@
-"""Do all ranks have the same module, and run the same collectives? Asked when it is prepared, and when a program is
-compiled: ranks that differ would wait for each other.
+"""Do all ranks have the same module, and run the same collectives? Checked when a module is prepared, and when a program
+is compiled: ranks that differ would wait for each other.
 
-Each rank writes down which collectives its program has, in order, for every group, and looks whether the other ranks of
-the group have a program with the same ones: from an earlier compilation, or one that goes on now. Ranks whose inputs
-have other shapes may compile at other times, as long as what they communicate is the same.
+Each rank says what it has: the parameters of the module, or the collectives of its program in order, for every group. It
+goes on when every rank of the group has said the same, now or at an earlier compilation: ranks whose inputs have other
+shapes may compile at other times, as long as what they communicate is the same.
+
+Ranks do not read what every other rank says. They are counted in the store of the process group, by a tree with 64
+branches at each node; the last one publishes that all agree, and the others wait for that. The first rank that says
+something writes it down, and compares it with what others are waiting for at that time: who waits for another text has
+not said this one, so that neither would end. So a rank asks the store about log64(N) + 3 times, and N ranks together
+read no text more than once each, and only where they differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +34,7 @@ from thunder.errors import CollectiveError
 from thunder.ops.families.lost_ranks import introduce
 
 LONGEST = 120.0  # seconds to wait for ranks that compile later; the group's own timeout where that is shorter
+BRANCHES = 64
 _WORDS = {
     "collective": (
         "run different programs", "compile a program with the same collectives", "compiled no program",
@@ -35,9 +46,7 @@ _WORDS = {
         "prepare the same module: look for sizes and types that depend on the rank",
     ),
 }  # fmt: skip
-_HAS, _WAITS, _LAST = "thunder program {} {} {}", "thunder waits {} {}", "thunder last program {} {}"
-_PREPARES = "thunder prepares {} {} {}"
-_prepared: dict[str, int] = {}  # by the name of a group: how many modules this rank prepared
+_AGREED, _SILENT = "agreed", "silent"
 
 
 def check_agreement(traces: Sequence[Trace]) -> None:
@@ -55,7 +64,7 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     if programs:
         introduce()
     for group, lines in programs.items():
-        _agree(group, lines)
+        ballot_of(group, "collective").agree(lines, _patience(group))
 
 
 def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -65,20 +74,10 @@ def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]
     Ranks prepare modules together, one after another: the first of a rank is held against the first of the others.
     """
     lines = [f"{name} of {str(t.dtype)[6:]}{list(t.shape)}" for name, t in named]
-    store, me = compat.default_store(), dist.get_rank()
     for group in groups:
-        name, until = group.group_name, _deadline(group)
-        number = _prepared[name] = _prepared.get(name, 0) + 1
-        text = "\n".join(lines)
-        store.set(_PREPARES.format(name, me, number), text)
-        for r in dist.get_process_group_ranks(group):
-            key, pause = _PREPARES.format(name, r, number), 0.001
-            while not (late := time.monotonic() > until) and not store.check([key]):
-                time.sleep(pause)
-                pause = min(0.05, pause * 2)
-            theirs = None if late else store.get(key).decode()
-            if theirs != text:
-                raise CollectiveError(_difference(name, me, lines, "parameter", r, theirs and theirs.split("\n"), late))
+        ballot = ballot_of(group, "parameter")
+        ballot.number += 1
+        ballot.agree(lines, _patience(group))
 
 
 def _said(operation: BoundSymbol) -> str:
@@ -91,65 +90,140 @@ def _said(operation: BoundSymbol) -> str:
     )
 
 
-def _deadline(group) -> float:
-    return time.monotonic() + min(LONGEST, compat.timeout_of(group))
+def _patience(group) -> float:
+    return min(LONGEST, compat.timeout_of(group))
 
 
-def _agree(group, lines: list[str]) -> None:
-    store, me, name = compat.default_store(), dist.get_rank(), group.group_name
-    text = "\n".join(lines)
-    digest = _digest(text)
-    store.set(_LAST.format(name, me), text)
-    store.set(_HAS.format(name, me, digest), "")
-    store.set(_WAITS.format(name, me), digest)
-    missing = [r for r in dist.get_process_group_ranks(group) if r != me]
-    until = _deadline(group)
-    pause = 0.001
-    while missing := [r for r in missing if not store.check([_HAS.format(name, r, digest)])]:
-        late = time.monotonic() > until
-        for r in missing:
-            key = _WAITS.format(name, r)
-            theirs = store.get(key).decode() if store.check([key]) else ""
-            # what this rank had, it will find
-            other = (
-                theirs not in ("", digest)
-                and not theirs.startswith("not ")
-                and not store.check([_HAS.format(name, me, theirs)])
+_ballots: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def ballot_of(group, kind: str) -> Ballot:
+    """Where the ranks of a group say what they have."""
+    ballots = _ballots.setdefault(group, {})
+    if kind not in ballots:
+        ranks = dist.get_process_group_ranks(group)
+        ballots[kind] = Ballot(compat.default_store(), group.group_name, kind, ranks, dist.get_rank())
+    return ballots[kind]
+
+
+@dataclass(eq=False)
+class Ballot:
+    """One rank's view of what the ranks of a group say. kind: "collective" or "parameter". number: of the module that is
+    prepared, so that equal modules are told apart; 0 for programs, which agree with earlier ones. said: the digests of
+    this rank's texts. settled: so many of the first texts are decided."""
+
+    store: Any
+    name: str
+    kind: str
+    ranks: list[int]
+    me: int
+    number: int = 0
+    said: set[str] = field(default_factory=set)
+    settled: int = 0
+
+    def agree(self, lines: Sequence[str], patience: float) -> None:
+        """Waits until every rank has said these lines. Raises CollectiveError where one waits for others, and where one
+        says nothing within `patience` seconds."""
+        digest = self.say(lines)
+        outcome = self._outcome(digest, patience) or self._decide(digest, f"{self._silent(digest)} {_SILENT}")
+        if outcome == _AGREED:
+            return
+        rank, other = outcome.split()
+        late, last = other == _SILENT, self._key("last", rank)
+        if late:
+            other = self.store.get(last).decode() if self.store.check([last]) else None
+        raise CollectiveError(self._difference(lines, int(rank), other and self._text(other), late))
+
+    def say(self, lines: Sequence[str]) -> str:
+        """Counts this rank among those that say these lines. Returns their digest."""
+        text = "\n".join(lines)
+        digest = hashlib.sha256(f"{self.number}\n{text}".encode()).hexdigest()
+        self.store.set(self._key("last", self.me), digest)
+        if digest in self.said:
+            return digest
+        self.said.add(digest)
+        count = 0
+        for node in self._way(self.ranks.index(self.me)):  # to the root, whose count is that of all
+            count = self.store.add(self._key(digest, node), 1)
+        if count == 1:
+            self.store.set(self._key("text", digest), text)
+        if count == len(self.ranks):
+            self.store.set(self._key("outcome", digest), _AGREED)
+        elif count == 1:
+            self._compare(digest)
+        return digest
+
+    def _compare(self, digest: str) -> None:
+        """Writes down what this rank says first, and ends the wait of those that wait for something else."""
+        count = self.store.add(self._key("texts"), 1)
+        self.store.set(self._key("texts", count), f"{self.me} {digest}")
+        waiting = []
+        for i in range(self.settled + 1, count):
+            rank, other = self.store.get(self._key("texts", i)).decode().split()
+            if not self.store.check([self._key("outcome", other)]):
+                waiting.append((rank, other))
+            elif i == self.settled + 1:
+                self.settled = i
+        if waiting:  # this rank's own first: who reads the others' goes on
+            self._decide(digest, " ".join(waiting[0]))
+        for _, other in waiting:
+            self._decide(other, f"{self.me} {digest}")
+
+    def _decide(self, digest: str, outcome: str) -> str:
+        """Ends the wait of those that say a text, where nothing is decided yet. Returns what is."""
+        return self.store.compare_set(self._key("outcome", digest), "", outcome).decode()
+
+    def _outcome(self, digest: str, patience: float) -> str | None:
+        """What is decided about a text: that all agree, or "rank digest" of a rank that says something else, or that says
+        nothing; None where nothing is decided in time."""
+        key, until = self._key("outcome", digest), time.monotonic() + patience
+        while not self.store.check([key]):
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            try:  # in pieces: other threads use the store as well
+                self.store.wait([key], timedelta(seconds=min(left, 0.5)))
+            except RuntimeError:
+                continue
+        return self.store.get(key).decode()
+
+    def _way(self, index: int) -> Iterator[str]:
+        """The nodes of the tree from a rank's leaf to the root."""
+        width, level = len(self.ranks), 0
+        yield f"0/{index}"
+        while width > 1:
+            index, width, level = index // BRANCHES, -(-width // BRANCHES), level + 1
+            yield f"{level}/{index}"
+
+    def _silent(self, digest: str) -> int:
+        """The first rank that does not say a text."""
+        level, index = len(list(self._way(0))) - 1, 0
+        while level:
+            level, first = level - 1, index * BRANCHES
+            below = BRANCHES**level  # ranks of a node
+            nodes = range(first, min(first + BRANCHES, -(-len(self.ranks) // below)))
+            index = next((i for i in nodes if not self._is_full(digest, level, i, below)), nodes[-1])
+        return self.ranks[index]
+
+    def _is_full(self, digest: str, level: int, index: int, below: int) -> bool:
+        wanted = min(below, len(self.ranks) - index * below)
+        return self.store.add(self._key(digest, f"{level}/{index}"), 0) == wanted
+
+    def _text(self, digest: str) -> list[str]:
+        return self.store.get(self._key("text", digest)).decode().split("\n")
+
+    def _key(self, *parts: Any) -> str:
+        return " ".join(("thunder", self.kind, self.name, *map(str, parts)))
+
+    def _difference(self, lines: Sequence[str], other: int, theirs: Sequence[str] | None, late: bool) -> str:
+        do_differently, do_alike, did_nothing, remedy = _WORDS[self.kind]
+        pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
+        at, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
+        what = f"{self.kind} {at + 1} of {len(lines)} is {mine} on rank {self.me} and {its} on rank {other}"
+        if late:
+            what = (
+                f"rank {other} did not {do_alike} in time; in its last one, {what}"
+                if theirs
+                else f"rank {other} {did_nothing} in time"
             )
-            if late or other or theirs == f"not {digest}":
-                # that it has to give up as well, if it comes with that again
-                store.set(_WAITS.format(name, me), f"not {theirs if other else _last_digest(store, name, r)}")
-                last = (
-                    store.get(_LAST.format(name, r)).decode().split("\n")
-                    if store.check([_LAST.format(name, r)])
-                    else None
-                )
-                raise CollectiveError(_difference(name, me, lines, "collective", r, last, late))
-        time.sleep(pause)
-        pause = min(0.05, pause * 2)
-    store.set(_WAITS.format(name, me), "")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _last_digest(store, name: str, rank: int) -> str:
-    key = _LAST.format(name, rank)
-    return _digest(store.get(key).decode()) if store.check([key]) else ""
-
-
-def _difference(
-    name: str, me: int, lines: list[str], kind: str, other: int, theirs: Sequence[str] | None, late: bool
-) -> str:
-    do_differently, do_alike, did_nothing, remedy = _WORDS[kind]
-    pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
-    place, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
-    what = f"{kind} {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
-    if late:
-        what = (
-            f"rank {other} did not {do_alike} in time; in its last one, {what}"
-            if theirs
-            else f"rank {other} {did_nothing} in time"
-        )
-    return f"ranks of the group {name} {do_differently}: {what}.\nEvery rank has to {remedy}."
+        return f"ranks of the group {self.name} {do_differently}: {what}.\nEvery rank has to {remedy}."
