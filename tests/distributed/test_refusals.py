@@ -59,14 +59,14 @@ def trains(rank, size, layout, where):
     of_rank = (lambda x: x) if layout == "tp" else None
     with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         compiled = compare(
-            rank, size, Refuses(where), LAYOUTS[layout], data, options={"fallback": "eager"}, of_rank=of_rank
+            rank, size, Refuses(where), LAYOUTS[layout], data, options={"fallback": "eager", "executors": []}, of_rank=of_rank
         )
     assert len(compiled.programs) == 1
     return [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call")
 
 
 def raises(rank, size, layout, where):
-    module = thunder.jit(LAYOUTS[layout](Refuses(where)), fallback="eager")
+    module = thunder.jit(LAYOUTS[layout](Refuses(where)), fallback="eager", executors=[])
     with pytest.raises(CaptureError, match="untyped_storage"):
         module(torch.ones(4, 6, dtype=torch.float64))
     return True
@@ -87,7 +87,7 @@ def step_of(module):
 def whole_step(rank, size, layout):
     """The forward is an eager call, whose gradients the program adds up over the ranks, or the step raises."""
     module, whole = LAYOUTS[layout](Refuses("root")), Refuses("root")
-    compiled, x = thunder.jit(step_of(module), fallback="eager"), batches(size, torch.float64)[0]
+    compiled, x = thunder.jit(step_of(module), fallback="eager", executors=[]), batches(size, torch.float64)[0]
     if layout != "ddp":
         with pytest.raises(CaptureError, match="untyped_storage"):
             compiled(x)
@@ -104,13 +104,16 @@ RIGHT = [("ddp", "helper"), ("ddp", "module"), ("zero2", "helper"), ("zero3", "h
 RAISES = [("ddp", "root"), ("zero2", "module"), ("zero3", "root"), ("tp", "root")]
 
 
+SIZES = (2, 4, 2, 4)
+
+
 def test_refusals_in_modules_that_ranks_hold_together(ranks):
-    for layout, where in RIGHT:
-        assert ranks(2)(trains, layout, where) == [1, 1]
-    for layout, where in RAISES:
-        assert ranks(2)(raises, layout, where) == [True, True]
+    for size, (layout, where) in zip(SIZES, RIGHT, strict=True):
+        assert ranks(size)(trains, layout, where, timeout=120.0) == [1] * size
+    for size, (layout, where) in zip(SIZES, RAISES, strict=True):
+        assert ranks(size)(raises, layout, where) == [True] * size
 
 
 def test_refusals_in_whole_steps(ranks):
-    for layout in LAYOUTS:
-        assert ranks(2)(whole_step, layout) == [True, True]
+    for size, layout in zip(SIZES[::-1], LAYOUTS, strict=True):
+        assert ranks(size)(whole_step, layout) == [True] * size
