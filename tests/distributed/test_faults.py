@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-import types
 
 import pytest
 import torch

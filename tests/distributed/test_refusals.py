@@ -59,7 +59,13 @@ def trains(rank, size, layout, where):
     of_rank = (lambda x: x) if layout == "tp" else None
     with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         compiled = compare(
-            rank, size, Refuses(where), LAYOUTS[layout], data, options={"fallback": "eager", "executors": []}, of_rank=of_rank
+            rank,
+            size,
+            Refuses(where),
+            LAYOUTS[layout],
+            data,
+            options={"fallback": "eager", "executors": []},
+            of_rank=of_rank,
         )
     assert len(compiled.programs) == 1
     return [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call")

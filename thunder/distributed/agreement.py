@@ -1,9 +1,9 @@
-"""Do all ranks have the same module, and run the same collectives? Checked when a module is prepared, and when a program
-is compiled: ranks that differ would wait for each other.
+"""Do all ranks have the same module, and run the same collectives? Checked when a module is prepared, and when a
+program is compiled: ranks that differ would wait for each other.
 
-Each rank says what it has: the parameters of the module, or the collectives of its program in order, for every group. It
-goes on when every rank of the group has said the same, now or at an earlier compilation: ranks whose inputs have other
-shapes may compile at other times, as long as what they communicate is the same.
+Each rank says what it has: the parameters of the module, or the collectives of its program in order, for every group.
+It goes on when every rank of the group has said the same, now or at an earlier compilation: ranks whose inputs have
+other shapes may compile at other times, as long as what they communicate is the same.
 
 Ranks do not read what every other rank says. They are counted in the store of the process group, by a tree with 64
 branches at each node; the last one publishes that all agree, and the others wait for that. The first rank that says
@@ -108,9 +108,9 @@ def ballot_of(group, kind: str) -> Ballot:
 
 @dataclass(eq=False)
 class Ballot:
-    """One rank's view of what the ranks of a group say. kind: "collective" or "parameter". number: of the module that is
-    prepared, so that equal modules are told apart; 0 for programs, which agree with earlier ones. said: the digests of
-    this rank's texts. settled: so many of the first texts are decided."""
+    """One rank's view of what the ranks of a group say. kind: "collective" or "parameter". number: of the module that
+    is prepared, so that equal modules are told apart; 0 for programs, which agree with earlier ones. said: the digests
+    of this rank's texts. settled: so many of the first texts are decided."""
 
     store: Any
     name: str
@@ -174,8 +174,8 @@ class Ballot:
         return self.store.compare_set(self._key("outcome", digest), "", outcome).decode()
 
     def _outcome(self, digest: str, patience: float) -> str | None:
-        """What is decided about a text: that all agree, or "rank digest" of a rank that says something else, or that says
-        nothing; None where nothing is decided in time."""
+        """What is decided about a text: that all agree, or "rank digest" of a rank that says something else, or
+        that says nothing; None where nothing is decided in time."""
         key, until = self._key("outcome", digest), time.monotonic() + patience
         while not self.store.check([key]):
             left = until - time.monotonic()
