@@ -38,7 +38,7 @@ def examples(text):
 
 
 def comparable(text):
-    return re.sub(r"took \d+ milliseconds", "took 0 milliseconds", re.sub(r"\bt\d+\b", "t0", text))
+    return re.sub(r"took \d+ milliseconds", "took 0 milliseconds", re.sub(r"\b(d_)?t\d+\b", r"\1t0", text))
 
 
 def run(page):

@@ -77,7 +77,7 @@ def test_a_wrong_result_is_named(model, x):
     assert report.first.trace_line.startswith("t2 = off_gelu(hidden")
     compiled(x)
     assert (
-        thunder.last_traces(compiled)[-1].python(print_depth=1).split("\n")[report.first.number - 1].strip()
+        thunder.last_traces(compiled)[-1].python(memory=True).split("\n")[report.first.number - 1].strip()
         == report.first.trace_line
     )
     wrong = {(c.part, c.operation) for c in report.comparisons if c.agrees is False}

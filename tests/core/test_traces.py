@@ -298,7 +298,7 @@ def test_print_depth():
     def depths(text):
         return [len(line) - len(line.lstrip()) for line in text.splitlines() if line.startswith("  ") and "=" in line]
 
-    assert str(trace) == repr(trace) == trace.python(print_depth=-1)
+    assert str(trace) == repr(trace) == trace.python(print_depth=-1, memory=True)
     assert trace.python() == trace.python(print_depth=1) and depths(trace.python()) == [2]
     assert set(depths(trace.python(print_depth=2))) == {2, 4}
     assert set(depths(trace.python(print_depth=3))) == {2, 4, 6}
@@ -306,6 +306,46 @@ def test_print_depth():
     assert "@torch.no_grad()" not in trace.python(include_decorators=False) and "no_autocast" not in trace.python(
         include_decorators=False
     )
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(4), torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden, gate = self.up(self.norm(x)).chunk(2, -1)
+        return x + self.down(torch.cat([hidden, gate.sigmoid()], -1).contiguous(memory_format=torch.contiguous_format))
+
+
+def test_the_text_for_readers(capsys):
+    """One line an operation, with types, the user's line and module, and gradients called after their values; it runs
+    like the text with all `del` lines."""
+    compiled, x = thunder.jit(Block()), torch.randn(3, 4, requires_grad=True)
+    compiled(x).sum().backward()
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    text, line = forward.python(), Block.forward.__code__.co_firstlineno + 1
+    assert f"  # 2 x cpu f32[3, 4] | test_traces.py:{line}\n" in text and f"| test_traces.py:{line}, norm" in text
+    assert " del " not in text and 'def augmented_forward_fn(\n    x: "cpu f32[3, 4]", ' in text
+    assert max(len(row) for row in text.split("\n") if row.startswith("    ")) <= 120
+    assert "memory_format=torch.contiguous_format" in thunder.last_traces(compiled)[0].python()
+    text = backward.python()
+    assert "(d_x, d_t_norm_weight, d_t_norm_bias, " in text.split("return ")[1]
+    assert "C0, _ = saved_for_backward\n" in text and "clear_collection" not in text
+    for trace in (forward, backward):
+        operations = [b for b in trace.bound_symbols if b.outputs]
+        assert len(trace.python().split("\n")) <= len(operations) + 14
+        assert " del " in trace.python(memory=True) and trace.python(memory=True, depth=-1) == str(trace)
+    space = forward.python_ctx()
+    exec(forward.python(), space)
+    (got,), _ = space[forward.name](x, *compiled.parameters())
+    assert torch.equal(got, compiled(x))
+    forward.print_readable()
+    assert capsys.readouterr().out == forward.python() + "\n"
+    forward.print_readable(colored=True)
+    assert "\033[34mreturn\033[0m" in capsys.readouterr().out
+    html = forward._repr_html_()
+    assert html.startswith("<pre") and "&quot;cpu f32[3, 4]&quot;" in html
 
 
 def test_literals_are_runnable():
@@ -546,6 +586,9 @@ def test_other_proxies_print():
     number = IntegerProxy("i0", Decisions({"i0": 3}))
     trace = Trace("backward_fn", [saved, number], [], (saved, number * 2 + 1), Names())
     assert trace.python(include_decorators=False).splitlines()[2:] == [
+        'def backward_fn(C0: "Collection", i0: "int 3"):', "  return (C0, (2*i0 + 1))",
+    ]  # fmt: skip
+    assert trace.python(include_decorators=False, memory=True).splitlines()[2:] == [
         "def backward_fn(C0, i0):", '  # C0: "Collection"', '  # i0: "int 3"', "  return (C0, (2*i0 + 1))",
     ]  # fmt: skip
     assert OpTags.AUTO_REGISTERED is OpTags.OPAQUE

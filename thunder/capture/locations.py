@@ -12,7 +12,7 @@ import torch
 from thunder.capture.library.functional import original
 from thunder.capture.native import is_tracked
 from thunder.capture.policy import is_library
-from thunder.interpreter import decode, format_location
+from thunder.interpreter import Location, decode, format_location
 from thunder.interpreter.attributes import cell_value, plain_attribute
 
 
@@ -27,8 +27,8 @@ def place(location) -> tuple:
     return filename, line, function, source or ""
 
 
-def own_location(c) -> tuple | None:
-    """(code, instruction index, module path) of the innermost frame that is not library code, of the innermost one
+def own_location(c) -> Location | None:
+    """Code, instruction index and module path of the innermost frame that is not library code, of the innermost one
     where all are. The path is that of the innermost module that runs: None where none does."""
     own = module = None
     for frame in reversed(c.stack_of_frames):
@@ -39,7 +39,7 @@ def own_location(c) -> tuple | None:
         if own is not None and module is not None:
             break
     location = c.location() if own is None else (own.fn.__code__, own.ip)
-    return None if location is None else (*location, module)
+    return None if location is None else Location(location[0], location[1], module)
 
 
 def _module_path(c, frame) -> str | None:

@@ -11,6 +11,7 @@ import itertools
 import linecache
 import math
 import re
+import sys
 import types
 import weakref
 from abc import ABC, abstractmethod
@@ -67,11 +68,13 @@ _CONTAINERS = {tuple, list, dict, slice}
 class Printer:
     """Prints bound symbols, and collects the import lines of the text, and names for objects without a literal form.
 
-    print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them.
+    print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them. memory:
+    whether to print what only frees memory, as the text that runs does. Without it the text is for a reader: the types
+    of all results and the user's line stand behind each operation, PyTorch's constants have their names.
     """
 
-    def __init__(self, print_depth: int = -1):
-        self.print_depth = print_depth
+    def __init__(self, print_depth: int = -1, *, memory: bool = True):
+        self.print_depth, self.memory = print_depth, memory
         self.imports: set[str] = {"import torch"}
         self.context: dict[str, Any] = {}
         self.variables: set[str] = set()  # names of the program's values, which no function may take
@@ -141,6 +144,8 @@ class Printer:
 
     def object(self, x) -> str:
         """A name for an object without a literal form; the object itself is passed to the text by that name."""
+        if not self.memory and getattr(sys.modules.get("torch"), str(x).removeprefix("torch."), None) is x:
+            return str(x)  # torch.contiguous_format
         name = self._names.get(id(x))
         if name is None:
             t = type(x)
@@ -174,6 +179,8 @@ class Printer:
 
     def _lines(self, b, depth: int, commented: bool) -> list[str]:
         text = self._assignment(b, commented)
+        if not self.memory and not commented:
+            text = self._for_readers(text, b)
         lines = [f"# {b.header}"] if b.header and not commented else []
         lines.append(f"# {text}" if commented else text)
         if self.print_depth == -1 or depth < self.print_depth:
@@ -201,6 +208,19 @@ class Printer:
         text = f"{self.target(b.output)} = {call}"
         return f'{text}  # {b.output.name}: "{b.output._type_text()}"' if isinstance(b.output, TensorProxy) else text
 
+    @staticmethod
+    def _for_readers(text: str, b) -> str:
+        """A line with the types of all results, and the user's line and module."""
+        types = [type_string(p) for p in b.outputs]
+        if isinstance(b.output, TensorProxy):
+            text = text.removesuffix(f'  # {b.output.name}: "{types[0]}"')
+        parts = [
+            ", ".join(f"{t}" if n == 1 else f"{n} x {t}" for t, n in _runs(types)),
+            getattr(b.location, "short", ""),
+        ]
+        comment = " | ".join(filter(None, parts))
+        return f"{text}  # {comment}" if comment else text
+
     def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
         if sym.module is None:
@@ -213,6 +233,24 @@ class Printer:
             if "." in sym.module and not sym.module.startswith("torch.ops"):
                 self.imports.add(f"import {sym.module}")
         return f"{sym.module}.{sym.name}"
+
+
+def _runs(items: list[str]) -> list[tuple[str, int]]:
+    """Each item with the number of times that it stands there in a row."""
+    return [(item, len(list(same))) for item, same in itertools.groupby(items)]
+
+
+def _wrapped(items: list[str], opening: str, closing: str) -> list[str]:
+    """`opening`, the items, `closing`: on one line, or else on as few lines as 120 columns allow."""
+    if len(line := f"{opening}{', '.join(items)}{closing}") <= 120:
+        return [line]
+    lines, line = [opening], "   "
+    for item in items:
+        if len(line) + len(item) + 2 > 120:
+            lines.append(line)
+            line = "   "
+        line += f" {item},"
+    return [*lines, line, closing]
 
 
 def _has_dict(x) -> bool:
@@ -254,9 +292,12 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
     if include_decorators:
         imports.append("from thunder.executors.torchex import no_autocast")
     decorators = ["@torch.no_grad()", "@no_autocast"] if include_decorators else []
-    signature = f"def {trace.name}({trace.signature or ', '.join(a.name for a in trace.args)}):"
-    arguments = [f'  # {a.name}: "{type_string(a)}"' for a in trace.args]
-    return "\n".join([*head, *imports, "", *decorators, signature, *arguments, *body, result])
+    if printer.memory or trace.signature:
+        signature = [f"def {trace.name}({trace.signature or ', '.join(a.name for a in trace.args)}):"]
+        signature += [f'  # {a.name}: "{type_string(a)}"' for a in trace.args]
+    else:
+        signature = _wrapped([f'{a.name}: "{type_string(a)}"' for a in trace.args], f"def {trace.name}(", "):")
+    return "\n".join([*head, *imports, "", *decorators, *signature, *body, result])
 
 
 def line_owners(trace) -> dict[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+import sys
 import time
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder.core.codegen import Printer, compile_source, function_source
+from thunder.core.coloring import for_html, for_terminal
 from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
@@ -117,10 +119,31 @@ class Trace:
         )
 
     # --- text
-    def python(self, *, depth: int | None = None, print_depth: int = 1, include_decorators: bool = True) -> str:
-        """The program as Python text. depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so
-        on; print_depth: what Lightning Thunder calls it, where -1 means all levels, as `str` and `repr` print them."""
-        return function_source(self, Printer(print_depth if depth is None else depth), include_decorators)
+    def python(
+        self,
+        *,
+        depth: int | None = None,
+        print_depth: int = 1,
+        include_decorators: bool = True,
+        memory: bool = False,
+    ) -> str:
+        """The program as Python text for a reader: one line an operation, with the types of its results, the user's
+        line and the module.
+
+        depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so on; print_depth: Lightning
+        Thunder's name of it, where -1 means all levels. memory: prints the text that runs, with the `del` statements
+        that free memory. `str` and `repr` print that text with all decompositions.
+        """
+        printer = Printer(print_depth if depth is None else depth, memory=memory)
+        return function_source(self, printer, include_decorators)
+
+    def print_readable(self, *, depth: int = 1, memory: bool = False, colored: bool | None = None) -> None:
+        """Prints `python(depth=depth, memory=memory)`. colored: whether in colours; by default on a terminal."""
+        text = self.python(depth=depth, memory=memory)
+        print(for_terminal(text) if (sys.stdout.isatty() if colored is None else colored) else text)
+
+    def _repr_html_(self) -> str:
+        return for_html(self.python())
 
     @property
     def made_by(self) -> tuple[str, int | None]:
@@ -151,7 +174,7 @@ class Trace:
             file.write(str(self) + "\n")
 
     def __str__(self) -> str:
-        return self.python(print_depth=-1)
+        return self.python(print_depth=-1, memory=True)
 
     __repr__ = __str__
 
@@ -214,7 +237,7 @@ class TraceBuilder:
         return self.trace().python_callable(**options)
 
     def __str__(self) -> str:
-        return self.python(print_depth=-1)
+        return self.python(print_depth=-1, memory=True)
 
     def trace(self) -> Trace:
         return self.base.replace(

@@ -13,6 +13,7 @@ and `standins` (CPython's protocols), `recursion`, `binding`, `matching`, `built
 from thunder.interpreter.control import NULL as NULL
 from thunder.interpreter.decode import decode as decode
 from thunder.interpreter.errors import UnsupportedError as UnsupportedError
+from thunder.interpreter.history import Location as Location
 from thunder.interpreter.history import format_location as format_location
 from thunder.interpreter.history import interpreted_instructions as interpreted_instructions
 from thunder.interpreter.history import interpreter_log as interpreter_log

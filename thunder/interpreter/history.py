@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dis
 import linecache
+import os
+import types
+from typing import NamedTuple
 
 from thunder.interpreter.decode import decode
 
@@ -133,6 +136,20 @@ def _log_line(entry, print_source_code: bool) -> str | None:
     if kind == "InterpreterReturn":
         return f"return from {name}: {type(entry['rval']).__name__}"
     return f"{kind.lower()} {name}"
+
+
+class Location(NamedTuple):
+    """The user's line that an operation comes from. module: the path of the innermost module that runs, or None."""
+
+    code: types.CodeType
+    instruction: int
+    module: str | None
+
+    @property
+    def short(self) -> str:
+        """`model.py:41, layers.0.mlp`: file, line and module."""
+        filename, line, *_ = format_location(self)
+        return f"{os.path.basename(filename)}:{line}" + (f", {self.module}" if self.module else "")
 
 
 def format_location(location):

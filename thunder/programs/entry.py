@@ -216,7 +216,14 @@ class TextTrace(Trace):
         super().__init__(name, (), (), None, Names())
         self.text, self._callable = text, function
 
-    def python(self, *, depth: int | None = None, print_depth: int = 1, include_decorators: bool = True) -> str:
+    def python(
+        self,
+        *,
+        depth: int | None = None,
+        print_depth: int = 1,
+        include_decorators: bool = True,
+        memory: bool = False,
+    ) -> str:
         return self.text
 
     @property

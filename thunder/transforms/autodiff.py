@@ -8,6 +8,7 @@ Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = lt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -137,6 +138,7 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
+    _name_cotangents(grads, recorder.bound_symbols, trace)
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
@@ -146,6 +148,14 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     info = trace.info.replace(backwards=number)
     operations = _without_histories(operations)
     return trace.replace(bound_symbols=operations, output=output, name="joint", tags={TraceTag.JOINT}, info=info)
+
+
+def _name_cotangents(grads: dict[Proxy, Any], backward: Sequence[BoundSymbol], trace: Trace) -> None:
+    """Names the cotangent of a value `y` that the backward computes `d_y`, where it has only a number."""
+    computed = {o for b in backward for o in b.outputs}
+    for value, cotangent in grads.items():
+        if cotangent in computed and re.fullmatch(r"t\d+", cotangent.name):
+            cotangent.name = trace.names.claim(f"d_{value.name}")
 
 
 def _without_histories(operations: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
@@ -186,6 +196,8 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     else:
         for b in step.backward:
             recorder.bound_symbols.append(b.swap(table))
+    location = next((b.location for b in reversed(step.backward)), None)
+    recorder.location = lambda: location  # of sums of cotangents
     for argument, gradient in step.puts:
         if gradient in gone:
             grads.add_zeros(argument)

@@ -9,7 +9,7 @@ from thunder.core.trace import Trace
 
 
 def _print_del(operation: BoundSymbol, printer: Printer) -> list[str]:
-    return [f"del {', '.join(p.name for p in operation.args)}"]
+    return [f"del {', '.join(p.name for p in operation.args)}"] if printer.memory else []
 
 
 python_del = Symbol("python_del", module="prims", is_prim=True, python_printer=_print_del)

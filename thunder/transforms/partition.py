@@ -237,10 +237,12 @@ def _numbers(joint: Trace, operations: list[BoundSymbol]) -> list[NumberProxy]:
 def _print_unpack(operation: BoundSymbol, printer: Printer) -> list[str]:
     values, source = operation.args
     names = [v.name if isinstance(v, (Proxy, NumberProxy)) else "_" for v in values]
-    return [*(f"{n}, \\" for n in names), f"= {source.name}"] if names else [f"() = {source.name}"]
+    return [f"{', '.join(names)}{',' * (len(names) == 1)} = {source.name}" if names else f"() = {source.name}"]
 
 
 def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
+    if not printer.memory:
+        return []
     collection = operation.args[0]
     # a collection that a transform has gathered outlives the call: with retain_graph=True it is read again
     if collection.collection:

@@ -93,7 +93,7 @@ class Step:
 
     def watched(self, part: str, trace: Trace) -> Callable:
         """A program whose operations are compared while it runs."""
-        text = trace.python(print_depth=1).split("\n")
+        text = trace.python(memory=True).split("\n")
         printed = [(b, len(_printed(b))) for b in trace.bound_symbols]
         at = len(text) - 1 - sum(n for _, n in printed)
         operations = []
