@@ -69,7 +69,7 @@ class Printer:
     """Prints bound symbols, and collects the import lines of the text, and names for objects without a literal form.
 
     print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them. memory:
-    whether to print what only frees memory, as the text that runs does. Without it the text is for a reader: the types
+    whether to print what only frees memory, as the text that runs does. Without it the text is to be read: the types
     of all results and the user's line stand behind each operation, PyTorch's constants have their names.
     """
 

@@ -127,7 +127,7 @@ class Trace:
         include_decorators: bool = True,
         memory: bool = False,
     ) -> str:
-        """The program as Python text for a reader: one line an operation, with the types of its results, the user's
+        """The program as Python text to be read: one line an operation, with the types of its results, the user's
         line and the module.
 
         depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so on; print_depth: Lightning
