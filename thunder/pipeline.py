@@ -23,7 +23,7 @@ from thunder.transforms.accumulated_products import accumulated_products
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
-from thunder.transforms.cse import share
+from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
 from thunder.transforms.dce import dce, dce_of_captured
 from thunder.transforms.decompose_reductions import decompose_reductions
 from thunder.transforms.del_last_used import del_last_used
@@ -132,6 +132,10 @@ PASSES = PassList((
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
          necessary='numerics="eager" says that gradients are PyTorch\'s',
          inside=True, meaning="drop derivative rules that round otherwise than PyTorch's"),
+    Pass("Share Gradients", lambda trace, _: share_gradients(trace), needs=OPERATIONS,
+         when=lambda trace, lowering: lowering.differentiates and not _is_exact(lowering)
+         and has_differentiated_gradients(trace),
+         inside=True, meaning="compute equal gradients once, before they are differentiated themselves"),
 
     # forwards and backwards
     Pass("Grad transform pass", lambda trace, lowering: joint_trace(trace, lowering.executors),

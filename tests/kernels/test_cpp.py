@@ -235,6 +235,13 @@ def test_two_indices_of_one_table(always):
     check(f, [torch.randn(9, 20), torch.randint(9, (7,)), torch.randint(9, (7,))], always, 1e-5)
 
 
+def test_a_gathered_cast_has_its_own_type(always):
+    def f(x, weight, i):
+        return torch.where(x > 0, weight.double()[i], x), weight.double().gather(0, i) * x
+
+    check(f, [torch.randn(7, dtype=torch.float64), torch.randn(9), torch.randint(9, (7,))], always, 1e-5)
+
+
 @pytest.mark.parametrize("columns", [32, 47])
 def test_steps_of_vectors(columns, always):
     def f(x):

@@ -203,8 +203,9 @@ def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth
     """Elements of a value at indices of which some are nodes. depth: of gathers in these. Elements of what the region
     computes are read from memory."""
     node = to.values[a]
+    kind = node.dtype
     if node.op == "cast" and node.args[0].op == "load" and not node.args[0].args:
-        node = node.args[0]
+        node = node.args[0]  # converted behind the gather
     if node.op != "load" or node.args:
         node = to.stored(node, a.shape)
     loaded = {d: axis("g", (node.number, depth, d), a.shape[d]) for d, i in enumerate(index) if isinstance(i, Node)}
@@ -214,7 +215,7 @@ def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth
     own = [d for d in loaded if a.shape[d] > 1]
     nodes = tuple(index[d] for d in own)
     node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded[d] for d in own)))  # type: ignore
-    return to.cast(node, computed(node.dtype))
+    return to.cast(node, kind)
 
 
 def _along(to: Lowering, b: BoundSymbol) -> Node:

@@ -38,6 +38,7 @@ for _rules in (
     "families.linearity",
     "families.parts",
     "kernel_derivatives",
+    "second_derivatives",
 ):
     importlib.import_module(f"thunder.ops.{_rules}")
 let_users_define()

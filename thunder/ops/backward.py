@@ -54,18 +54,24 @@ def _like_first(g, *args, **kwargs):
     return like(g)
 
 
+KERNELS: dict[str, Symbol] = {}  # by PyTorch's name
+
+
 def kernel(
     name: str, overload: str = "default", meta: Callable = _like_first, tags: tuple[OpTags, ...] = (), public: str = ""
 ) -> Symbol:
     """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by
     `meta`. public: what the operation is called that programs get which call the kernel by its name."""
-    if public:
-        return torch_prim(compat.kernel(name, overload), *compat.operators(name), name=public, tags=tags)(meta)
     fn = compat.kernel(name, overload)
-    printed = (name, "torch") if isinstance(fn, types.BuiltinFunctionType) else (overload, f"torch.ops.aten.{name}")
-    symbol = Symbol(printed[0], meta, id=f"aten.{name}.{overload}", module=printed[1], is_prim=True, tags=tags, fn=fn)
-    symbol.conjugates = name.endswith("_backward")
-    return symbol
+    if public:
+        symbol = torch_prim(fn, *compat.operators(name), name=public, tags=tags)(meta)
+    else:
+        printed = (name, "torch") if isinstance(fn, types.BuiltinFunctionType) else (overload, f"torch.ops.aten.{name}")
+        symbol = Symbol(
+            printed[0], meta, id=f"aten.{name}.{overload}", module=printed[1], is_prim=True, tags=tags, fn=fn
+        )
+        symbol.conjugates = name.endswith("_backward")
+    return KERNELS.setdefault(name, symbol)
 
 
 def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:
@@ -77,6 +83,18 @@ def gradient_of_first(symbol: Symbol, gradient: Callable) -> None:
         y = symbol(*args, **kwargs)
         g = yield y
         return (gradient(g, y, *args, **kwargs),)
+
+
+def gradients_of(symbol: Symbol, gradients: Callable, operands: tuple[int, ...] = (0, 1)) -> None:
+    """The derivative of a kernel: gradients(cotangent, *arguments) are the cotangents of its arguments. operands: the
+    positions that it has one for; PyTorch differentiates, or refuses, with respect to others."""
+
+    @symbol.vjp
+    def _(*args, **kwargs):
+        if any(isinstance(a, TensorProxy) and a.requires_grad for i, a in enumerate(args) if i not in operands):
+            return NotImplemented
+        cotangent = yield symbol(*args, **kwargs)
+        return gradients(cotangent, *args, **kwargs)
 
 
 def memory_format(t: torch.Tensor) -> torch.memory_format:

@@ -198,8 +198,9 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
             recorder.bound_symbols.append(b.swap(table))
     location = next((b.location for b in reversed(step.backward)), None)
     recorder.location = lambda: location  # of sums of cotangents
+    zeros = {b.output for b in step.backward if b.sym is LTORCH["zeros_like"]}
     for argument, gradient in step.puts:
-        if gradient in gone:
+        if gradient in gone or gradient in zeros:
             grads.add_zeros(argument)
         else:
             grads.add(argument, _cast(table.get(gradient, gradient), argument))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 from thunder.analysis.aliases import alias_bases
 from thunder.core.proxies import TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
@@ -38,6 +40,42 @@ def share(trace: Trace) -> Trace:
     derivatives, so that gradients are added up where they were: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t3 =
     linear(t0, v)`.
     """
+
+    def scope(operation: BoundSymbol) -> Hashable:
+        context = operation.context
+        return (context.checkpoint, context.backward) if context is not None else "everywhere"
+
+    return _shared(trace, scope)
+
+
+def share_gradients(trace: Trace) -> Trace:
+    """Computes equal gradients once, before they are differentiated themselves (`create_graph=True`): those of one loss
+    with respect to several inputs, which are asked for one after the other. Equal cotangents, which nobody
+    differentiates, are among them.
+
+    Before: `t1 = tanh_backward(g, y)`, `u_x = mm(t1, v)`, `t2 = tanh_backward(g, y)`, `u_t = mm(t2, w)`. After: `t1 =
+    tanh_backward(g, y)`, `u_x = mm(t1, v)`, `u_t = mm(t1, w)`.
+    """
+
+    def scope(operation: BoundSymbol) -> Hashable:
+        context = operation.context
+        if context is None:
+            return None
+        if context.backward and context.grad_enabled:
+            return context.checkpoint, "gradients"
+        is_constant = not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs)
+        return (context.checkpoint, context.backward) if is_constant else None
+
+    return _shared(trace, scope)
+
+
+def has_differentiated_gradients(trace: Trace) -> bool:
+    """Whether a program has gradients that are differentiated themselves."""
+    return any(b.context is not None and b.context.backward and b.context.grad_enabled for b in trace.bound_symbols)
+
+
+def _shared(trace: Trace, scope: Callable[[BoundSymbol], Hashable]) -> Trace:
+    """The trace with equal expressions of one scope computed once. None is no scope."""
     bases = alias_bases(trace.bound_symbols, maybe=True)
     apart = {bases[o] for o in trace.output_proxies}
     written = {*trace.info.written, *trace.info.written.values()}
@@ -54,12 +92,11 @@ def share(trace: Trace) -> Trace:
     def once(operation: BoundSymbol, out: Rewriter) -> None:
         if OpTags.RANDOM_OP not in operation.sym.tags and not EFFECTS.isdisjoint(operation.sym.tags):
             seen.clear()  # it may write to memory
-        if not _NEVER.isdisjoint(operation.sym.tags) or stays(operation):
+        where = scope(operation)
+        if where is None or not _NEVER.isdisjoint(operation.sym.tags) or stays(operation):
             return out.write(operation)
-        context = operation.context
         grads = tuple(o.requires_grad for o in operation.outputs if isinstance(o, TensorProxy))
-        place = (context.checkpoint, context.backward) if context is not None else None
-        first = seen.setdefault((operation.rhs, grads, place), operation)
+        first = seen.setdefault((operation.rhs, grads, where), operation)
         if first is operation:
             return out.write(operation)
         out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))

@@ -202,6 +202,13 @@ def _(a):
     return (backward.log_sigmoid_backward(g, a, exponentials),)
 
 
+@backward.log_sigmoid_forward.vjp
+def _(a):
+    y, exponentials = backward.log_sigmoid_forward(a)
+    g, _ = yield y, exponentials
+    return (backward.log_sigmoid_backward(g, a, exponentials),)
+
+
 @prelu.vjp
 def _(a, weight):
     if not a.shape:

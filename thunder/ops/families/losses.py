@@ -422,8 +422,20 @@ _NLL = {
     )
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
-for _forward, _ in _NLL.values():
-    _forward.nondifferentiable = (1,)  # the sum of the weights
+
+
+def _forward_rule(forward: Symbol, back: Symbol) -> None:
+    def rule(a, target, weight, reduction, ignore_index):
+        loss, total = forward(a, target, weight, reduction, ignore_index)
+        g, _ = yield loss, total
+        return (back(g, a, target, weight, reduction, ignore_index, total),)
+
+    forward.vjp(rule)
+    forward.nondifferentiable = (1,)  # the sum of the weights
+
+
+for _symbols in _NLL.values():
+    _forward_rule(*_symbols)
 
 
 @_NLL[True][0].decomposed_by

@@ -144,7 +144,7 @@ def _upsample_kernel(name: str):
     return backward.kernel(f"{name}_backward", "default", lambda g, sizes, shape, *options: like(g, tuple(shape)))
 
 
-_UPSAMPLE = {
+UPSAMPLE = {
     ("nearest", 1): "upsample_nearest1d", ("nearest", 2): "upsample_nearest2d", ("nearest", 3): "upsample_nearest3d",
         ("nearest-exact", 1): "_upsample_nearest_exact1d",
     ("nearest-exact", 2): "_upsample_nearest_exact2d", ("nearest-exact", 3): "_upsample_nearest_exact3d",
@@ -153,7 +153,7 @@ _UPSAMPLE = {
         ("trilinear", 3): "upsample_trilinear3d", ("bilinear antialias", 2): "_upsample_bilinear2d_aa",
     ("bicubic antialias", 2): "_upsample_bicubic2d_aa",
 }  # fmt: skip
-_UPSAMPLE_BACKWARD = {key: _upsample_kernel(name) for key, name in _UPSAMPLE.items()}
+_UPSAMPLE_BACKWARD = {key: _upsample_kernel(name) for key, name in UPSAMPLE.items()}
 
 
 @interpolate.vjp
