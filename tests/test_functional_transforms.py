@@ -475,7 +475,7 @@ def test_errors_of_our_own():
         grad(lambda x: x.sum(), argnums="k")(X)
     with pytest.raises(CaptureError, match="writes to its argument"):
         grad(lambda x: x.mul_(2).sum(), argnums=0)(X.clone())
-    with pytest.raises(CaptureError, match="another dtype than the primals"):
+    with pytest.raises(CaptureError, match="another dtype than its tensor"):
         jvp(torch.sin)((X,), (X.float(),))
     kept = []
     with pytest.raises(CaptureError, match="the function stored it"):

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.api import jit
-from thunder.capture.library.functional import JVP, VJP, Grad, Transformed
-from thunder.capture.library.vmap import VMap
+from thunder.capture.library.functional import JVP, VJP, Grad, Transformed, VMap
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.transforms.base import asked

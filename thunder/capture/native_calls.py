@@ -35,7 +35,7 @@ from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, is_iterator
 from thunder.capture.operations import all_lifted, record
-from thunder.capture.policy import DEFINED, Host, class_of_library, folded, is_library, policy
+from thunder.capture.policy import DEFINED, Host, Interpret, class_of_library, folded, native_row, policy
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
@@ -487,7 +487,7 @@ def reaches(c, args, kwargs) -> bool:
             return True
         if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
             return True
-        if t is types.FunctionType and not is_library(a.__globals__.get("__name__")):
+        if t is types.FunctionType and type(native_row(a).answer) is Interpret:
             return True
         if t is functools.partial and reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True

@@ -32,8 +32,7 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 
 
 def functorch_implementations() -> dict:
-    """The functions behind torch.func's transforms, by the transform's name, and those that enter and leave its levels,
-    where this PyTorch has them: calls of them are captured. Without, they are refused."""
-    names = ("grad", "grad_and_value", "vjp", "jvp", "vmap", *FUNCTORCH_LEVELS)
-    found = {name: getattr(compat, f"functorch_{name}") for name in names}
+    """The functions behind torch.func's transforms, by the names of `FUNCTORCH_LEVELS`, where this PyTorch
+    has them: calls of them are captured. Without, they are refused."""
+    found = {name: getattr(compat, f"functorch_{name}") for name in FUNCTORCH_LEVELS}
     return {name: function for name, function in found.items() if function is not None}

@@ -122,6 +122,10 @@ FUNCTORCH_LEVELS = {
     "gradients": "torch._functorch.eager_transforms._autograd_grad",
     "allow_inplace": "torch._C._functorch.set_inplace_requires_grad_allowed",
     "enter_jvp": "torch._C._functorch._jvp_increment_nesting",
+    "enter_jvp_in_python": "torch._functorch.eager_transforms.enter_jvp_nesting",
+    "leave_jvp_in_python": "torch._functorch.eager_transforms.exit_jvp_nesting",
+    "load_decompositions": "torch._functorch.vmap.lazy_load_decompositions",
+    "name_in_errors": "torch._functorch.vmap._get_name",
     "enter_functionalize": "torch._C._functorch._func_increment_nesting",
     "leave_jvp": "torch._C._functorch._jvp_decrement_nesting",
     "enter_dual": "torch._C._enter_dual_level", "leave_dual": "torch._C._exit_dual_level",
@@ -231,17 +235,7 @@ PRIVATE: Sequence[Private] = (
     Private("unwrap_if_dead", "torch._C._functorch.unwrap_if_dead", "tensors that torch.func has left behind",
         "these raise"),
     *(
-        Private(f"functorch_{name}", f"torch._functorch.{path}", "torch.func inside of programs", "it is refused",
-            lambda: None)
-        for name, path in {
-            "grad": "eager_transforms.grad_impl", "grad_and_value": "eager_transforms.grad_and_value_impl",
-            "vjp": "eager_transforms._vjp_with_argnums",
-            "jvp": "eager_transforms._jvp_with_argnums", "vmap": "vmap.vmap_impl",
-        }.items()
-    ),
-    *(
-        Private(f"functorch_{name}", path, "torch.func inside of Dynamo's graphs", "these graphs run as they are",
-            lambda: None)
+        Private(f"functorch_{name}", path, "torch.func inside of programs", "it is refused", lambda: None)
         for name, path in FUNCTORCH_LEVELS.items()
     ),
     Private("tree_flatten", "torch.utils._pytree.tree_flatten", "vmap and torch.func inside of programs",

@@ -1,5 +1,5 @@
-"""Levels of torch.func that are entered and left by calls of their own, as in the graphs that Dynamo makes of `vmap`,
-`grad`, `vjp`, `jvp` and Jacobians.
+"""Levels of torch.func, which calls of their own enter and leave: PyTorch's Python code of `vmap`, `grad`, `vjp`, `jvp`
+and Jacobians makes them, and so do the graphs that Dynamo makes of that.
 
     level = _vmap_increment_nesting(4, "error")
     a = _add_batch_dim(x, 0, level)              # an argument of the level
@@ -17,11 +17,13 @@ from typing import Any
 from torch.autograd import forward_ad
 
 from thunder import compat
-from thunder.capture.library.functional import flatten, fresh
-from thunder.capture.library.vmap import placed
+from thunder.capture.library.functional import Grad, flatten, fresh
+from thunder.capture.library.hooks import grad_mode
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.recording import RECORDER
-from thunder.core.symbol import Recorder, recording
+from thunder.core.symbol import Recorder, current_recorder, recording
+from thunder.core.unbacked import check_shapes
+from thunder.interpreter.attributes import plain_attribute
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level, write
@@ -94,7 +96,27 @@ class _Mapped(_Entered):
 
     def take(self, c, new, value, dim=None):
         self.table = batched(new, self.table, self.size, self.randomness, c.recorder)
-        return value if value is None else placed(value, self.table, dim, self.size)
+        return value if value is None else _placed(value, self.table, dim, self.size)
+
+
+def _ones(x: TensorProxy) -> TensorProxy:
+    return LTORCH["full"](x.shape, 1.0, device=x.device, dtype=x.dtype)
+
+
+def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorProxy:
+    """A result with its mapped dimension at `dim`."""
+    found = table.get(value, value)
+    mapped = value in table and found.shape != value.shape
+    if dim is None:
+        if mapped:
+            raise ValueError("vmap: out_dims is None for a result that is mapped over")
+        return found
+    rank = len(value.shape) + 1
+    if not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+    if not mapped:
+        found = LTORCH["expand"](found, (size, *found.shape))
+    return found if dim % rank == 0 else LTORCH["movedim"](found, 0, dim)
 
 
 class _Differentiated(_Entered):
@@ -136,7 +158,7 @@ class _Reverse(_Differentiated):
         self.pullback = Pullback(*arguments)
 
     def gradients(self, c, outputs: Sequence, inputs: Sequence, cotangents: Sequence | None) -> tuple:
-        """The gradient of each input, for cotangents of ones by default, as values of the program around."""
+        """The gradient or None of each input, for cotangents of ones by default, as values of the program around."""
         if self in c.levels:
             cotangents = cotangents and [self.outside(c, g) for g in cotangents]
             return self.outside(c, None, lambda: self.pull(c, outputs, inputs, cotangents))
@@ -145,12 +167,10 @@ class _Reverse(_Differentiated):
     def pull(self, c, outputs, inputs, cotangents) -> tuple:
         given: dict[Proxy, Any] = {}
         with recording(c.recorder):
-            cotangents = cotangents or [LTORCH["ones_like"](self.arguments.get(o, o)) for o in outputs]
+            cotangents = cotangents or [_ones(self.arguments.get(o, o)) for o in outputs]
             for o, g in zip(outputs, cotangents, strict=True):
                 given[o] = LTORCH["add"](given[o], g) if o in given else g
-            found = self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs)
-            around = [self.arguments.get(x, x) for x in inputs]
-            return tuple(LTORCH["zeros_like"](x) if g is None else g for g, x in zip(found, around, strict=True))
+            return tuple(self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs))
 
 
 class _Forward(_Differentiated):
@@ -196,7 +216,8 @@ def _entering(kind: Callable) -> Callable:
 
 
 def _leave(c, f, args, kwargs):
-    c.levels[-1].leave(c)
+    if current_recorder() is c.recorder:  # else a generator is closed behind a capture that has failed
+        c.levels[-1].leave(c)
     return len(c.levels) + 1
 
 
@@ -223,7 +244,9 @@ def _unwrap(c, f, args, kwargs):
 
 def _require_grad(c, f, args, kwargs):
     (x,) = args
-    x.requires_grad = x.dtype.category >= 2  # an argument of the innermost level
+    if not _is_float(x):
+        raise RuntimeError(f"only Tensors of floating point dtype can require gradients, not {x.dtype.name}")
+    x.requires_grad = True  # an argument of the innermost level
     return x
 
 
@@ -231,10 +254,46 @@ def _gradients(c, f, args, kwargs):
     outputs, inputs, *rest = args
     cotangents = rest[0] if rest else kwargs.get("grad_outputs")
     outputs, inputs = ([c.recorder.latest(x) for x in values] for values in (outputs, inputs))
+    for o, g in zip(outputs, cotangents or (), strict=False):
+        _check_like(c, g, o, f"Mismatch in shape: a cotangent has the shape {g.shape}, its result {o.shape}")
     for level in reversed(c.differentiated):
         if any(o in level.arguments or level.inner.producer(o) is not None for o in outputs):
-            return level.gradients(c, outputs, inputs, cotangents)
+            found = level.gradients(c, outputs, inputs, cotangents)
+            around = [level.arguments.get(x, x) for x in inputs]
+            with recording(c.recorder):
+                return tuple(LTORCH["zeros_like"](x) if g is None else g for g, x in zip(found, around, strict=True))
     return tuple(LTORCH["zeros_like"](x) for x in inputs)
+
+
+def flat_gradients(c, f: Grad, args, kwargs):
+    """A call of `Grad` without argnums: the gradients of all tensors, and of tensors from outside that require grad and
+    that the function reads, as parameters; without those that the results do not depend on."""
+    leaves, spec = flatten(c, (tuple(args), kwargs))
+    level = _Reverse(c)
+    inside = [level.add(c, x) if _is_float(x) else x for x in leaves]
+    for x in level.arguments:
+        x.requires_grad = True
+    args, kwargs = compat.tree_unflatten(inside, spec)
+    with grad_mode(c, True):
+        result = c.call(c.load_attr(f, "fn"), list(args), kwargs)
+    value, aux = result if f.has_aux else (result, None)
+    outputs = [x for x in flatten(c, value)[0] if _is_float(x) and x.requires_grad]
+    read = {p for operation in level.inner.bound_symbols for p in operation.inputs}
+    level.arguments |= {p: p for p in c.tensors.real if p in read and p.requires_grad}
+    gradients = [g for g in level.gradients(c, outputs, list(level.arguments), None) if g is not None]
+    value, aux = (_outside(c, level, x) for x in (value, aux))
+    level.leave(c)
+    return f.packed(gradients, value if f.value else None, aux)
+
+
+def _is_float(x) -> bool:
+    return type(x) is TensorProxy and x.dtype.category >= 2
+
+
+def _outside(c, level: _Entered, value):
+    """A structure of values of a level as the program around has it."""
+    leaves, spec = flatten(c, value)
+    return compat.tree_unflatten([level.outside(c, x) if type(x) is TensorProxy else x for x in leaves], spec)
 
 
 def _forward(c) -> _Forward:
@@ -251,7 +310,19 @@ def _enter_dual(c, f, args, kwargs):
 
 
 def _make_dual(c, f, args, kwargs):
-    return _forward(c).dual(c, *args)
+    primal, tangent = args
+    words = f"Trying to set a forward gradient of shape {tangent.shape} for a tensor of shape {primal.shape}"
+    _check_like(c, tangent, primal, words)
+    return _forward(c).dual(c, primal, tangent)
+
+
+def _check_like(c, given: TensorProxy, wanted: TensorProxy, refusal: str) -> None:
+    """Raises RuntimeError where a cotangent or a tangent has another shape than its tensor, CaptureError where only the
+    dtypes differ."""
+    check_shapes(given.shape, wanted.shape, refusal)
+    if given.dtype is not wanted.dtype:
+        names = f"{given.dtype.name} for {wanted.dtype.name}"
+        c.refuse(f"a cotangent or a tangent has another dtype than its tensor: {names}", "convert it")
 
 
 def _unpack_dual(c, f, args, kwargs):
@@ -262,6 +333,11 @@ def _unpack_dual(c, f, args, kwargs):
 
 def _nothing(c, f, args, kwargs):
     """Levels of the program's do not exist for PyTorch, which checks nothing for them."""
+
+
+def _name_in_errors(c, f, args, kwargs):
+    """The text of a function may be that of tensors that it holds."""
+    return plain_attribute(args[0], "__name__", type(args[0]).__name__)
 
 
 def _refused(c, f, args, kwargs):
@@ -278,7 +354,13 @@ HANDLERS = {
         "leave_vmap": _leave, "leave_grad": _leave, "leave_jvp": _leave, "add_batch": _add, "wrap": _add,
         "remove_batch": _remove_batch, "unwrap": _unwrap, "require_grad": _require_grad, "gradients": _gradients,
         "make_dual": _make_dual, "unpack_dual": _unpack_dual, "enter_dual": _enter_dual, "leave_dual": _nothing,
+        "enter_jvp_in_python": _entering(_Forward), "leave_jvp_in_python": _leave, "load_decompositions": _nothing,
+        "name_in_errors": _name_in_errors,
         "allow_inplace": _nothing, "enter_functionalize": _refused,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
-} | dict.fromkeys((forward_ad.enter_dual_level, forward_ad.dual_level.__enter__), _enter_dual)  # fmt: skip
+} | {
+    **dict.fromkeys((forward_ad.enter_dual_level, forward_ad.dual_level.__enter__), _enter_dual),
+    **dict.fromkeys((forward_ad.exit_dual_level, forward_ad.dual_level.__exit__), _nothing),
+    forward_ad.make_dual: _make_dual, forward_ad.unpack_dual: _unpack_dual,
+}  # fmt: skip
