@@ -277,7 +277,7 @@ class Host:
         if not type(value).__dictoffset__:
             return NULL
         try:
-            own = {} if attributes.lacks_dict(value) else object.__getattribute__(value, "__dict__")
+            own = {} if attributes.lacks_dict(value) else _attributes(value)
         except AttributeError:  # native code keeps it for itself
             return attributes.plain_attribute(value, name, NULL)
         return dict.get(own, name, NULL)
@@ -313,7 +313,8 @@ class Host:
 
     def native_get(self, get, found, value, kind, name) -> Any:
         """The result of a descriptor's native `__get__`."""
-        return get(found, value, kind)
+        own = name == "__dict__" and type(found) is types.GetSetDescriptorType and value is not None
+        return _attributes(value) if own else get(found, value, kind)
 
     def native_set(self, found, value, name, new):
         """A descriptor with a native `__set__` takes the value."""
@@ -469,3 +470,8 @@ def partial_arguments(f, args):
             f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}"
         )
     return [*merged, *given]
+
+
+def _attributes(value) -> Any:
+    """The `__dict__` of an object: of a `threading.local` the one of this thread."""
+    return native_method(type(value), "__getattribute__")(value, "__dict__")

@@ -386,6 +386,22 @@ def weak_references():
 
 
 @program()
+def attributes_of_a_thread():
+    """They are in a dict of their own, and come before those of the class."""
+    import threading
+
+    class A(threading.local):
+        n = 0
+
+    a = A()
+    before = a.n
+    a.n += 1
+    a.n += 1
+    a.n -= 1
+    return before, a.n, A.n, vars(a)
+
+
+@program()
 def getattr_setattr_builtins():
     class A:
         pass
