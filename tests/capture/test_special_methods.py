@@ -2,6 +2,7 @@
 
 import enum
 
+import pytest
 import torch
 
 import thunder
@@ -67,3 +68,19 @@ def test_members_of_an_enumeration_are_walked_and_found_by_themselves():
     compiled, x = thunder.jit(program), torch.ones(2)
     for name in ("low", "high", "HIGH", "else"):
         assert torch.equal(compiled(x, name), program(x, name))
+
+
+@pytest.mark.parametrize("base", [dict, list, str, float])
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_text_that_percent_makes_in_python_is_made_in_each_call(base):
+    shown = []
+
+    class Noted(base):
+        def __str__(self):
+            shown.append(1)
+            return "noted"
+
+    noted, compiled = Noted(), thunder.jit(lambda x, o: (x + 1, "a %s" % o), fallback="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(1), noted)[1] == "a noted"
+    assert len(shown) == 3

@@ -248,8 +248,8 @@ def as_operand(c, value):
     if kind not in _LEAVES and standins.stands_alone(kind):
         if text.is_in_python(c, kind) or callbacks.called_in(c, kind, int):
             return standins.substitute(c, value, {})
-    elif callbacks.called_in(c, kind, int):
-        callbacks.refuse(c, value, int)
+    elif by := next((f for f in (int, str) if callbacks.called_in(c, kind, f)), None):
+        callbacks.refuse(c, value, by)
     if text.holds_python(c, value):
         return standins.stand_in(c, value, {})
     return as_text(c, value)
