@@ -1,11 +1,16 @@
 """Eager calls: a refusal costs the function around it, and no more."""
 
+import collections
 import cProfile
 import inspect
+import logging
 import random
 import sys
+import threading
 import traceback
+import types
 import warnings
+import weakref
 
 import numpy
 import pytest
@@ -635,3 +640,57 @@ def test_calls_that_ran_are_told_from_others_of_their_function():
         for _ in range(3):
             SHOWN.clear()
             assert compiled(torch.ones(1)).item() == 321 and SHOWN == [None, None]
+
+
+OWN = {
+    "counter": (collections.Counter, lambda own, n: own.update([n]), dict),
+    "ordered": (collections.OrderedDict, lambda own, n: own.__setitem__("n", n), dict),
+    "default": (lambda: collections.defaultdict(int), lambda own, n: own.__setitem__("n", n), dict),
+    "deque": (collections.deque, lambda own, n: own.append(n), list),
+    "user's dict": (collections.UserDict, lambda own, n: own.__setitem__("n", n), lambda own: own.data),
+    "bytes": (bytearray, lambda own, n: own.append(n), bytes),
+    "namespace": (types.SimpleNamespace, lambda own, n: setattr(own, "n", n), vars),
+    "thread's": (threading.local, lambda own, n: setattr(own, "n", n), lambda own: own.n),
+    "generator": (torch.Generator, lambda own, n: own.manual_seed(n), lambda own: torch.rand(2, generator=own)),
+    "logger": (lambda: logging.Logger("a"), lambda own, n: own.setLevel(n), lambda own: own.level),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+@pytest.mark.parametrize("kind", OWN)
+def test_an_object_of_a_library_that_the_program_makes_is_another_one_in_each_call(kind):
+    make, write, shown = OWN[kind]
+
+    def fill(own, x):
+        write(own, x.untyped_storage().nbytes() * 0 + int(x.sum().item()))
+
+    def f(x):
+        own = make()
+        fill(own, x)
+        return shown(own), x + 1
+
+    compiled = thunder.jit(f, fallback="eager")
+    for n in (1.0, 2.0, 3.0):
+        x = torch.full((2,), n)
+        assert_same(compiled(x), f(x), 0)
+
+
+def test_an_entry_of_a_weak_table_dies_with_its_object():
+    alive = weakref.WeakValueDictionary()
+
+    class Entry:
+        pass
+
+    def counted(x):
+        entry = Entry()
+        alive["now"] = entry
+        count = len(alive)
+        del entry
+        return x * count
+
+    compiled = thunder.jit(lambda x: counted(x) + 1, fallback="eager")
+    with pytest.warns(FallbackWarning, match="when an object of the program dies"):
+        for n in (1.0, 2.0, 3.0):
+            assert_same(compiled(torch.full((2,), n)), torch.full((2,), n + 1), 0)
+            assert not alive
+    assert len(compiled.programs) == 1

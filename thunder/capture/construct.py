@@ -67,9 +67,15 @@ def _member(c, cls, args, kwargs):
     return args[0] if is_plain and list(map(type, args)) == [cls] else call_native(c, cls, args, kwargs)
 
 
-def _check_callback(c, cls, args) -> None:
+def new_reference(c, f, args, kwargs):
+    """`weakref.ref.__new__`, by which subclasses make references."""
+    _check_callback(c, args[1:])
+    return call_native(c, f, args, kwargs)
+
+
+def _check_callback(c, args) -> None:
     """A weak reference to an object of the program's own, which may die while the program is captured."""
-    if cls is not weakref.ref or len(args) != 2 or args[1] is None or id(args[1]) in c.fresh:
+    if len(args) < 2 or args[1] is None or id(args[1]) in c.fresh:
         return
     if id(args[0]) not in c.sources and not isinstance(args[0], (type, types.FunctionType, types.ModuleType)):
         c.refuse("a function from outside is to be called when an object of the program dies", "keep the object")
@@ -86,7 +92,8 @@ def _check_finalizer(c, cls) -> None:
 
 
 def construct_object(c, cls, args, kwargs):
-    _check_callback(c, cls, args)
+    if cls is weakref.ref:
+        _check_callback(c, args)
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if folded(cls).steps:

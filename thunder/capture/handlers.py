@@ -28,7 +28,7 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import changing, host_lines, namespaces, objects
 from thunder.capture.ask import FILLED, HOOKLESS, HOOKS
-from thunder.capture.construct import construct_object, reduced
+from thunder.capture.construct import construct_object, new_reference, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.library import (
     autograd_function,
@@ -339,7 +339,7 @@ def _of_python() -> dict:
         type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         **dict.fromkeys((__import__, importlib.import_module), namespaces.import_module),
-        object.__reduce_ex__: reduced, type.__instancecheck__: _instance_check,
+        object.__reduce_ex__: reduced, weakref.ref.__new__: new_reference, type.__instancecheck__: _instance_check,
         vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
         **dict.fromkeys(finalizers, _outside_of_programs("a finalizer is registered")),

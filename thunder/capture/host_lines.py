@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from thunder.capture.native import IMMUTABLE, PRIMITIVE, among, is_hashable, is_
 from thunder.capture.policy import (
     Host,
     class_of_library,
+    is_constant,
     is_library,
     is_of_constant,
     is_watched,
@@ -306,7 +308,15 @@ def _is_of_program(c, value) -> bool:
         return True
     if id(value) in c.containers.looks:  # a snapshot, which may be empty
         return True
-    return id(value) in c.sources and (is_tracked(t) or is_written(c, value))
+    if id(value) in c.sources:
+        return is_tracked(t) or is_written(c, value)
+    if (
+        id(value) in c.outside.origins
+        or isinstance(value, (frozenset, numpy.ndarray, *UNCHANGING))
+        or is_constant(value)
+    ):
+        return False
+    return not any(x is value for x in vars(sys.modules[t.__module__]).values())  # the library's own generator
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:

@@ -91,8 +91,9 @@ def cached_outside(c, o) -> bool:
 
 def native_get(c, get, found, o, kind, name):
     """The result of a native descriptor: slots and the like of outside objects are read."""
-    if type(found) is staticmethod and bound_method(found.__func__) is not None and id(found) in c.outside.origins:
-        return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
+    if type(found) is staticmethod and id(found) in c.outside.origins:
+        if type(found.__func__) is types.MethodType or bound_method(found.__func__) is not None:
+            return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
         return _written(c, get, found, o, kind, name)
