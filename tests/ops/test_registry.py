@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import thunder
+import thunder.torch as ltorch
 from thunder.core.definition import Definition
 from thunder.core.symbol import Symbol
-from thunder.core.trace import TraceInfo
+from thunder.core.trace import TraceBuilder, TraceInfo, tracectx
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.registry import alias, composite, lookup
 
@@ -145,3 +146,23 @@ def test_walks():
     for name, files in found.items():
         print(f"{name}: {len(files)} {' '.join(files)}")
     assert not any(found.values())
+
+
+def test_names_of_torch_that_are_no_operations_of_thunder_are_recorded():
+    """`thunder.torch` has PyTorch's functions and methods, in-place forms among them, by name."""
+
+    def f(x):
+        y = ltorch.clone(x)
+        ltorch.add_(y, 2.0)
+        return ltorch.softsign(y) + ltorch.tanhshrink(x) * ltorch.numel(x) + ltorch.type_as(x, y).relu()
+
+    x = torch.randn(3, 4)
+    y = x + 2.0
+    want = torch.nn.functional.softsign(y) + torch.nn.functional.tanhshrink(x) * 12 + x.relu()
+    assert torch.equal(f(x), want) and torch.equal(thunder.jit(f, fallback="error")(x), want)
+    builder = TraceBuilder(thunder.trace()(lambda x: x * 1, x))
+    with tracectx(builder):
+        builder.output = ltorch.softsign(ltorch.type_as(builder.args[0], builder.args[0]))
+    assert torch.equal(builder.python_callable()(x), torch.nn.functional.softsign(x))
+    with pytest.raises(AttributeError, match="no operation 'softsing'"):
+        ltorch.softsing
