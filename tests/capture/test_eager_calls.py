@@ -246,6 +246,39 @@ def test_a_backward_through_its_arguments_raises():
         thunder.jit(f, fallback="eager")(w, torch.ones(2))
 
 
+def makes_a_class(x):
+    class Scaled:
+        by = 2
+
+        def of(self, x):
+            return x * self.by
+
+    return Scaled().of(x)
+
+
+async def doubled(x):
+    return x * 2
+
+
+def steps_a_coroutine(x):
+    try:
+        doubled(x).send(None)
+    except StopIteration as stop:
+        return stop.value
+
+
+@pytest.mark.parametrize("function", [makes_a_class, steps_a_coroutine])
+def test_what_the_interpreter_leaves_to_python(function):
+    class Uses(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    compiled, _ = same_as_eager(Around(Uses()))
+    assert names(compiled).count("eager_call") == 1
+    with pytest.raises(CaptureError, match="the class Scaled is made inside|is a coroutine"):
+        thunder.jit(function, fallback="error")(torch.ones(2))
+
+
 def test_a_function_that_is_read_on_one_path_and_refused_on_another():
     """The results of a call that leaves a program are numbered as that program numbers them."""
 

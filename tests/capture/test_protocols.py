@@ -495,15 +495,8 @@ def operators_with_tensors():
 @row
 def classes_made_inside():
     def program(x):
-        class A:
-            n = 1
-
-            def __len__(self):
-                return self.n
-
-        class B(A):
-            pass
-
+        A = type("A", (), {"n": 1, "__len__": lambda self: self.n})
+        B = type("B", (A,), {})
         a, out = B(), []
         out.append(len(a))
         A.n = 2

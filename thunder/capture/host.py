@@ -241,10 +241,7 @@ class Capture(Host):
         return kind is HostProxy or issubclass(kind, NumberProxy)
 
     def build_class(self, body, name, bases, keywords):
-        made = super().build_class(body, name, bases, keywords)
-        self.fresh.add(id(made))
-        self.keep[id(made)] = made
-        return made
+        self.refuse(f"the class {name} is made inside of it", "define the class outside")
 
     def setting(self, source: Source, answer) -> None:
         """The program depends on a setting of PyTorch's at a source."""

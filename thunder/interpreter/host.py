@@ -432,8 +432,8 @@ class Host:
         return f
 
     def build_class(self, body, name, bases, keywords):
-        """A `class` statement: `body` is the function whose code fills the namespace."""
-        return construction.build_class(self, body, name, bases, keywords)
+        """A `class` statement, which is not interpreted: `body` is the function whose code fills the namespace."""
+        return builtins.__build_class__(body, name, *bases, **keywords)
 
     def import_name(self, f, name, names, level):
         """`import name` or `from name import names`."""

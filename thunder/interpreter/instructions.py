@@ -151,30 +151,6 @@ def DELETE_NAME(frame, stack, name):
     raise NameError(f"name {name!r} is not defined", name=name)
 
 
-def LOAD_LOCALS(frame, stack, _):
-    stack.append(frame.names)
-
-
-def LOAD_FROM_DICT_OR_DEREF(frame, stack, name):
-    namespace = stack.pop()
-    try:
-        stack.append(namespace[name])
-        return
-    except KeyError:
-        pass
-    LOAD_DEREF(frame, stack, name)
-
-
-def LOAD_FROM_DICT_OR_GLOBALS(frame, stack, name):
-    namespace = stack.pop()
-    try:
-        stack.append(namespace[name])
-        return
-    except KeyError:
-        pass
-    LOAD_GLOBAL(frame, stack, name)
-
-
 def SETUP_ANNOTATIONS(frame, stack, _):
     if "__annotations__" not in frame.names:
         frame.names["__annotations__"] = {}

@@ -177,7 +177,6 @@ V3_11 = {
     ),
     **dropped("NOP RESUME PRECALL"),
     "LOAD_CLOSURE": (("LOAD_FAST", variable),),
-    "LOAD_CLASSDEREF": (("LOAD_LOCALS", nothing), ("LOAD_FROM_DICT_OR_DEREF", variable)),
     "LOAD_GLOBAL": global_name,
     "LOAD_ASSERTION_ERROR": (("LOAD_CONST", given(AssertionError)),),
     "KW_NAMES": (("LOAD_CONST", constant),),
@@ -207,9 +206,8 @@ V3_11 = {
 # 3.12: methods load through LOAD_ATTR, comprehensions are inlined, intrinsics, slices without slice objects
 V3_12 = V3_11 | {
     **same("POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE", forward),
-    **same("LOAD_FAST_AND_CLEAR LOAD_FROM_DICT_OR_DEREF", variable),
-    **same("LOAD_FROM_DICT_OR_GLOBALS", name),
-    **same("LOAD_LOCALS CLEANUP_THROW", nothing),
+    **same("LOAD_FAST_AND_CLEAR", variable),
+    **same("CLEANUP_THROW", nothing),
     **dropped("END_FOR END_SEND"),
     "LOAD_FAST_CHECK": (("LOAD_FAST", variable),),
     "LOAD_ATTR": attribute_name,
