@@ -395,7 +395,6 @@ def own_store(c, o, n, v) -> None:
     if id(o) not in c.sources:
         c.know(o, c.const(o))
     c.writes.overlay[id(o), n] = v
-    c.writes.places[id(o), n] = len(c.recorder.bound_symbols)
     if native and id(o) in c.containers.looks:  # native code reads the default_factory of what stands for it
         found.__set__(o, v)
     hidden = hasattr(type(found), "__set__") and not native

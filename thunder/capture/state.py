@@ -232,7 +232,6 @@ class Writes:
 
     overlay: dict[tuple, Any] = field(default_factory=dict)  # (id of the owner, name) -> the value
     effects: dict[tuple, tuple] = field(default_factory=dict)  # the same key -> (kind, owner, name)
-    places: dict[tuple, int] = field(default_factory=dict)  # the same key -> how many operations stand before the write
     written: dict[Source, Any] = field(default_factory=dict)  # -> the value, None where it is not known
     # of variables that the program has set: the token of its first `set`
     context_tokens: dict[contextvars.ContextVar, contextvars.Token] = field(default_factory=dict)

@@ -7,10 +7,10 @@ holds then. The results of the checkpoint pass `repeated`, whose derivative writ
     t0 = untracked(m_num_batches_tracked)  # forward
     t1 = present(t0)                       # in the checkpoint
     t2 = add(t1, 1)                        # in the checkpoint
-    y = repeated(t3, ("m_weight",), counters, (t0,), (t2,))    # in the checkpoint: t3 itself
+    y = repeated(t3, ("m_weight",), (t0,), (t2,), ("t0",))    # in the checkpoint: t3 itself
     bw_t1 = present(t0)                    # backward
     bw_t2 = add(bw_t1, 1)
-    run_again(t4, ("m_weight",), counters, 1, t0, bw_t2)       # writes; t4 is the cotangent of y
+    run_again(t4, ("m_weight",), ("t0",), 1, t0, bw_t2)       # writes; t4 is the cotangent of y
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.capture import containers
-from thunder.capture.ask import IDENTITY
-from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, numbers_in, proxies_in
+from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, proxies_in
 from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, primitive
-from thunder.core.symbolic import constant, symbol
 from thunder.runtime.wanted import wants
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
@@ -71,95 +68,21 @@ def reentrant(c, function, args):
 
 def _recomputed(c, function, args, kwargs, stops_early: bool):
     recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
-    start, written, numbers = len(recorder.bound_symbols), set(c.tensors.mutated), dict(c.writes.overlay)
+    start, written = len(recorder.bound_symbols), set(c.tensors.mutated)
     recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
     try:
         result = c.call(function, args, kwargs)
         tensors = [p for p in proxies_in(result, []) if type(p) is TensorProxy and p.requires_grad]
         if tensors and (after := _repeatable(c)) != before:
-            if after[2:] != before[2:]:
-                _refuse(c, "changes containers")
-            counters = _counters(c, [key for key, v in after[1].items() if before[1].get(key) != v], numbers)
-            _check_uses(c, counters, recorder.bound_symbols[start:])
+            if after[1:] != before[1:]:
+                _refuse(c, "changes numbers or containers")
             new = [b for b in c.tensors.mutated if before[0].get(b) != after[0][b]]
             if outer or written.intersection(new):
                 _refuse(c, "writes to a tensor that was written to before, or in a checkpoint of a checkpoint")
-            _Repeated(c, start, tensors, new, counters, stops_early)
+            _Repeated(c, start, tensors, new, stops_early)
     finally:
         recorder.context = recorder.context.replace(checkpoint=outer)
     return result
-
-
-class Counter:
-    """An attribute that operations in a checkpoint add a number to. place: how many operations stand before that."""
-
-    def __init__(self, owner, name: str, step: int | float, place: int):
-        self.owner, self.name, self.step, self.place = owner, name, step, place
-        self.symbols: set[str] = set()
-
-
-class Counters:
-    """Those of one checkpoint."""
-
-    def __init__(self, counters: list[Counter]):
-        self.counters = counters
-
-    def count(self) -> None:
-        for one in self.counters:
-            setattr(one.owner, one.name, getattr(one.owner, one.name) + one.step)
-
-
-OBJECT_NAMES[Counters] = lambda counters: "_".join(["counters", *(one.name for one in counters.counters)])
-
-
-def _counters(c, keys: list, before: dict) -> Counters:
-    """The counters behind changed numbers. Refuses what is no addition of a constant; where a number is held for one
-    value, the program is captured again."""
-    found = []
-    for key in keys:
-        kind, owner, name = c.writes.effects.get(key, ("", None, None))
-        if kind != "attr":
-            return _refuse(c, "changes a number")
-        source = c.sources[key[0]].attr(name)
-        was = before.get(key, c.numbers.proxies.get(source))
-        if not isinstance(was, NumberProxy) or was.unbacked:
-            c.outside.written_arrays.add(source.describe(c.parameters))
-            return _refuse(c, "changes a number")
-        step = c.writes.overlay[key] - was
-        if isinstance(step, NumberProxy):
-            if step.expression.symbols():
-                return _refuse(c, "changes a number")
-            step = step.concrete()
-        c.ask(c.sources[key[0]], IDENTITY)
-        found.append(Counter(owner, name, step, c.writes.places[key]))
-        found[-1].symbols = was.expression.symbols()
-        for name in found[-1].symbols:
-            if not c.numbers.decisions.decide(symbol(name), ">=", constant(0)):
-                return _refuse(c, "changes a number below 0")
-    return Counters(found)
-
-
-def _check_uses(c, counters: Counters, region: Sequence[BoundSymbol]) -> None:
-    """Refuse where counters go into results, or are decided by: the second run's are others."""
-    symbols = set().union(*(one.symbols for one in counters.counters))
-    numbers = numbers_in([(operation.args, operation.kwargs) for operation in region], [])
-    relations = {(str(a), relation, str(b)): outcome for (a, relation, b), outcome in _relations(c).items()}
-    down = any(one.step < 0 for one in counters.counters)
-    used: set[str] = set()
-    for a, relation, b in _relations(c):
-        for name in a.symbols() | b.symbols():
-            holds = {(name, ">=", "0")}
-            if relations.get((name, "!=", "0")) and relations.get((name, "!=", "1")):  # 2 or more, as is often asked
-                holds |= {(name, "!=", "0"), (name, "!=", "1")}
-            if down or (str(a), relation, str(b)) not in holds:  # which hold for the second run of what counts up
-                used.add(name)
-    used.update(*(number.expression.symbols() for number in numbers))
-    if symbols & used:
-        _refuse(c, "computes with, or decides by, a number that it changes")
-
-
-def _relations(c) -> dict:
-    return c.numbers.decisions.relations
 
 
 def _refuse(c, what: str) -> Any:
@@ -219,14 +142,13 @@ present.statistics = (0,)
 
 
 def again(
-    gradient: torch.Tensor, inputs: tuple[str, ...], counters: Counters, count: int, *tensors: torch.Tensor
+    gradient: torch.Tensor, inputs: tuple[str, ...], names: tuple[str, ...], count: int, *tensors: torch.Tensor
 ) -> None:
     """Write the second half of `tensors` to the first half, where autograd wants the gradient of one of the inputs.
-    Each result of a checkpoint has such an operation, and all write the same."""
+    Each result of a checkpoint has such an operation, and all write the same. names: of the targets."""
     if wants(inputs):
         for target, value in zip(tensors[:count], tensors[count:], strict=True):
             target.data.copy_(value)
-        counters.count()
 
 
 @functools.cache
@@ -247,9 +169,9 @@ repeated = Symbol(
 )  # fmt: skip
 
 
-def _derivative(result, inputs, targets, values, counters):
+def _derivative(result, inputs, targets, values, names):
     gradient = yield result
-    _run_again(len(targets))(gradient, inputs, counters, len(targets), *targets, *values)
+    _run_again(len(targets))(gradient, inputs, names, len(targets), *targets, *values)
     return (gradient,)
 
 
@@ -259,11 +181,8 @@ repeated.grad_rule, repeated.shows = _derivative, 0
 class _Repeated:
     """The writes of one checkpoint's operations to tensors from outside, which a backward does again."""
 
-    def __init__(
-        self, c, start: int, results: Sequence[TensorProxy], written: list[TensorProxy],
-        counters: Counters, stops_early: bool,
-    ):  # fmt: skip
-        self.c, self.written, self.counters, memory = c, written, counters, c.recorder.memory
+    def __init__(self, c, start: int, results: Sequence[TensorProxy], written: list[TensorProxy], stops_early: bool):
+        self.c, self.written, memory = c, written, c.recorder.memory
         self.start = start
         self.ran = 0  # the number of the last backward inside of the program that wrote again
         self.region = c.recorder.bound_symbols[start:]
@@ -275,20 +194,18 @@ class _Repeated:
             self._note(self.region)
             return
         self._check(values, stops_early)
-        names, context = c.recorder.context.names, c.recorder.context
+        context = c.recorder.context
         around = context.replace(checkpoint=context.checkpoint[:-1])
         targets = [self._named(b) for b in written]
         now = [self._named(b) for b in written]
         first = [untracked.bind(b, output=t, context=around) for b, t in zip(written, targets, strict=True)]
         first += [present.bind(t, output=p, context=context) for t, p in zip(targets, now, strict=True)]
-        below = {r: renamed_value(r, names.make()) for r in self.results}
+        below = {r: renamed_value(r, context.names.make()) for r in self.results}
         table = dict(zip(written, now, strict=True)) | below
         region = [operation.swap(table) for operation in self.region]
-        inputs = self._inputs()
+        inputs, names = self._inputs(), tuple(t.name for t in targets)
         ends = [
-            repeated.bind(
-                below[r], inputs, tuple(targets), tuple(values), counters, output=r, context=context.afterwards
-            )
+            repeated.bind(below[r], inputs, tuple(targets), tuple(values), names, output=r, context=context.afterwards)
             for r in self.results
         ]
         for operation in (*first, *ends):
@@ -296,7 +213,7 @@ class _Repeated:
         self.slice = leading_to(region, values)
         self.now, self.values = dict(zip(now, written, strict=True)), values
         c.recorder.rewrite([*c.recorder.bound_symbols[:start], *first, *region, *ends])
-        c.engine.repeated[counters] = self
+        c.engine.repeated[names] = self
         self._note(region)
 
     def _note(self, region: Sequence[BoundSymbol]) -> None:
@@ -326,12 +243,9 @@ class _Repeated:
         if any(operation in c.engine.known for operation in self.region) or not made.isdisjoint(c.engine.heads):
             _refuse(c, "writes to a tensor, and has a backward or a hook of a tensor")
         self._check_reads()
-        if self.counters.counters and len(self.results) > 1:
-            _refuse(c, "changes a number, and gives several tensors")
         if stops_early:
             places = {o: i for i, operation in enumerate(self.region) for o in operation.outputs}
-            written = [places.get(value, 0) for value in values]
-            last = max(written + [counter.place - self.start for counter in self.counters.counters])
+            last = max(places.get(value, 0) for value in values)
             if not any(_keeps(c, operation) for operation in reversed(self.region[last:])):
                 c.refuse(
                     "what runs in a checkpoint writes to a tensor after all that the backward needs, where eager "
@@ -388,9 +302,6 @@ def run(c, operation: BoundSymbol) -> None:
         for b, value in zip(region.written, region.values, strict=True):
             memory.write(b, table.get(value, value))
     c.synchronize()
-    for counter in region.counters.counters:
-        now = c.load_attr(counter.owner, counter.name)
-        c.store_attr(counter.owner, counter.name, now + counter.step)
 
 
 def check_left(c, results) -> None:
