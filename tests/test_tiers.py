@@ -197,12 +197,18 @@ def test_a_program_that_is_gone_is_not_compiled():
     assert other.strides == {} and not other.may.is_set()
 
 
-def test_options():
-    assert thunder.jit(program).options.tiers == "automatic"
+def test_options(monkeypatch):
+    for said, value in {"": "automatic", "one": "one", "none": None, "3": 3}.items():
+        monkeypatch.setenv("THUNDER_TIERS", said)
+        assert thunder.jit(program).options.tiers == value and thunder.jit(program, tiers=2).options.tiers == 2
+    monkeypatch.setenv("THUNDER_TIERS", "later")
+    with pytest.raises(OptionError, match="THUNDER_TIERS='later' is not an option"):
+        thunder.jit(program)
+    monkeypatch.delenv("THUNDER_TIERS")
     for wrong in ("later", -1, 2.5, True):
-        with pytest.raises(OptionError, match="valid: 'automatic', None, or the number of the call"):
+        with pytest.raises(OptionError, match="valid: 'automatic', 'one', None, or the number of the call"):
             thunder.jit(program, tiers=wrong)
-    for options in ({"numerics": "eager"}, {"executors": []}, {"tiers": "automatic"}, {"tiers": 0}, {"tiers": None}):
+    for options in ({"numerics": "eager"}, {"executors": []}, {"tiers": "one"}, {"tiers": 0}, {"tiers": None}):
         compiled = thunder.jit(program, **({"tiers": 5} | options))
         compiled(X)
         assert compiled.programs[0].tiers is None

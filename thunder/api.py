@@ -80,9 +80,10 @@ def jit(
     `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
     tiers: the number of the call from which on a program runs compiled kernels; calls before it run PyTorch's, while
-    those of fusion executors are compiled in the background. 5 is a good number, 0 waits at the first call, None never
-    fuses. On the CPU these are the executor cpp's, which need not be named. Results change by rounding at that call.
-    "automatic" (the default): the executors run as they are from the first call on.
+    those of fusion executors are compiled in the background. 0 waits at the first call, None never fuses. On the CPU
+    these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
+    run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
+    executors that are not kept on disk, else "one".
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms, or where parameters are replaced, it is always an

@@ -516,8 +516,8 @@ class Compiled:
         look: Callable | None = None,
     ) -> CacheEntry:  # fmt: skip
         """look: is shown the entry before its capture is closed."""
-        if look is None:
-            look = self._keep if wanted(self.options) else lambda entry: None
+        if look is None and wanted(self.options):
+            look = self._keep
         return Compilation(
             self.fn, self._name, self.options, self.stats, modes, args, kwargs, path, log, self.overrides,
             self.module(), self._lock, self.eager_functions, look,

@@ -65,7 +65,10 @@ class RNG_OPTIONS(enum.Enum):
     FUSED = "fused"
 
 
-AUTOMATIC = "automatic"  # of `tiers`: the executors run as they are from the first call on
+# values of `tiers`
+AUTOMATIC = "automatic"  # on the CPU compiled kernels from the call AUTOMATIC_CALL on; elsewhere one tier
+ONE = "one"  # the executors run as they are from the first call on, and no other is added
+AUTOMATIC_CALL = 5
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
@@ -122,6 +125,7 @@ KEEP_PROGRAMS = EnvironmentOption(
 DEBUG = EnvironmentOption(
     "THUNDER_DEBUG", str, "", "what programs look at while they run: nan, inf, shapes, slow, separated by commas"
 )
+TIERS = EnvironmentOption("THUNDER_TIERS", str, AUTOMATIC, 'the default of tiers=: "one", "none" or a call')
 DISABLE = EnvironmentOption("THUNDER_DISABLE", bool, False, "the original functions run, and nothing is compiled")
 DEBUG_TOPICS = ("nan", "inf", "shapes", "slow")
 
@@ -136,7 +140,7 @@ def debug_topics() -> frozenset[str]:
 
 
 ENVIRONMENT = (
-    DEBUG, DISABLE,
+    DEBUG, DISABLE, TIERS,
     FALLBACK, LOGS, KEEP_PROGRAMS, CACHE_DIR, C_COMPILER, CXX_COMPILER, INDUCTOR_CACHE_DIR, SEARCH_PATH,
     LOCAL_RANK, TRITON_INTERPRET,
 )  # fmt: skip
@@ -331,12 +335,16 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
 
 
 def resolve_tiers(given: Any) -> int | str | None:
-    """Raises OptionError for anything but a number of calls, None and "automatic"."""
-    if given is None or given == AUTOMATIC or type(given) is int and given >= 0:
+    """Raises OptionError for anything but a number of calls, None, "one" and "automatic", which stands for what
+    THUNDER_TIERS says."""
+    name = "tiers"
+    if given == AUTOMATIC and (said := TIERS.value) != AUTOMATIC:
+        name, given = TIERS.name, int(said) if said.isdecimal() else None if said == "none" else said
+    if given is None or given in (AUTOMATIC, ONE) or type(given) is int and given >= 0:
         return given
     raise OptionError(
-        f"tiers={given!r} is not an option; valid: {AUTOMATIC!r}, None, or the number of the call that has compiled "
-        "kernels: 5; 0: the first one waits for them"
+        f"{name}={given!r} is not an option; valid: {AUTOMATIC!r}, {ONE!r}, None, or the number of the call that has "
+        "compiled kernels: 5; 0: the first one waits for them"
     )
 
 

@@ -334,14 +334,51 @@ def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them
     def f(x):
         return torch.softmax(x * 2, -1) + x.tanh().exp()
 
-    compiled = thunder.jit(f, tiers=5)
+    monkeypatch.delenv("THUNDER_TIERS")
+    compiled = thunder.jit(f)
     for call in range(1, 7):
         torch.testing.assert_close(compiled(x), f(x))
         assert background.idle(60)
         assert bool(regions_of(compiled)) is (call >= 5), call
-    again = thunder.jit(f, tiers=5)
+    again = thunder.jit(f)
     again(x)
     assert regions_of(again)
+
+
+def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monkeypatch, tmp_path):
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("THUNDER_TIERS")
+
+    def failing(text):
+        raise RuntimeError("g++ fails: out of memory")
+
+    measure.machine()
+    monkeypatch.setattr(cpp, "_compile", failing)
+    compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.015625, -1) + x), torch.randn(128, 256)
+    for _ in range(4):
+        compiled(x)
+    with pytest.warns(UserWarning, match="stays in its first tier, PyTorch's kernels, because .*out of memory"):
+        compiled(x)
+    assert not regions_of(compiled)
+
+
+def test_programs_of_one_tier(monkeypatch, tmp_path):
+    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    x = torch.randn(8, 8)
+    nothing, kept = thunder.jit(lambda x: x @ x), thunder.jit(lambda x: x.sin() * 2, keep_programs=True)
+    nothing(x), kept(x)
+    assert nothing.programs[0].tiers is kept.programs[0].tiers is None
+    thunder.precompile(thunder.jit(lambda x: torch.softmax(x * 2, -1)), x, path=tmp_path / "softmax.program")
+
+
+def test_a_program_whose_second_tier_has_no_kernels_stays_in_the_first(monkeypatch):
+    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 0.0)
+    compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.0625, -1)), torch.randn(8, 8)
+    for _ in range(5):
+        compiled(x)
+    assert str(compiled.programs[0].tiers) == "first tier: the second has no kernels"
 
 
 FORK = """

@@ -47,7 +47,7 @@ class Compilation(NamedTuple):
     name: of the function, for messages. modes: of the call. path: the first decisions of the call. log: gets the
     results of host calls that capture makes. overrides: the tensors in the place of a module's parameters and buffers.
     module: the compiled module, which transforms are shown. lock: held while passes run. eager: see `Request`. look: is
-    shown the entry before its capture is closed.
+    shown the entry before its capture is closed, to write it to disk.
     """
 
     fn: Callable
@@ -63,7 +63,7 @@ class Compilation(NamedTuple):
     module: Any
     lock: threading.RLock
     eager: EagerFunctions
-    look: Callable[[CacheEntry], None]
+    look: Callable[[CacheEntry], None] | None
 
     def run(self) -> CacheEntry:
         for executor in self.options.executors:
@@ -102,8 +102,9 @@ class Compilation(NamedTuple):
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module)
-            entry = lower_in_tiers(captured, options, self.modes, self.module, self.lock)
-            self.look(entry)
+            entry = lower_in_tiers(captured, options, self.modes, self.module, self.lock, self.look is not None)
+            if self.look is not None:
+                self.look(entry)
             log_program(self.name, entry)
             return entry
         except ThunderError as error:

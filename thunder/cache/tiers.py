@@ -1,4 +1,5 @@
 """Tiers: a program runs at once, and a compiler's kernels take over at a call that is known beforehand (`tiers=5`).
+That is the default on the CPU, where there is a C++ compiler.
 
 The first tier is the program without the executors that compile ahead: PyTorch's kernels, and whatever needs no
 compiler. When it has run for the first time, with its backward where that comes before the next call, the second tier
@@ -28,17 +29,21 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import MissingImplementationError, warn_user
 from thunder.extend import Executor, add_executor_lists, get_executor
-from thunder.options import AUTOMATIC, NUMERICS_OPTIONS, JitOptions
+from thunder.extend.fusion import FusionExecutor
+from thunder.options import AUTOMATIC, AUTOMATIC_CALL, NUMERICS_OPTIONS, ONE, JitOptions
 from thunder.runtime import background, disk_cache
 
 
 def lower_in_tiers(
-    captured: Captured, options: JitOptions, modes: tuple, model: Any, lock: threading.RLock
+    captured: Captured, options: JitOptions, modes: tuple, model: Any, lock: threading.RLock, is_written: bool
 ) -> CacheEntry:
-    """`lower_captured`, in two tiers where that was asked for and something is compiled ahead. lock: held while passes
-    run."""
+    """`lower_captured`, in two tiers where something is compiled ahead and `tiers` does not say otherwise. lock: held
+    while passes run. is_written: the program goes to disk, whatever its kernels are."""
     call = options.tiers
     if call == AUTOMATIC:
+        may_change = options.default_executors and options.device is None and not is_written
+        call = AUTOMATIC_CALL if may_change and _on_cpu(captured.computation) else ONE
+    if call == ONE:
         return lower_captured(captured, options, modes, model)
     second = None if call is None else _second(captured, options)
     first = dataclasses.replace(options, executors=tuple(e for e in options.executors if not e.compiles_ahead))
@@ -62,7 +67,7 @@ def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
     executors = options.executors
     if options.default_executors and _on_cpu(program):
         compiler = get_executor("cpp")
-        if compiler is not None and compiler.unavailable() is None:
+        if isinstance(compiler, FusionExecutor) and any(map(compiler.takes, program.bound_symbols)):
             executors = add_executor_lists((compiler,), executors)
     return dataclasses.replace(options, executors=executors) if any(e.compiles_ahead for e in executors) else None
 
@@ -184,9 +189,12 @@ class Tiers:
             backward = second.backward_traces[-1] if second.backward_traces else None
             for executor in self._executors:
                 executor.compile_ahead(forward, backward, dict(forward.info.strides))
-            self._second = second
-            if all(e.keeps_kernels for e in self._executors if e.compiles_ahead):
-                disk_cache.store(self._key, {}, b"compiled")
+            if any(b.sym.is_fusion for t in (forward, backward) if t is not None for b in t.bound_symbols):
+                self._second = second
+                if all(e.keeps_kernels for e in self._executors if e.compiles_ahead):
+                    disk_cache.store(self._key, {}, b"compiled")
+            else:
+                self.reason = "the second has no kernels"
         except background.Ended:
             raise
         except MissingImplementationError as error:

@@ -185,9 +185,9 @@ class KernelRegion(FusedFunction):
         self._library(strides)
 
     def finish(self) -> None:
-        """Waits for all kernels. One that cannot be compiled says so when it is called first."""
+        """Waits for all kernels. Raises RuntimeError where one cannot be compiled."""
         for library in [*self._libraries.values()]:
-            library.exception()
+            library.result()
 
     def _library(self, strides: tuple) -> Future:
         if strides not in self._libraries:

@@ -44,8 +44,12 @@ FLUSH = 128  # rows, or vectors, that are added up before the sum is added to th
 def compiler() -> str | None:
     """The path of the C++ compiler: that of the environment variable CXX, or the system's."""
     named = CXX_COMPILER.value
-    names = [named] if named else COMPILERS
-    return next((p for n in names if (p := shutil.which(n, path=_search_path()))), None)
+    return _located((named,) if named else COMPILERS, _search_path())
+
+
+@functools.lru_cache(8)
+def _located(names: tuple[str, ...], path: str) -> str | None:
+    return next((p for n in names if (p := shutil.which(n, path=path))), None)
 
 
 def _search_path() -> str:
