@@ -151,3 +151,39 @@ def test_addresses_of_inputs():
         assert torch.equal(compiled(a, b), a + float(a is b))
     with pytest.raises(CaptureError, match="the address of a computed tensor"):
         thunder.jit(lambda x: (x * 2).data_ptr())(x)
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs"),
+    [
+        (lambda x, w: (x.t() @ x, w), lambda n: torch.randn(n, 4)),
+        (lambda x, w: ((x * n_of(x)).sum(0).expand(3, 4).t(), w), lambda n: torch.randn(n, 4)),
+        (lambda x, w: (w.index_add(0, x[:, 0].long() % 3, x), w), lambda n: torch.rand(n, 4) * 9),
+    ],
+    ids=["matmul", "expanded", "index_add"],
+)
+def test_strides_that_are_the_same_for_all_sizes_decide_nothing(size, inputs):
+    """The layout of a value does not make sizes constants that it does not depend on."""
+
+    def program(x, w):
+        y, _ = size(x, w)
+        return y * 2 if y.is_contiguous() else y.contiguous() * 3, y.stride()
+
+    compiled, w = thunder.jit(program, fallback="error"), torch.randn(3, 4)
+    for n in (3, 5, 6, 7, 9):
+        x = inputs(n)
+        torch.testing.assert_close(compiled(x, w), program(x, w))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def n_of(x):
+    return x.shape[0]
+
+
+def test_strides_that_depend_on_sizes_are_those_of_the_call():
+    compiled = thunder.jit(lambda x: ((x * 2).t(), (x * 2).t().stride()), fallback="error")
+    for n in (3, 5, 6, 7):
+        assert compiled(torch.ones(4, n))[1] == (1, n)
+    compiled = thunder.jit(lambda x: (x.t() @ x).stride(), fallback="error")
+    for x in (torch.ones(4, 4), torch.ones(6, 4), torch.ones(4, 6).t(), torch.ones(1, 4), torch.ones(0, 4)):
+        assert compiled(x) == (x.t() @ x).stride()

@@ -8,6 +8,7 @@ PyTorch functions that run later. A view that was written to is asked as the vie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ from thunder.core.proxies import (
     concrete,
     map_structure,
     number_value,
+    numbers_in,
 )
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, user_location
@@ -107,12 +109,10 @@ def layout(
     layouts = c.tensors.layouts if known is None else known
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
+    if decides and not with_bits and (found := _for_all_sizes(c, wanted, with_offset)) is not None:
+        return found
     c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
-    views = [wanted]
-    while views[-1] in memory.view_of:
-        views.append(memory.view_of[views[-1]][1])
-    base = views.pop()
-    value = memory.formed.get(base, base)
+    base, views, value = _base(c, wanted)
     with compat.probing(), c.tensors.fake_mode:
         for operation in _slice(c, value, layouts):
             if isinstance(operation, BoundSymbol):
@@ -126,11 +126,77 @@ def layout(
                 if decides:
                     map_structure(concrete, operation.shape)
                 _input(c, operation, layouts, with_offset, with_bits)
-        found: dict[Proxy, object] = {base: layouts[value]}
-        for view in reversed(views):  # a value of the trace has the name of the first view that it was
-            operation, shown = memory.view_of[view]
-            run_line(operation.swap({p: shown for p in operation.inputs if memory.holder(p) is shown}), found)
-    return cast(torch.Tensor, found[wanted])
+        return _view(c, wanted, {base: layouts[value]}, views)
+
+
+def _base(c, wanted: TensorProxy) -> tuple[TensorProxy, list[TensorProxy], TensorProxy]:
+    """The base of a view, the views that lead from it to the view, and the value that the base has."""
+    memory, views = c.recorder.memory, [wanted]
+    while views[-1] in memory.view_of:
+        views.append(memory.view_of[views[-1]][1])
+    base = views.pop()
+    return base, views, memory.formed.get(base, base)
+
+
+def _view(c, wanted: TensorProxy, layouts: dict[Proxy, object], views: list[TensorProxy], *number) -> torch.Tensor:
+    memory = c.recorder.memory
+    for view in reversed(views):  # a value of the trace has the name of the first view that it was
+        operation, shown = memory.view_of[view]
+        run_line(operation.swap({p: shown for p in operation.inputs if memory.holder(p) is shown}), layouts, *number)
+    return cast(torch.Tensor, layouts[wanted])
+
+
+def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | None:
+    """The fake tensor of `layout` where it is the same for all sizes, so that none of those that lead to it needs to be
+    a constant: PyTorch's symbolic sizes say so. None where it is not, or nobody knows."""
+    base, views, value = _base(c, wanted)
+    steps = [*_slice(c, value, {}), *(c.recorder.memory.view_of[view][0] for view in views)]
+    read = [(s.args, s.kwargs) if isinstance(s, BoundSymbol) else getattr(s, "shape", ()) for s in steps]
+    numbers = [n for n in numbers_in(read, []) if n.python_type is not float]
+    names = {name: n.symbol(name) for n in numbers if not n.unbacked for name in n.expression.symbols()}
+    sizes = {name: number_value(n) for name, n in names.items()}
+    if not sizes or any(n.unbacked for n in numbers) or any(type(n) is not int or n < 2 for n in sizes.values()):
+        return None
+    with compat.probing(), compat.symbolic_sizes(sizes) as (symbols, nothing_decided):
+
+        def number(x: NumberProxy):
+            return number_value(x) if x.python_type is float else x.expression.evaluate(symbols)
+
+        layouts: dict[Proxy, object] = {}
+        try:
+            for step in steps[: len(steps) - len(views)]:
+                if isinstance(step, BoundSymbol):
+                    run_line(step, layouts, number)
+                elif (example := _contiguous_input(c, step, with_offset, number)) is None:
+                    return None
+                else:
+                    layouts[step] = example
+            found = _view(c, wanted, {base: layouts[value]}, views, number)
+        except (RuntimeError, KeyError, TypeError, ValueError):  # an operation refuses symbolic sizes
+            return None
+        if not nothing_decided() or any(type(n) is not int for n in (*found.shape, *found.stride())):
+            return None
+        if with_offset and type(found.storage_offset()) is not int:
+            return None
+    return found if all(n > 1 for n in names.values()) else None
+
+
+def _contiguous_input(c, proxy: Proxy, with_offset: bool, number: Callable) -> torch.Tensor | None:
+    """A fake tensor for an input of the program whose strides are those of a new tensor; None for another one."""
+    if proxy in c.tensors.arguments or not isinstance(proxy, TensorProxy):
+        return None
+    if proxy in c.tensors.cotangents:
+        c.tensors.cotangents[proxy] = True
+    elif proxy not in c.tensors.placements:
+        real, source = c.tensors.real[proxy]
+        with compat.without_fakes(), compat.DisableTorchFunction():
+            new = real.is_contiguous() and not (with_offset and real.storage_offset())
+        if not new or real.layout is not torch.strided:
+            return None
+        for name in ("is_contiguous", *(("storage_offset",) if with_offset else ())):
+            c.ask(source.call(name), VALUE)
+    shape = [number(n) if isinstance(n, NumberProxy) else n for n in proxy.shape]
+    return torch.empty(shape, dtype=to_torch_dtype(proxy.dtype), device=to_torch_device(proxy.device))
 
 
 def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: bool) -> None:

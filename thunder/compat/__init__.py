@@ -36,7 +36,9 @@ _home, __dir__ = names_from(
         "applying", "will_run"),
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),
-        "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors", "run_on_fakes"),
+        "thunder.compat.fake_tensors": (
+            "fake_mode_of_sizes", "quiet_fake_tensors", "run_on_fakes", "symbolic_sizes",
+        ),
         "thunder.compat.inductor": ("compile_with_inductor", "compile_for_sizes", "graph_job", "inductor_source"),
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
         "existing", "scripted", "scripted_from", "is_disabled", "children_of", "scan_keeps_dim", "has_meta_kernel"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,22 @@ def fake_mode_of_sizes():
     return compat.FakeTensorMode(
         allow_fallback_kernels=False, shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     )
+
+
+@contextlib.contextmanager
+def symbolic_sizes(values: Mapping[str, int]) -> Iterator[tuple[Mapping[str, Any], Callable[[], bool]]]:
+    """A FakeTensorMode in which the named sizes, each at least 2, are symbols of PyTorch's. Yields the symbols by name,
+    and a function that says whether nothing was decided by them so far."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    known, sizes = ShapeEnv(duck_shape=False), {}
+    with compat.FakeTensorMode(shape_env=known, allow_non_fake_inputs=True), quiet_fake_tensors():
+        for name, value in values.items():
+            source = ConstantSource(name)
+            symbol = known.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+            sizes[name] = known.create_symintnode(symbol, hint=value, source=source)
+        yield sizes, lambda: not known.guards and not known.deferred_runtime_asserts
 
 
 @contextlib.contextmanager
