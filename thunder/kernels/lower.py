@@ -83,10 +83,10 @@ def _elementwise(to: Lowering, b: BoundSymbol) -> Node:
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     kind = computed(tensors[-1].dtype if b.sym.name != "where" else _out(b).dtype)
     args = [to.values[x] if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
-    return to.map(_NAMES.get(b.sym.name, b.sym.name), *args)
+    return to.map(NAMES.get(b.sym.name, b.sym.name), *args)
 
 
-_NAMES = {"negative": "neg", "sgn": "sign"}
+NAMES = {"negative": "neg", "sgn": "sign"}
 
 
 def _cast(to: Lowering, b: BoundSymbol) -> Node:
@@ -259,7 +259,7 @@ def _out(b: BoundSymbol) -> TensorProxy:
 
 
 ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
-    **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *_NAMES)},
+    **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *NAMES)},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduce for name in Combine},
     "prims.convert_element_type": _cast, "prims.full": _full, "prims.iota": _iota,
@@ -304,7 +304,7 @@ def _is_primitive(b: BoundSymbol) -> bool:
 
 
 def _is_function(b: BoundSymbol) -> bool:
-    name = _NAMES.get(b.sym.name, b.sym.name)
+    name = NAMES.get(b.sym.name, b.sym.name)
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     numbers = [x for x in b.args if not isinstance(x, TensorProxy)]
     function = FUNCTIONS[name]

@@ -34,7 +34,7 @@ from thunder.kernels.ir import (
     replaced,
     variables_of,
 )
-from thunder.kernels.machine import Machine
+from thunder.kernels.machine import Gpu, Machine
 
 LEAST_VECTOR = 8  # elements of a loop that is worth vectors
 MOST_ACCUMULATED = 1 << 22  # bytes that a thread adds up; more would not be in a cache
@@ -55,8 +55,8 @@ class Item:
         self.node, self.store = node, store
         self.free, self.bound = tuple(free), tuple(bound)
         self.body = node if store is not None else node.args[0]
-        self.reductions = [n for n in _above_reductions(self.body) if n.op == "reduce"]
-        self.buffers = {n.what[0] for n in _above_reductions(self.body) if n.op == "load"}
+        self.reductions = [n for n in above_reductions(self.body) if n.op == "reduce"]
+        self.buffers = {n.what[0] for n in above_reductions(self.body) if n.op == "load"}
         self.scratch: Buffer | None = None  # of a reduction that other kernels read
         self.group = -1
         self.axes: list[Variable] = []
@@ -76,7 +76,7 @@ class Item:
             axes[axes.index(a) : axes.index(a) + 1] = [high, low]
             indices = [replaced(i, there) for i in indices]
             self.by = {b: replaced(i, there) for b, i in self.by.items()}
-        top = {n for n in _above_reductions(self.body) if n.op == "load"} or set(loads)
+        top = {n for n in above_reductions(self.body) if n.op == "load"} or set(loads)
         accesses = [(_steps(n, self.by, strides), math.prod(a.size for a in n.axes)) for n in loads if n in top]
         if self.store is not None:
             own = [self.by[a] for a in self.store.axes]
@@ -112,7 +112,7 @@ class Item:
         return width if last == len(self._own_bound) and width < self.total else None
 
 
-def _above_reductions(node: Node) -> list[Node]:
+def above_reductions(node: Node) -> list[Node]:
     """The nodes that a node is computed from, reductions among them, but not what these are made of."""
     order: dict[Node, None] = {}
     stack = [node]
@@ -206,22 +206,24 @@ class Group:
         """For each item, its axes in terms of the loops."""
         return {i: mapping(i, self.cuts, self.total, self.row) for i in self.items}
 
-    def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> bool:
+    def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
+        """The order of an item's axes in which it can be one of the group's; None where it cannot."""
         joined = self._joined(item)
         if joined is None:
-            return False
+            return None
         shared = {b for i in self.items for b in i.buffers} & item.buffers
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
         if not shared and not inside:
-            return False
+            return None
         cuts, row = joined
         if any(r.row is None for r in inside.values()):
-            return False
-        return all(
+            return None
+        is_same = all(
             graph.substitute(n, mapping(item, cuts, self.total, row))
-            is graph.substitute(r.node, _of_free(r, mapping(r, cuts, self.total, row)))
+            is graph.substitute(r.node, of_free(r, mapping(r, cuts, self.total, row)))
             for n, r in inside.items()
         )
+        return item.axes if is_same else None
 
 
 def loops_of(cuts: set[int]) -> list[Variable]:
@@ -252,7 +254,7 @@ def mapping(item: Item, cuts: set[int], total: int, row: int | None) -> dict[Var
     return {a: replaced(i, own) for a, i in item.by.items()}
 
 
-def _of_free(item: Item, by: Mapping[Variable, Index]) -> dict[Variable, Index]:
+def of_free(item: Item, by: Mapping[Variable, Index]) -> dict[Variable, Index]:
     """What an item's node, which binds its own axes, is at."""
     return {a: index for a, index in by.items() if a not in item.bound}
 
@@ -306,7 +308,7 @@ class Kernel:
         return dict(sorted(stage.items(), key=lambda t: t[1]))
 
     def _stage_of(self, value: Node, stage: Mapping[Node, int]) -> int:
-        return max((stage[n] + 1 for n in _above_reductions(value) if n in stage), default=0)
+        return max((stage[n] + 1 for n in above_reductions(value) if n in stage), default=0)
 
     def stage_of(self, value: Node) -> int:
         return self._stage_of(value, self.stages())
@@ -316,8 +318,8 @@ class Reductions:
     """The reductions of a program as items, one for those that differ only by where they are read. item, axes: by node,
     its item and the axes that it has in the place of the item's."""
 
-    def __init__(self, graph: Graph):
-        self._graph = graph
+    def __init__(self, graph: Graph, kind: type[Item]):
+        self._graph, self._kind = graph, kind
         self._of_canonical: dict[Node, Item] = {}
         self.item: dict[Node, Item] = {}
         self.axes: dict[Node, tuple[Variable, ...]] = {}
@@ -332,10 +334,10 @@ class Reductions:
         canonical = self._graph.substitute(node, by)
         new = []
         if canonical not in self._of_canonical:
-            for inner in _above_reductions(canonical.args[0]):
+            for inner in above_reductions(canonical.args[0]):
                 if inner.op == "reduce":
                     new += self.register(inner)
-            self._of_canonical[canonical] = Item(canonical, free, canonical.what[1], None)
+            self._of_canonical[canonical] = self._kind(canonical, free, canonical.what[1], None)
             new.append(self._of_canonical[canonical])
         self.item[node], self.axes[node] = self._of_canonical[canonical], own
         return new
@@ -367,15 +369,15 @@ def scheduled(
     strides, graph = dict(strides), program.graph
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
-    reductions, items = Reductions(graph), list[Item]()
+    reductions, items = Reductions(graph, Item), list[Item]()
     for store in program.stores:
-        for node in _above_reductions(store.value):
+        for node in above_reductions(store.value):
             if node.op == "reduce":
                 items += reductions.register(node)
         items.append(Item(store.value, store.axes, (), store))
     for item in items:
         item.lay_out(graph, strides)
-    groups = _grouped(items, reductions, graph)
+    groups = groups_of(items, reductions, graph, Group)
     scratch = sum(s.buffer.kind == "scratch" for s in program.stores)
 
     def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
@@ -385,8 +387,8 @@ def scheduled(
         scratch += 1
         return buffer
 
-    shared = _shared(groups, reductions, graph, machine, new_buffer)
-    writers = [_Assembly(g, n, reductions, graph, strides, shared) for n, g in enumerate(groups)]
+    shared = shared_values(groups, reductions, graph, machine, new_buffer)
+    writers = [Assembly(g, n, reductions, graph, strides, shared) for n, g in enumerate(groups)]
     for writer in writers:
         for r in writer.needed():
             if r.scratch is None:
@@ -397,7 +399,10 @@ def scheduled(
     return kernels
 
 
-def _grouped(items: Sequence[Item], reductions: Reductions, graph: Graph) -> list[Group]:
+def groups_of(
+    items: Sequence[Item], reductions: Reductions, graph: Graph, kind: type[Group]
+) -> list[Group]:
+    """Items in groups of this kind, each behind those that compute what it reads."""
     groups: list[Group] = []
     written: dict[Buffer, int] = {}
     for item in items:
@@ -405,24 +410,26 @@ def _grouped(items: Sequence[Item], reductions: Reductions, graph: Graph) -> lis
         least = max((r.group + (r.row is None) for r in inner), default=0)
         for buffer in item.buffers:
             least = max(least, written.get(buffer, -1) + 1)
-        fitting = [n for n in range(least, len(groups)) if groups[n].takes(item, reductions, n, graph)]
+        orders = {n: groups[n].takes(item, reductions, n, graph) for n in range(least, len(groups))}
+        fitting = [n for n, order in orders.items() if order is not None]
         needed = [n for n in fitting if any(r.group == n for r in inner)]
         if fitting:
             item.group = (needed or fitting)[0]
+            item.axes = orders[item.group] or []
             groups[item.group].add(item)
         else:
             item.group = len(groups)
-            groups.append(Group(item))
+            groups.append(kind(item))
         if item.store is not None:
             written[item.store.buffer] = item.group
     return groups
 
 
-def _shared(
+def shared_values(
     groups: Sequence[Group],
     reductions: Reductions,
     graph: Graph,
-    machine: Machine,
+    machine: Machine | Gpu,
     new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
 ) -> dict[Node, Shared]:
     """The values, over loops, that take less to write and to read than to compute in several groups. Groups of the same
@@ -432,7 +439,7 @@ def _shared(
     for number, group in enumerate(groups):
         roots.append([graph.substitute(i.body, m) for i, m in group.mappings().items()])
         for root in roots[-1]:
-            for n in _above_reductions(root):
+            for n in above_reductions(root):
                 first.setdefault(n, number)
     shared: dict[Node, Shared] = {}
     for number, nodes in enumerate(roots):
@@ -452,11 +459,11 @@ def _shared(
     return shared
 
 
-def _is_dear(node: Node, machine: Machine) -> bool:
+def _is_dear(node: Node, machine: Machine | Gpu) -> bool:
     """Whether a value takes longer to compute than to write once and to read once."""
     if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "l" for v in node.axes):
         return False
-    below = _above_reductions(node)
+    below = above_reductions(node)
     elements = math.prod(v.size for v in node.axes)
     again = seconds_of([n for n in below if n.op != "reduce" and n.axes == node.axes], machine)
     loads = sum(n.dtype.bytes for n in below if n.op == "load" and n.axes == node.axes)
@@ -467,7 +474,7 @@ def _is_dear(node: Node, machine: Machine) -> bool:
     )
 
 
-class _Assembly:
+class Assembly:
     """The kernel of a group, from its items."""
 
     def __init__(
@@ -483,7 +490,7 @@ class _Assembly:
         self.graph, self.strides, self.shared = graph, strides, shared
         self.by_item = group.mappings()
         self.own = {
-            graph.substitute(i.node, _of_free(i, by)): i
+            graph.substitute(i.node, of_free(i, by)): i
             for i, by in self.by_item.items()
             if i.store is None and i.row is not None
         }
@@ -544,7 +551,8 @@ class _Assembly:
                 self.known[n] = rebuilt(n, tuple(self.known[a] for a in n.args) if n not in self.foreign else ())
         return self.known[raw]
 
-    def kernel(self) -> Kernel:
+    def kernel(self, vectors: bool = True) -> Kernel:
+        """vectors: whether the last loop is one that vectors run along."""
         group, strides = self.group, self.strides
         loops, inner = loops_of(group.cuts), 1
         outer = len(loops)
@@ -564,12 +572,12 @@ class _Assembly:
             elif item.scratch is None:
                 continue
             elif item.row is not None:
-                node = self.graph.substitute(item.node, _of_free(item, by))
+                node = self.graph.substitute(item.node, of_free(item, by))
                 writes.append(Write(item.scratch, offset(free, strides[item.scratch]), node))
             else:
                 value = self.at(self.raw(item))
                 columns.append(Column(item.scratch, offset(free, strides[item.scratch]), value, item.node.what[0]))
-        return _merged(kernel, rows, writes, columns, self.graph, strides, group.row is not None)
+        return _merged(kernel, rows, writes, columns, self.graph, strides, group.row is not None, vectors)
 
 
 def _merged(
@@ -580,6 +588,7 @@ def _merged(
     graph: Graph,
     strides: Mapping[Buffer, Sequence[int]],
     has_rows: bool,
+    vectors: bool,
 ) -> Kernel:
     """The kernel with neighbouring loops joined where all memory is read and written along both in one step."""
     values = [*rows.values(), *(w.value for w in writes), *(c.value for c in columns)]
@@ -597,7 +606,8 @@ def _merged(
     def there(node: Node) -> Node:
         return graph.substitute(node, by) if by else node
 
-    result.loops = _vector_last(result.loops, result.outer if has_rows else 0)
+    if vectors:
+        result.loops = _vector_last(result.loops, result.outer if has_rows else 0)
     result.rows = {there(n): there(body) for n, body in rows.items()}
     result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value)) for w in writes]
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
@@ -658,7 +668,7 @@ def _offset_of(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> Index:
 # ------------------------------------------------------------------------------------------------ cost
 
 
-def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
+def seconds_of(nodes: Iterable[Node], machine: Machine | Gpu) -> float:
     """What the functions among nodes take for one element, of one thread."""
     total = 0.0
     for n in nodes:
@@ -702,9 +712,9 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
     stages = kernel.stages()
     sweeps: dict[int, set[Node]] = {}
     for node, body in kernel.rows.items():
-        sweeps.setdefault(stages[node], set()).update(_above_reductions(body))
+        sweeps.setdefault(stages[node], set()).update(above_reductions(body))
     for w in (*kernel.writes, *kernel.columns):
-        sweeps.setdefault(kernel._stage_of(w.value, stages), set()).update(_above_reductions(w.value))
+        sweeps.setdefault(kernel._stage_of(w.value, stages), set()).update(above_reductions(w.value))
     inner = set(kernel.sweep)
     work = 0.0
     if vector is not None:  # the last vector is computed whole

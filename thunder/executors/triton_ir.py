@@ -1,0 +1,304 @@
+"""The executor triton_ir: regions of operations on a GPU as Triton kernels of `thunder.kernels`.
+
+    thunder.jit(model, executors=["triton_ir"])
+
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = Tiles0(a, b)`, the two operations as
+comments below; `thunder.last_kernels(jitted)` shows the kernels. PyTorch runs what `thunder.kernels.lower` has no row
+for. Under Triton's interpreter it takes tensors of any device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+import torch
+
+from thunder import compat
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import bytes_moved, region_bytes
+from thunder.core.proxies import TensorProxy
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.trace import Trace
+from thunder.core.utils import has_triton
+from thunder.errors import warn_user
+from thunder.executors.triton_kernels.binary import Binary, Request, binary_of, expect_kernels
+from thunder.executors.triton_kernels.by_strides import ByStrides, KeptRegion, launch_as_text, own_results
+from thunder.executors.triton_kernels.expected import expected_strides
+from thunder.executors.triton_kernels.launcher import (
+    ALIGNMENT,
+    POINTERS,
+    Launch,
+    entry_lines,
+    function_text,
+    index_of,
+    interpreted_line,
+    interpreting,
+    launch_line,
+)
+from thunder.executors.triton_kernels.layout import layout_of
+from thunder.extend import register_executor
+from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
+from thunder.kernels import lower, tiled, triton_cuda
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import strides_of
+from thunder.kernels.ir import Buffer, Program
+from thunder.kernels.machine import Gpu, planned_gpu
+from thunder.kernels.schedule import TooComplex
+from thunder.ops.layout import run_line
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+
+
+class TritonKernels(FusionExecutor):
+    """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU."""
+
+    capturable = owns_results = compiles_ahead = keeps_kernels = True
+
+    def __init__(self, name: str):
+        super().__init__(name, version=torch.__version__)
+        # by the names of a program: the strides of the forward's values, which its backward reads
+        self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
+
+    def unavailable(self) -> str | None:
+        if not has_triton():
+            return "it needs the package triton: install it"
+        if not torch.cuda.is_available() and not interpreting():
+            return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
+        return None
+
+    def runs_on(self, kinds: set[str]) -> bool:
+        return any(map(_runs_on, kinds))
+
+    def expect_program(self) -> None:
+        if torch.cuda.is_initialized() and has_triton() and not interpreting():
+            expect_kernels()
+
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        devices = {p.device.name for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)}
+        return (
+            len(devices) == 1
+            and _runs_on(next(iter(devices)))
+            and fusible(operation)
+            and lower.lowers(operation)
+            and all(map(_computes, lower.primitives(operation)))
+            and has_triton()
+        )
+
+    def is_cheap(self, operation: BoundSymbol) -> bool:
+        """Elementwise operations are; tables of sines are stored once and not recomputed in each layer."""
+        return not any(lower.ROWS[p.sym.id] in lower.DEAR_ROWS or p.sym.name in ("sin", "cos")
+                       for p in lower.primitives(operation))  # fmt: skip
+
+    def should_fuse(self, region: Region) -> bool:
+        """Not for one operation. Several operations that only move data have to move fewer bytes as one."""
+        if len(computing(region)) > 1:
+            return bool(region.outputs)
+        kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
+        return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol:
+        device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
+        run = self.once(region, lambda: TileRegion(region, to_torch_device(device)))
+        return self.register_temporary_operation(
+            f"Tiles{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+        )
+
+    def expect(self, trace: Trace) -> None:
+        """Compiles kernels in the background, for the strides that inputs of regions will have."""
+        known = self._strides.setdefault(trace.names, dict(trace.info.strides))
+        for region, strides in expected_strides(trace, known, TileRegion):
+            region.expect(strides)
+
+    def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
+        for trace in (forward, backward):
+            for operation in trace.bound_symbols if trace is not None else ():
+                if isinstance(region := operation.sym.fn, TileRegion):
+                    region.finish()
+
+    def as_text(self, function: Callable) -> dict | None:
+        return function.as_text() if isinstance(function, TileRegion) else None
+
+    def from_text(self, said: dict, operations: Callable, unusual: Callable[[], None]) -> KeptRegion:
+        return KeptRegion(said, operations, unusual)
+
+
+def _runs_on(device: str) -> bool:
+    return device.startswith("cuda") or interpreting()
+
+
+def _computes(primitive: BoundSymbol) -> bool:
+    """Whether the target has a text for a primitive."""
+    name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    if name not in FUNCTIONS:
+        return True
+    kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
+    if name == "pow":  # by a number for which there is a rule
+        return type(primitive.args[1]) in (int, float) and primitive.args[1] in (0, 1, 2, 3, 0.5, -0.5, -1, -2)
+    return all(triton_cuda.computes(name, kind) for kind in kinds)
+
+
+class TileRegion(ByStrides):
+    """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
+
+    Kernels are compiled for the strides of inputs. program: in the IR. Raises Unfused where no kernels are made.
+    """
+
+    def __init__(self, region: Region, device: torch.device):
+        super().__init__()
+        self.region, self.device = region, device
+        self.interpreted = interpreting()
+        self.program: Program = lower.lowered(region)
+        self.machine: Gpu = planned_gpu()
+        self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
+        self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
+        self._expected: dict[tuple, Variant] = {}
+        self._unusual: dict[tuple, Callable] = {}
+        self._shown = tuple(strides_of(p.shape) for p in region.inputs)  # type: ignore[union-attr]
+        try:
+            self.scheduled(self._shown)
+        except TooComplex as error:
+            raise Unfused(str(error)) from None
+
+    def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
+        """The launches for inputs of these strides, and the strides of the results."""
+        if strides not in self._schedules:
+            layout = layout_of(self.region, strides)
+            of_buffers = dict(zip(self.program.inputs, strides, strict=True))
+            for store in self.program.stores:
+                if store.buffer.kind == "output":
+                    of_buffers[store.buffer] = layout[store.buffer.number]
+            self._schedules[strides] = tiled.scheduled(self.program, of_buffers, self.machine), layout
+        return self._schedules[strides]
+
+    def layout(self, strides: tuple) -> list[tuple]:
+        return self.scheduled(strides)[1]
+
+    @property
+    def kernels(self) -> int:  # type: ignore[override]
+        return len(self.scheduled(self._shown)[0])
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        launches, _ = self.scheduled(self._shown)
+        return "\n\n".join(triton_cuda.emitted(launch, self.interpreted).text for launch in launches)
+
+    @property
+    def description(self) -> str:
+        """The program in the IR, the schedule with its predictions, and the text."""
+        return f"{self.program}\n\n{tiled.describe(self.scheduled(self._shown)[0])}\n\n{self.source}"
+
+    # ---------------------------------------------------------------------------------------------- compiling
+    def expect(self, strides: tuple) -> None:
+        """Compiles kernels for inputs of these strides in the background."""
+        if strides not in self._variants and strides not in self._expected and not self.interpreted:
+            self._expected[strides] = Variant(self, strides)
+
+    def finish(self) -> None:
+        """Waits for the kernels that are expected. Raises RuntimeError where one is not compiled."""
+        for variant in [*self._expected.values()]:
+            for binary in variant.binaries:
+                binary.result()
+
+    def as_text(self) -> dict:
+        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in [*self.launches.items()]]
+        return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
+
+    # ---------------------------------------------------------------------------------------------- calls
+    def _first(self, key: tuple, args: tuple) -> Callable:
+        self._shown = key
+        variant = self._expected.pop(key, None) or Variant(self, key)
+        try:
+            launch = variant.launch()
+        except (RuntimeError, TooComplex) as error:
+            names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
+            warn_user(f"PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
+            return self.by_operations
+        self.launches[key] = launch
+        return launch.function(self.device, self.called())
+
+    def unusual(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
+        strides, aligned = self._strides(args, ()), tuple(t.data_ptr() % ALIGNMENT == 0 for t in args)
+        run = self._unusual.get((strides, aligned))
+        if run is None:
+            launch = Variant(self, strides, aligned).launch()
+            run = self._unusual[strides, aligned] = launch.function(self.device, self.called())
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            return run(*args)
+
+    wide = unusual  # kernels know their sizes
+
+    def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
+        with torch.no_grad():
+            for operation in self.region.bound_symbols:
+                run_line(operation, values)
+        return own_results([values[o] for o in self.region.outputs], tensors)
+
+
+class Variant:
+    """A region for inputs of certain strides: the text of a Python function that allocates buffers and launches
+    kernels, whose compilation it starts.
+
+    aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
+    Without it the function takes any inputs, and passes those that it is not compiled for to `TileRegion.unusual`.
+    """
+
+    def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None):
+        launches, layout = region.scheduled(strides)
+        self.region, self.is_checked = region, aligned is None
+        self.sources = [triton_cuda.emitted(launch, region.interpreted) for launch in launches]
+        self.names: dict[Buffer, str] = {b: f"in{i}" for i, b in enumerate(region.program.inputs)}
+        self.inputs = [*self.names.values()]
+        self.allocations: list[str] = []
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.results: dict[int, str] = {}
+        for source in self.sources:
+            for buffer in source.buffers:
+                if buffer not in self.names:
+                    self._allocate(buffer, layout)
+        begins = dict(zip(region.program.inputs, aligned or (), strict=False))
+        self.binaries = [] if region.interpreted else [self._binary(s, begins) for s in self.sources]
+
+    def _allocate(self, buffer: Buffer, layout: Sequence[tuple]) -> None:
+        number = len(self.allocations)
+        strides = layout[buffer.number] if buffer.kind == "output" else strides_of(buffer.shape)
+        self.names[buffer] = f"out{number}"
+        self.dtypes[f"dtype{number}"] = to_torch_dtype(buffer.dtype)
+        self.allocations.append(f"out{number} = allocate({tuple(buffer.shape)}, {tuple(strides)}, dtype{number})")
+        if buffer.kind == "output":
+            self.results[buffer.number] = f"out{number}"
+
+    def _binary(self, source: triton_cuda.Emitted, begins: Mapping[Buffer, bool]) -> Future[Binary]:
+        pointers = [(f"*{POINTERS[to_torch_dtype(b.dtype)]}", begins.get(b, True)) for b in source.buffers]
+        major, minor = torch.cuda.get_device_capability(self.region.device)
+        return binary_of(Request(source.name, source.text, tuple(pointers), source.warps, 10 * major + minor))
+
+    def launch(self) -> Launch:
+        lines, kernels = [], {}
+        if not self.region.interpreted:
+            index = index_of(self.region.device)
+            lines += entry_lines(self.inputs, self.inputs, index, self.is_checked)
+            lines += [*self.allocations, f"stream = current_stream({index})"]
+            lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
+        else:
+            lines += self.allocations
+        for i, source in enumerate(self.sources):
+            tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
+            if self.region.interpreted:
+                kernels[f"kernel{i}"] = source.name, source.text
+                lines.append(interpreted_line(f"kernel{i}", grid, source.warps, tensors))
+            else:
+                kernels[f"kernel{i}"] = binary = self.binaries[i].result()
+                lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, ()))
+        results = ", ".join(self.results[i] for i in range(len(self.region.region.outputs)))
+        text = function_text("launch", self.inputs, [*lines, f"return [{results}]"])
+        return Launch(text, self.dtypes, kernels)
+
+
+triton_ir = TritonKernels("triton_ir")
+register_executor(triton_ir)

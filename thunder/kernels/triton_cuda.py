@@ -1,0 +1,557 @@
+"""The target of NVIDIA's GPUs: kernels of tiles as Triton.
+
+A launch is one function of its buffers. Each of its kernels is a function of the number of a program and of buffers,
+which the launch calls for a range of programs:
+
+    @triton.jit
+    def kernel_0(program, b0, b1): ...
+
+    @triton.jit
+    def fused_exp_sum(b0, b1):
+        kernel_0(tl.program_id(0), b0, b1)
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import Index, Part, Variable
+from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, variables_of
+from thunder.kernels.schedule import Kernel, Write
+from thunder.kernels.tiled import Launch, Tile, neutral, programs_of
+
+LIMIT = 2**31 - 2**20  # of offsets that are computed with 32 bits
+HEADER = "import triton\nimport triton.language as tl\n"
+
+# ------------------------------------------------------------------------------------------------ functions
+
+_INFINITY = 'float("inf")'
+_NAN_TOO = "propagate_nan=tl.PropagateNan.ALL"
+TEXTS: dict[str, str] = {
+    "abs": "tl.abs({})", "neg": "-{}", "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "square": "{0} * {0}",
+    "true_divide": "{} / {}", "reciprocal": "1.0 / {}",
+    "maximum": "tl.maximum({}, {}, " + _NAN_TOO + ")", "minimum": "tl.minimum({}, {}, " + _NAN_TOO + ")",
+    "fmax": "tl.maximum({}, {})", "fmin": "tl.minimum({}, {})",
+    "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0)).to({0}.dtype)",
+    "floor": "tl.floor({})", "ceil": "tl.ceil({})", "trunc": "tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
+    "sqrt": "_sqrt({})", "rsqrt": "_rsqrt({})", "exp": "tl.exp({})", "exp2": "tl.exp2({})",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{}))", "log": "tl.log({})", "log2": "tl.log2({})",
+    "log10": "tl.log({}) * 0.4342944819032518", "sin": "tl.sin({})", "cos": "tl.cos({})", "tanh": "_tanh({})",
+    "expm1": "_expm1({})", "log1p": "_log1p({})", "erf": "tl.erf({})",
+    "pow": "_pow({}, {})", "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}",
+    "ge": "{} >= {}", "isnan": "{0} != {0}", "isinf": "tl.abs({}) == " + _INFINITY,
+    "isfinite": "tl.abs({}) < " + _INFINITY, "isposinf": "{} == " + _INFINITY, "isneginf": "{} == -" + _INFINITY,
+    "logical_and": "({} != 0) & ({} != 0)", "logical_or": "({} != 0) | ({} != 0)",
+    "logical_xor": "({} != 0) != ({} != 0)", "logical_not": "{} == 0",
+    "bitwise_and": "{} & {}", "bitwise_or": "{} | {}", "bitwise_xor": "{} ^ {}",
+    # -1, which Triton writes ~ with, is no number of 8 bits without a sign to the interpreter of Triton 3.5
+    "bitwise_not": "(~{0}.to(tl.int64)).to({0}.dtype)",
+    "bitwise_left_shift": "{} << {}", "bitwise_right_shift": "{} >> {}", "floor_divide": "_floor_divide({}, {})",
+    "remainder": "_remainder({}, {})", "where": "tl.where({}, {}, {})",
+}  # fmt: skip
+_OF_SINGLE = {"tanh", "expm1", "log1p", "pow", "log10"}  # those whose texts are right to float32 only
+_TRUTH_TEXTS = {"bitwise_not": "{} == 0"}
+# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and
+# what 1 + x lost; rsqrt: a step of Newton's method. tanh is within 2 ulp of float32, rsqrt within 1, log1p as near as
+# the logarithm. _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
+HELPERS: dict[str, str] = {
+    "_sqrt": """
+@triton.jit
+def _sqrt(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+""",
+    "_rsqrt": """
+@triton.jit
+def _rsqrt(x):
+    near = tl.rsqrt(x)
+    rest = 1 - x * near * near
+    return tl.where(tl.abs(rest) < 0.5, near + near * (rest * 0.5), near)
+""",
+    "_expm1": """
+@triton.jit
+def _expm1(x):
+    series = 1 / 120 + x * (1 / 720 + x * (1 / 5040 + x * (1 / 40320 + x * (1 / 362880))))
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * series))))
+    return tl.where(tl.abs(x) < 0.5, series, tl.exp(x) - 1)
+""",
+    "_log1p": """
+@triton.jit
+def _log1p(x):
+    above = 1 + x
+    lost = tl.where((above > 0) & (above < float("inf")), (x - (above - 1)) / above, 0.0)
+    return tl.where(above == 1, x, tl.log(above) + lost)
+""",
+    "_tanh": """
+@triton.jit
+def _tanh(x):
+    s = x * x
+    series = -0.05374348908662796 + s * (0.020650558173656464 + s * -0.00571701442822814)
+    series = x * (1 + s * (-0.3333328366279602 + s * (0.13331490755081177 + s * series)))
+    e = tl.exp(-2 * tl.abs(x))
+    closed = 1 - 2 * e / (1 + e)
+    return tl.where(tl.abs(x) < 0.625, series, tl.where(x < 0, -closed, closed))
+""",
+    "_floor_divide": """
+@triton.jit
+def _floor_divide(a, b):
+    quotient = a // b
+    return tl.where(quotient * b > a, quotient - 1, quotient)
+""",
+    "_remainder": """
+@triton.jit
+def _remainder(a, b):
+    rest = a % b
+    return tl.where(rest < 0, rest + b, rest)
+""",
+    "_nearest_bfloat16": """
+@triton.jit
+def _nearest_bfloat16(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+""",
+    "_product": """
+@triton.jit
+def _product(a, b):
+    return a * b
+""",
+}
+
+
+def computes(op: str, kind: dtype) -> bool:
+    """Whether a kernel computes a function of operands of a type."""
+    return op in TEXTS and op != "pow" and not (kind.name == "float64" and op in _OF_SINGLE)
+
+
+def _type(kind: dtype) -> str:
+    return "tl.int1" if kind.category == BOOL else f"tl.{kind.name}"
+
+
+def literal(value: Any, kind: dtype) -> str:
+    """A number as text. Numbers of types other than float32 say their type."""
+    if kind.category == BOOL:
+        return f"tl.full([], {bool(value)}, tl.int1)"
+    if kind.category == INTEGER:
+        return f"tl.full([], {int(value)}, {_type(kind)})"
+    value = float(value)
+    if kind.name == "float64":
+        text = repr(value) if math.isfinite(value) else f'float("{value}")'
+        return f"tl.full([], {text}, tl.float64)"
+    if math.isfinite(value):
+        try:
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    if 0 < abs(value) < 2.0**-126:  # which Triton would take for a double
+        return f"tl.full([], {value!r}, tl.float64).to(tl.float32)"
+    text = repr(value) if math.isfinite(value) else f'float("{value}")'
+    return f"tl.full([], {text}, tl.float32)"
+
+
+# ------------------------------------------------------------------------------------------------ a kernel
+
+
+class Emitted(NamedTuple):
+    """A launch: the name and the text of its function, the buffers that it takes, and its programs."""
+
+    name: str
+    text: str
+    buffers: tuple[Buffer, ...]
+    programs: int
+    warps: int
+
+
+class _Scope:
+    """Lines of Triton in one block, and what they compute."""
+
+    def __init__(self, parent: _Scope | None = None):
+        self.parent, self.lines = parent, list[str]()
+        self.names: dict[Any, str] = {}
+
+    def known(self, key: Any) -> str | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            if key in scope.names:
+                return scope.names[key]
+            scope = scope.parent
+        return None
+
+
+class _Writer:
+    """Writes the function of one kernel."""
+
+    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool):
+        self.kernel, self.tile, self.interpreted = kernel, tile, interpreted
+        self.is_flat = not tile.second
+        self.first = kernel.loops if self.is_flat else kernel.loops[: kernel.outer]
+        self.second = () if self.is_flat else kernel.sweep
+        self.rows, self.width = (math.prod(v.size for v in loops) for loops in (self.first, self.second))
+        self.stages = kernel.stages()
+        self.buffers: dict[Buffer, str] = {}
+        self.helpers: dict[str, None] = {}
+        self.computed_ops: dict[str, None] = {}
+        self.count = 0
+        self.top = _Scope()
+        self.bound: dict[Variable, tuple[str, Node]] = {}  # the indices that the load which is written has read
+        offsets = [i for i in (*kernel.loads.values(), *(w.index for w in kernel.writes))]
+        reach = [max(abs(i.low), abs(i.high)) for i in offsets]
+        self.is_wide = max([*reach, self.rows * max(1, self.width) * 2]) >= LIMIT
+        self.integer = "tl.int64" if self.is_wide else "tl.int32"
+        self.masks_first = self.rows % tile.first != 0
+        self.masks_second = not self.is_flat and self.width % tile.second != 0
+
+    # -------------------------------------------------------------------------------------------- lines
+    def fresh(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def emit(self, scope: _Scope, text: str) -> str:
+        if text.isidentifier():
+            return text
+        name = self.fresh()
+        scope.lines.append(f"{name} = {text}")
+        return name
+
+    def emit_once(self, scope: _Scope, text: str) -> str:
+        """A line that is written once for each text."""
+        known = scope.known(text)
+        if known is None:
+            known = scope.names[text] = self.emit(scope, text)
+        return known
+
+    # -------------------------------------------------------------------------------------------- indices
+    def scope_of(self, axes: Iterable[Variable], scope: _Scope) -> _Scope:
+        """Where what depends on these loops is computed: outside of the loop over the sweep where it may be."""
+        return scope if any(v in self.second for v in axes) else self.top
+
+    def loop(self, v: Variable, scope: _Scope) -> str:
+        """A loop's index as a tile of one dimension."""
+        loops, name = (self.second, "r") if v in self.second else (self.first, "x")
+        number = loops.index(v)
+        after = math.prod(u.size for u in loops[number + 1 :])
+        text = name if after == 1 else f"{name} // {after}"
+        if number:
+            text = f"({text}) % {v.size}" if after > 1 else f"{text} % {v.size}"
+        return self.emit_once(self.scope_of([v], scope), text)
+
+    def index(self, index: Index, scope: _Scope) -> str:
+        """An index as an expression."""
+        parts = []
+        for atom, factor in index.terms.items():
+            if isinstance(atom, Part):
+                inner = self.index(atom.index, scope)
+                text = inner if atom.remainder is None else f"({inner}) {'%' if atom.remainder else '//'} {atom.by}"
+                axes, bound = self.of(atom.index)
+                home = scope if bound else self.scope_of(axes, scope)
+                text = self.emit_once(home, text)
+            elif atom in self.bound:
+                text = self.bound[atom][0]
+            else:
+                text = self.loop(atom, scope)
+            parts.append(text if factor == 1 else f"{text} * {factor}")
+        if index.constant or not parts:
+            parts.append(str(index.constant))
+        return " + ".join(parts)
+
+    def of(self, index: Index) -> tuple[set[Variable], bool]:
+        """The loops that an index depends on, and whether it depends on what was read."""
+        axes: set[Variable] = set()
+        is_bound = False
+        for v in variables_of(index):
+            if v in self.bound:
+                axes |= self.bound[v][1].axes
+                is_bound = True
+            else:
+                axes.add(v)
+        return axes, is_bound
+
+    def masks(self, axes: Iterable[Variable]) -> list[str]:
+        """The masks of tiles that depend on these loops."""
+        result = []
+        if self.masks_first and any(v in self.first for v in axes):
+            result.append("x_inside")
+        if self.masks_second and any(v in self.second for v in axes):
+            result.append("r_inside")
+        return result
+
+    # -------------------------------------------------------------------------------------------- values
+    def value(self, node: Node, scope: _Scope, mask: str | None = None) -> str:
+        """The name of a node's value, with the lines that compute it. mask: where it is needed."""
+        stack = [node]
+        while stack:
+            n = stack[-1]
+            if self.known(n, scope, mask) is not None:
+                stack.pop()
+                continue
+            needed = [] if n.op in ("concat", "reduce") else [
+                a for a in n.args if self.known(a, scope, mask) is None
+            ]  # fmt: skip
+            if needed:
+                stack += reversed(needed)
+                continue
+            is_masked = mask is not None and _reads(n)
+            home = scope if is_masked else self.scope_of(n.axes, scope)
+            text = self.concat(n, scope, mask) if n.op == "concat" else self.computed(n, scope, mask)
+            home.names[n, mask if is_masked else None] = self.emit(home, text)
+        name = self.known(node, scope, mask)
+        assert name is not None, "its lines have been written"
+        return name
+
+    def known(self, n: Node, scope: _Scope, mask: str | None) -> str | None:
+        name = scope.known((n, None))
+        return name if name is not None or mask is None else scope.known((n, mask))
+
+    def computed(self, n: Node, scope: _Scope, mask: str | None) -> str:
+        args = []
+        for a in n.args:
+            name = self.known(a, scope, mask)
+            assert name is not None, f"{a} is computed before {n}"
+            args.append(name)
+        if n.op == "load":
+            return self.load(n, args, scope, mask)
+        if n.op == "constant":
+            return literal(n.what, n.dtype)
+        if n.op == "index":
+            return f"({self.index(n.what, scope)}).to({_type(n.dtype)})" if n.axes else literal(n.what.constant, n.dtype)
+        if n.op == "cast":
+            return self.cast(args[0], n.args[0].dtype, n.dtype)
+        assert n.op in FUNCTIONS, f"{n.op} is computed by a sweep before"
+        self.computed_ops[n.op] = None
+        if n.op == "true_divide" and n.args[1].op == "constant" and n.dtype.name == "float32":
+            return f"tl.div_rn({args[0]}, {args[1]})"  # as of a mean, rounded to the nearest
+        text = (_TRUTH_TEXTS if n.args[0].dtype.category == BOOL else {}).get(n.op, TEXTS[n.op]).format(*args)
+        self.helpers |= dict.fromkeys(h for h in HELPERS if h in text)
+        return text
+
+    def cast(self, x: str, source: dtype, target: dtype) -> str:
+        if target.category == BOOL:
+            return f"{x} != 0"
+        if target.name == "bfloat16" and self.interpreted:
+            self.helpers["_nearest_bfloat16"] = None
+            x = f"_nearest_bfloat16({x}.to(tl.float32))"
+        return f"{x}.to({_type(target)})"
+
+    def load(self, n: Node, args: Sequence[str], scope: _Scope, mask: str | None) -> str:
+        buffer, _, variables = n.what
+        self.bound = {
+            v: (self.read_index(v, a, node, scope, mask), node)
+            for v, a, node in zip(variables, args, n.args, strict=True)
+        }
+        index = self.kernel.loads[n]
+        axes, _ = self.of(index)
+        masks = self.masks(axes) + ([mask] if mask is not None else [])
+        offset = self.index(index, scope)
+        self.bound = {}
+        if mask is not None and not axes:  # which is inside, and no tile
+            masks = []
+        masked = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        text = f"tl.load({self.buffer(buffer)} + ({offset}){masked})"
+        return f"{text}.to(tl.int1)" if buffer.dtype.category == BOOL else text
+
+    def buffer(self, buffer: Buffer) -> str:
+        return self.buffers.setdefault(buffer, f"b{len(self.buffers)}")
+
+    def read_index(self, variable: Variable, argument: str, node: Node, scope: _Scope, mask: str | None) -> str:
+        """Checks an index that was read, and returns its name: one that is outside ends the program, as in PyTorch's
+        kernels."""
+        home = scope if mask is not None else self.scope_of(node.axes, scope)
+        key = ("index", node, variable.size, mask)
+        known = home.known(key)
+        if known is not None:
+            return known
+        masks = self.masks(node.axes) + ([mask] if mask is not None and node.axes else [])
+        inside = f"({argument} >= 0) & ({argument} < {variable.size})"
+        if masks:
+            inside = f"({inside}) | (({' & '.join(masks)}) == 0)"
+        if self.interpreted:  # which has no assertions
+            home.lines.append(f"if not ({inside}).handle.data.all(): raise IndexError('index out of range')")
+        else:
+            home.lines.append(f"tl.device_assert({inside}, 'index out of range')")
+        home.names[key] = name = self.emit(home, f"{argument}.to({self.integer})")
+        return name
+
+    def concat(self, n: Node, scope: _Scope, mask: str | None) -> str:
+        """Each piece where it is needed, and one of them for each element."""
+        along, starts, end = n.what
+        ranges = [*zip(n.args, starts, (*starts[1:], end), strict=True)]
+        reached = [(piece, lo, hi) for piece, lo, hi in ranges if along.low < hi and along.high >= lo]
+        at = self.emit_once(self.scope_of(variables_of(along), scope), self.index(along, scope))
+        result = ""
+        for number, (piece, lo, hi) in reversed([*enumerate(reached)]):
+            tests = [f"({at} >= {lo})"] * (number > 0) + [f"({at} < {hi})"] * (number + 1 < len(reached))
+            home = self.scope_of(variables_of(along), scope)
+            inside = self.emit_once(home, " & ".join(tests))
+            both = inside if mask is None else self.emit_once(scope, f"{inside} & {mask}")
+            value = self.value(piece, scope, both)
+            if not result:
+                result = value
+            else:
+                test = inside if number else self.emit_once(home, f"{at} < {hi}")
+                result = self.emit(scope, f"tl.where({test}, {value}, {result})")
+        return result
+
+    # -------------------------------------------------------------------------------------------- reductions
+    def tile_of(self, node: Node, scope: _Scope) -> str:
+        """A value as a whole tile."""
+        value = self.value(node, scope)
+        covers = any(v in self.second for v in node.axes) and (
+            self.tile.first == 1 or any(v in self.first for v in node.axes)
+        )
+        return value if covers else f"tl.broadcast_to({value}, [{self.tile.first}, {self.tile.second}])"
+
+    def counted(self, node: Node, value: str) -> str:
+        """A tile with what changes nothing where the sweep has ended."""
+        if not self.masks_second:
+            return value
+        return f"tl.where(r_inside, {value}, {literal(neutral(node.what[0], node.dtype), node.dtype)})"
+
+    def reduced(self, node: Node, tile: str) -> str:
+        combine = node.what[0]
+        self.computed_ops[str(combine)] = None
+        kind = _type(node.dtype)
+        if combine == Combine.SUM:
+            return f"tl.sum({tile}, 1)[:, None].to({kind})"
+        if combine == Combine.PROD:
+            self.helpers["_product"] = None
+            return f"tl.reduce({tile}, 1, _product)[:, None]"
+        best = f"tl.{combine[1:]}({tile}, 1)"
+        if node.dtype.category == FLOAT:  # which passes NaNs over
+            best = f'tl.where(tl.max(({tile} != {tile}).to(tl.int32), 1) > 0, float("nan"), {best})'
+        return f"{best}[:, None].to({kind})"
+
+    def combined(self, node: Node, old: str, new: str) -> str:
+        combine = node.what[0]
+        if combine in EXTREMES:
+            nan = f", {_NAN_TOO}" if node.dtype.category == FLOAT else ""
+            return f"tl.{combine[1:]}imum({old}, {new}{nan})"
+        return f"{old} {'+' if combine == Combine.SUM else '*'} {new}"
+
+    # -------------------------------------------------------------------------------------------- the function
+    def text(self, name: str) -> str:
+        first, second = self.tile.first, self.tile.second
+        lines = self.top.lines
+        program = "program.to(tl.int64)" if self.is_wide else "program"
+        blocks = -(-self.width // second) if second else 1
+        if self.is_flat:
+            lines.append(f"x = {program} * {first} + tl.arange(0, {first})")
+        else:
+            row = program if self.kernel.rows or blocks == 1 else f"({program} // {blocks})"
+            lines.append(f"x = {row} * {first} + tl.arange(0, {first})[:, None]")
+            if self.tile.is_whole:
+                start = f"({program} % {blocks}) * {second} + " if not self.kernel.rows and blocks > 1 else ""
+                lines.append(f"r = {start}tl.arange(0, {second})[None, :]")
+                if self.masks_second:
+                    lines.append(f"r_inside = r < {self.width}")
+        if self.masks_first:
+            lines.append(f"x_inside = x < {self.rows}")
+        if self.tile.is_whole:
+            self.whole()
+        else:
+            self.loops()
+        body = "\n".join(f"    {line}" for line in self.top.lines)
+        return f"@triton.jit\ndef {name}({', '.join(['program', *self.buffers.values()])}):\n{body}\n"
+
+    def whole(self) -> None:
+        for n in self.stages:
+            tile = self.emit(self.top, self.counted(n, self.tile_of(self.kernel.rows[n], self.top)))
+            self.top.names[n, None] = self.emit(self.top, self.reduced(n, tile))
+        for w in self.kernel.writes:
+            self.write(w, self.top)
+
+    def loops(self) -> None:
+        """A loop over the sweep for each level of reductions, and one for what is written."""
+        sweeps: dict[int, list[Node]] = {}
+        for n, stage in self.stages.items():
+            sweeps.setdefault(stage, []).append(n)
+        inner = [w for w in self.kernel.writes if any(v in self.second for v in variables_of(w.index))]
+        writes: dict[int, list[Write]] = {}
+        for w in inner:
+            writes.setdefault(self.kernel.stage_of(w.value), []).append(w)
+        for stage in sorted({*sweeps, *writes}):
+            scope = _Scope(self.top)
+            names = {}
+            for n in sweeps.get(stage, ()):
+                start = literal(neutral(n.what[0], n.dtype), n.dtype)
+                shape = f"[{self.tile.first}, {self.tile.second}]"
+                names[n] = self.emit(self.top, f"tl.broadcast_to({start}, {shape})")
+            for n, name in names.items():
+                value = self.counted(n, self.tile_of(self.kernel.rows[n], scope))
+                scope.lines.append(f"{name} = {self.combined(n, name, value)}")
+            for w in writes.get(stage, ()):
+                self.write(w, scope)
+            head = [f"r = start + tl.arange(0, {self.tile.second})[None, :]"]
+            head += [f"r_inside = r < {self.width}"] if self.masks_second else []
+            self.top.lines.append(f"for start in range(0, {self.width}, {self.tile.second}):")
+            self.top.lines += [f"    {line}" for line in (*head, *scope.lines)]
+            for n, name in names.items():
+                self.top.names[n, None] = self.emit(self.top, self.reduced(n, name))
+        for w in self.kernel.writes:
+            if w not in inner:
+                self.write(w, self.top)
+
+    def write(self, w: Write, scope: _Scope) -> None:
+        value = self.value(w.value, scope)
+        axes = variables_of(w.index)
+        masks = self.masks(axes)
+        offset = self.index(w.index, scope)
+        if not axes:  # a tile of one element, as values are
+            offset = f"{offset} + tl.zeros({[1] if self.is_flat else [1, 1]}, tl.int32)"
+        masked = f", mask={' & '.join(masks)}" if masks else ""
+        if w.buffer.dtype.category == BOOL and self.interpreted:
+            value = f"{value}.to(tl.int1)"
+        scope.lines.append(f"tl.store({self.buffer(w.buffer)} + ({offset}), {value}{masked})")
+
+
+def _reads(n: Node) -> bool:
+    """Whether a value is read, or computed of what is read, other than reductions."""
+    stack, seen = [n], set[Node]()
+    while stack:
+        m = stack.pop()
+        if m.op == "load":
+            return True
+        if m not in seen and m.op != "reduce":
+            seen.add(m)
+            stack += m.args
+    return False
+
+
+# ------------------------------------------------------------------------------------------------ a launch
+
+
+def emitted(launch: Launch, interpreted: bool) -> Emitted:
+    """The text of a launch."""
+    writers = [_Writer(k, tile, interpreted) for k, tile in launch.kernels]
+    texts = [w.text(f"kernel_{i}") for i, w in enumerate(writers)]
+    helpers = dict.fromkeys(h for w in writers for h in w.helpers)
+    buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for w in writers for b in w.buffers))}
+    counts = [programs_of(k, tile) for k, tile in launch.kernels]
+    names = dict.fromkeys(op for w in writers for op in w.computed_ops)
+    name = "_".join(["fused", *list(names or ["copy"])[:8]])
+    lines = _calls(writers, counts, buffers)
+    body = "\n".join(f"    {line}" for line in lines)
+    entry = f"@triton.jit\ndef {name}({', '.join(buffers.values())}):\n{body}\n"
+    text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
+    return Emitted(name, text, tuple(buffers), sum(counts), launch.warps)
+
+
+def _calls(writers: Sequence[_Writer], counts: Sequence[int], buffers: Mapping[Buffer, str]) -> list[str]:
+    """The lines that call the kernel of a program."""
+    calls, start = [], 0
+    for i, (w, count) in enumerate(zip(writers, counts, strict=True)):
+        number = f"program - {start}" if start else "program"
+        calls.append((start + count, f"kernel_{i}({', '.join([number, *(buffers[b] for b in w.buffers)])})"))
+        start += count
+
+    def chosen(calls: Sequence[tuple[int, str]]) -> list[str]:
+        if len(calls) == 1:
+            return [calls[0][1]]
+        middle = len(calls) // 2
+        first, second = ([f"    {line}" for line in chosen(half)] for half in (calls[:middle], calls[middle:]))
+        return [f"if program < {calls[middle - 1][0]}:", *first, "else:", *second]
+
+    return ["program = tl.program_id(0)", *chosen(calls)]
