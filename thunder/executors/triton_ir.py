@@ -10,14 +10,12 @@ for. Under Triton's interpreter it takes tensors of any device.
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
 
-from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, region_bytes
 from thunder.core.proxies import TensorProxy

@@ -32,33 +32,29 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Seconds, of a whole GPU.
+    """A GPU, in seconds and bytes.
 
-    element: by class of operations, for one float32 element; those of float64 take `double` times as long. byte: by
-    where memory is ("L2", "memory"). alone: bytes that one multiprocessor reads in a second. launch: of a kernel that
-    does next to nothing. cache: bytes of the L2.
+    multiprocessors; warps: of which a multiprocessor needs as many to be busy. instruction: seconds of one instruction
+    for one element, all multiprocessors busy. byte: by where memory is ("L2", "memory"). launch: of a kernel that does
+    next to nothing. cache: bytes of the L2.
     """
 
     multiprocessors: int
-    element: dict[str, float]
+    warps: int
+    instruction: float
     byte: dict[str, float]
-    alone: float
-    double: float
     launch: float
     cache: int
 
-    def work(self, rate: str, count: float, is_double: bool) -> float:
-        return self.element[rate] * count * (self.double if is_double else 1.0)
+    def share(self, warps: float) -> float:
+        """How much of the GPU so many warps keep busy."""
+        return min(1.0, max(1, warps) / (self.multiprocessors * self.warps))
 
-    @property
-    def caches(self) -> tuple[int, int]:
-        return 0, self.cache
+    def moving(self, size: float) -> float:
+        """Seconds for so many bytes."""
+        return size * self.byte["L2" if size < self.cache else "memory"]
 
 
 def planned_gpu() -> Gpu:
     """An H200, by its data sheet and measurements of 2026-11-28."""
-    lanes = 132 * 128 * 1.7e9
-    return Gpu(
-        132, {"simple": 1 / lanes, "divide": 8 / lanes, "exp": 10 / lanes, "integer divide": 16 / lanes},
-        {"L2": 1 / 5.5e12, "memory": 1 / 4.2e12}, 5e10, 2.0, 2e-6, 50 << 20,
-    )  # fmt: skip
+    return Gpu(132, 16, 1 / (132 * 128 * 1.7e9 * 0.6), {"L2": 1 / 5e12, "memory": 1 / 3.8e12}, 1.2e-6, 40 << 20)

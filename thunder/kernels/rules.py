@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.index import Index
 from thunder.kernels.ir import EXTREMES, Combine, Graph, Node
 
 Found = dict[str, Node]
@@ -145,6 +146,29 @@ _FOLDED: dict[str, Callable] = {
     "logical_not": operator.not_,
 }  # fmt: skip
 
+
+def _is_index_and_number(f: Found) -> bool:
+    """An index, and a number that it can be combined with."""
+    x, c = f["x"], f["c"]
+    return x.op == "index" and c.op == "constant" and f["it"].dtype.name == "int64" and abs(c.what) < 1 << 40
+
+
+def _is_divided_index(f: Found) -> bool:
+    return _is_index_and_number(f) and f["c"].what > 0 and f["x"].what.low >= 0
+
+
+def _index_by(combine: Callable[[Index, int], Index]) -> Callable[[Graph, Found], Node]:
+    return lambda g, f: g.make("index", (), f["it"].dtype, combine(f["x"].what, f["c"].what))
+
+
+def _index_of(graph: Graph, f: Found, index: Index) -> Node:
+    return graph.make("index", (), f["it"].dtype, index)
+
+
+def _are_indices(f: Found) -> bool:
+    return f["x"].op == f["y"].op == "index" and f["it"].dtype.name == "int64"
+
+
 RULES: list[Rule] = [
     # constants
     Rule(("*",), _are_constants, _fold),
@@ -184,6 +208,15 @@ RULES: list[Rule] = [
     # cheaper
     Rule(("true_divide", "x", "c"), _is_power_of_two, _inverse),
     # indices
+    Rule(("remainder", "x", "c"), _is_divided_index, _index_by(operator.mod)),
+    Rule(("floor_divide", "x", "c"), _is_divided_index, _index_by(operator.floordiv)),
+    Rule(("add", "x", "c"), _is_index_and_number, _index_by(operator.add)),
+    Rule(("add", "c", "x"), _is_index_and_number, _index_by(operator.add)),
+    Rule(("sub", "x", "c"), _is_index_and_number, _index_by(lambda x, c: x + -c)),
+    Rule(("mul", "x", "c"), lambda f: _is_index_and_number(f) and f["c"].what != 0, _index_by(operator.mul)),
+    Rule(("sub", "c", "x"), _is_index_and_number, _index_by(lambda x, c: x * -1 + c)),
+    Rule(("add", "x", "y"), _are_indices, lambda g, f: _index_of(g, f, f["x"].what + f["y"].what)),
+    Rule(("sub", "x", "y"), _are_indices, lambda g, f: _index_of(g, f, f["x"].what + f["y"].what * -1)),
     Rule(("concat", "..."), _is_between, _only_piece),
     Rule(("reduce", "x"), _binds_nothing, _of_equal),
 ]

@@ -34,7 +34,7 @@ from thunder.kernels.ir import (
     replaced,
     variables_of,
 )
-from thunder.kernels.machine import Gpu, Machine
+from thunder.kernels.machine import Machine
 
 LEAST_VECTOR = 8  # elements of a loop that is worth vectors
 MOST_ACCUMULATED = 1 << 22  # bytes that a thread adds up; more would not be in a cache
@@ -315,23 +315,20 @@ class Kernel:
 
 
 class Reductions:
-    """The reductions of a program as items, one for those that differ only by where they are read. item, axes: by node,
-    its item and the axes that it has in the place of the item's."""
+    """The reductions of a program as items, one for those that differ only by where they are read. item, at: by node,
+    its item and the index at which it reads each axis of the item."""
 
     def __init__(self, graph: Graph, kind: type[Item]):
         self._graph, self._kind = graph, kind
         self._of_canonical: dict[Node, Item] = {}
         self.item: dict[Node, Item] = {}
-        self.axes: dict[Node, tuple[Variable, ...]] = {}
+        self.at: dict[Node, tuple[Index, ...]] = {}
 
     def register(self, node: Node) -> list[Item]:
         """The items that are new, in an order in which they can run."""
         if node in self.item:
             return []
-        own = _axes_in_order(node)
-        free = tuple(axis("f", i, a.size) for i, a in enumerate(own))
-        by = {a: Index.of(f) for a, f in zip(own, free, strict=True)}
-        canonical = self._graph.substitute(node, by)
+        canonical, free, at = self._canonical(node)
         new = []
         if canonical not in self._of_canonical:
             for inner in above_reductions(canonical.args[0]):
@@ -339,8 +336,53 @@ class Reductions:
                     new += self.register(inner)
             self._of_canonical[canonical] = self._kind(canonical, free, canonical.what[1], None)
             new.append(self._of_canonical[canonical])
-        self.item[node], self.axes[node] = self._of_canonical[canonical], own
+        self.item[node], self.at[node] = self._of_canonical[canonical], at
         return new
+
+    def _canonical(self, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
+        """A reduction over axes of the numbers in which it reads by them, these axes, and where `node` reads it.
+
+        `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`."""
+        free, at = [], []
+        narrow: dict[Variable, Index] = {}
+        wide: dict[Variable, Index] = {}
+        for number, v in enumerate(_axes_in_order(node)):
+            found = _range_of(node, v)
+            low, high, shift, index, size = found if found is not None else (0, v.size - 1, 0, Index.of(v), v.size)
+            inner = axis("f", (number, "part"), high - low + 1)
+            narrow[v] = Index.of(inner) + (low - shift)
+            free.append(axis("f", number, size))
+            first = 0 if size > high - low + 1 else low
+            wide[inner] = Index.of(free[-1]) + (first - low)
+            at.append(index + -first)
+        canonical = self._graph.substitute(self._graph.substitute(node, narrow), wide)
+        return canonical, tuple(free), tuple(at)
+
+
+def _range_of(node: Node, v: Variable) -> tuple[int, int, int, Index, int] | None:
+    """Where a node reads by an axis: the least and the largest index, how far the axis is behind it, the index, and how
+    many there are to read: all of a buffer's dimension where the node reads most of it. None where an index is more
+    than the axis and a number."""
+    places: list[tuple[Index, int | None]] = []  # with the sizes of dimensions; None: there are values everywhere
+    for n in in_order([node]):
+        if n.op == "load":
+            places += zip(n.what[1], n.what[0].shape, strict=True)
+        elif n.op in ("index", "concat"):
+            places.append((n.what, None) if n.op == "index" else (n.what[0], 0))
+    places = [(i, size) for i, size in places if v in variables_of(i)]
+    plain = [opened(i) for i, _ in places]
+    if not places or any(len(i.terms) != 1 or i.terms.get(v) != 1 for i in plain):
+        return None
+    shift = min(i.constant for i in plain)
+    low = max(i.low - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
+    high = min(i.high - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
+    index = next(i for (i, _), p in zip(places, plain, strict=True) if p.constant == shift)
+    if index.low < low or index.high > high:
+        return None
+    count, sizes = high - low + 1, {size for _, size in places if size is not None}
+    size = next(iter(sizes)) if len(sizes) == 1 else 0
+    is_whole = all(p.constant == shift for p in plain) and size <= 2 * count and high < size
+    return low, high, shift, index, size if is_whole else count
 
 
 def _axes_in_order(node: Node) -> tuple[Variable, ...]:
@@ -399,9 +441,7 @@ def scheduled(
     return kernels
 
 
-def groups_of(
-    items: Sequence[Item], reductions: Reductions, graph: Graph, kind: type[Group]
-) -> list[Group]:
+def groups_of(items: Sequence[Item], reductions: Reductions, graph: Graph, kind: type[Group]) -> list[Group]:
     """Items in groups of this kind, each behind those that compute what it reads."""
     groups: list[Group] = []
     written: dict[Buffer, int] = {}
@@ -429,7 +469,7 @@ def shared_values(
     groups: Sequence[Group],
     reductions: Reductions,
     graph: Graph,
-    machine: Machine | Gpu,
+    machine: Machine,
     new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
 ) -> dict[Node, Shared]:
     """The values, over loops, that take less to write and to read than to compute in several groups. Groups of the same
@@ -459,7 +499,7 @@ def shared_values(
     return shared
 
 
-def _is_dear(node: Node, machine: Machine | Gpu) -> bool:
+def _is_dear(node: Node, machine: Machine) -> bool:
     """Whether a value takes longer to compute than to write once and to read once."""
     if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "l" for v in node.axes):
         return False
@@ -503,7 +543,7 @@ class Assembly:
             for n in item.reductions:
                 raw = graph.substitute(n, by)
                 if raw not in self.own:
-                    index = tuple(replaced(Index.of(a), by) for a in reductions.axes[n])
+                    index = tuple(replaced(i, by) for i in reductions.at[n])
                     self.foreign[raw] = reductions.item[n], index
 
     def raw(self, item: Item) -> Node:
@@ -668,7 +708,7 @@ def _offset_of(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> Index:
 # ------------------------------------------------------------------------------------------------ cost
 
 
-def seconds_of(nodes: Iterable[Node], machine: Machine | Gpu) -> float:
+def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
     """What the functions among nodes take for one element, of one thread."""
     total = 0.0
     for n in nodes:

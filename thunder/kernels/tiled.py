@@ -12,7 +12,7 @@ Kernels that do not depend on each other share a launch, where each has a range 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT, dtype
@@ -39,18 +39,36 @@ from thunder.kernels.schedule import (
     Item,
     Kernel,
     Reductions,
+    Shared,
     Write,
     above_reductions,
     groups_of,
+    loops_of,
     mapping,
     of_free,
-    seconds_of,
-    shared_values,
 )
 
 MOST_RANGES = 1024  # that a split reduction has
 WIDEST = 16384  # elements of a tile
 SEGMENT = 32  # bytes of memory that are read at least
+
+
+# instructions for an element of float32, about; of other functions one
+INSTRUCTIONS = {
+    "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 9, "sigmoid": 14, "expm1": 20, "log1p": 20, "tanh": 25,
+    "erf": 25, "sin": 45, "cos": 45, "true_divide": 9, "reciprocal": 8, "sqrt": 8, "rsqrt": 8, "floor_divide": 12,
+    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2,
+}  # fmt: skip
+
+
+def instructions(nodes: Iterable[Node]) -> float:
+    """How many instructions an element of these values takes, about."""
+    total = 0.0
+    for n in nodes:
+        count = INSTRUCTIONS.get(n.op, 1)
+        is_double = n.dtype.name in ("float64", "int64") and n.op not in ("load", "constant", "index")
+        total += count * (1 if not is_double else 4 if count < 4 else 10)
+    return total
 
 
 def power_of_two(n: int) -> int:
@@ -112,8 +130,8 @@ class TileItem(Item):
         first = self.axes
         yield first
         for n in self.reductions:
-            at = {v for a in reductions.axes[n] for v in variables_of(self.by.get(a, Index.of(a)))}
-            order = [a for a in first if a in at] + [a for a in first if a not in at]
+            at = {v for i in reductions.at[n] for v in variables_of(replaced(i, self.by))}
+            order = sorted(first, key=lambda a: (a in self._own_bound, a not in at))  # which is stable
             if order != first:
                 yield order
 
@@ -184,18 +202,145 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
         scratch += 1
         return buffer
 
-    shared = shared_values(groups, reductions, graph, machine, new_buffer)
-    writers = [Assembly(g, n, reductions, graph, strides, shared) for n, g in enumerate(groups)]
+    shared = materialized(groups, graph, strides, machine, new_buffer)
+    writers = [Assembly(g, n, reductions, graph, strides, shared[n]) for n, g in enumerate(groups)]
     for writer in writers:
         for r in writer.needed():
             if r.scratch is None:
                 r.scratch = new_buffer(tuple(a.size for a in r.free), r.node.dtype)
     kernels = []
     for writer in writers:
-        for kernel in _by_pieces(writer.kernel(vectors=False), graph, strides, machine):
+        for kernel in _by_pieces(opened_loads(writer.kernel(vectors=False), graph, strides), graph, strides, machine):
             kernels.append(tiled(kernel, machine))
             estimate(*kernels[-1], machine)
     return launches_of(kernels, machine)
+
+
+# ------------------------------------------------------------------------------------------------ stored values
+
+
+def materialized(
+    groups: Sequence[Group],
+    graph: Graph,
+    strides: Mapping[Buffer, Sequence[int]],
+    machine: Gpu,
+    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
+) -> list[dict[Node, Shared]]:
+    """By group, the values that it writes for later groups or reads of earlier ones: those that take longer to compute
+    again. Results that a group writes are there anyway."""
+    names = [_by_size(g, graph, strides) for g in groups]
+    first: dict[Node, int] = {}
+    roots: list[list[Node]] = []
+    stored: dict[Node, Shared] = {}
+    for number, group in enumerate(groups):
+        roots.append([])
+        for item, m in group.mappings().items():
+            by = {a: replaced(i, names[number].there) for a, i in m.items()}
+            root = graph.substitute(item.body, by)
+            roots[-1].append(root)
+            if item.store is not None:
+                index = tuple(by[a] for a in item.store.axes)
+                stored.setdefault(root, Shared(item.store.buffer, index, number))
+            for n in above_reductions(root):
+                first.setdefault(n, number)
+    shared: dict[Node, Shared] = {}
+    reads: list[set[Node]] = [set() for _ in groups]
+    for number, nodes in enumerate(roots):
+        stack, seen = [*nodes], set[Node]()
+        while stack:
+            n = stack.pop()
+            if n in seen or n.op == "reduce":
+                continue
+            seen.add(n)
+            is_there = n in shared or n in stored and stored[n].group < number
+            if first[n] < number and n.axes and _is_dear(n, machine, is_there):
+                if n not in shared and is_there:
+                    shared[n] = stored[n]
+                elif n not in shared:
+                    axes = [v for v in names[first[n]].back if v in n.axes]  # the fastest last
+                    buffer = new_buffer(tuple(v.size for v in axes), n.dtype)
+                    shared[n] = Shared(buffer, tuple(map(Index.of, axes)), first[n])
+                reads[number].add(n)
+                continue
+            stack += n.args
+    result: list[dict[Node, Shared]] = [{} for _ in groups]
+    for n, s in shared.items():
+        for number in range(len(groups)):
+            is_written = number == s.group and s.buffer.kind == "scratch"
+            if n in reads[number] or is_written:
+                back = names[number].back
+                own = Shared(s.buffer, tuple(replaced(i, back) for i in s.index), s.group)
+                result[number][graph.substitute(n, back)] = own
+    return result
+
+
+def _by_size(group: Group, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> _Names:
+    """Names of loops that do not depend on their order, nor on how a range is split: by size, and among those of one
+    size by steps in memory."""
+    steps: dict[Variable, int] = {}
+    indices: list[Index] = []
+    for item, by in group.mappings().items():
+        for n in above_reductions(item.body):
+            if n.op == "load":
+                indices += [replaced(i, by) for i in n.what[1]]
+                for v, step in _steps(graph.substitute(n, by), strides).items():
+                    steps[v] = max(steps.get(v, 0), step)
+            elif n.op in ("index", "concat"):
+                indices.append(replaced(n.what if n.op == "index" else n.what[0], by))
+    runs = _runs(loops_of(group.cuts), {i.key: i for i in indices}.values())
+    count: dict[int, int] = {}
+    there: dict[Variable, Index] = {}
+    back: dict[Variable, Index] = {}
+    for run in sorted(runs, key=lambda run: -steps.get(run[-1], 0)):
+        size = math.prod(v.size for v in run)
+        number = count[size] = count.get(size, 0) + 1
+        name = axis("n", (size, number), size)
+        back[name], inner = Index.of(0), size
+        for v in run:
+            outer, inner = inner, inner // v.size
+            back[name] = back[name] + Index.of(v) * inner
+            there[v] = (Index.of(name) % outer if outer != size else Index.of(name)) // inner
+    return _Names(there, back)
+
+
+class _Names(NamedTuple):
+    """there: loops in terms of names; back: names in terms of loops."""
+
+    there: dict[Variable, Index]
+    back: dict[Variable, Index]
+
+
+def _runs(loops: Sequence[Variable], indices: Iterable[Index]) -> list[list[Variable]]:
+    """Loops of which the second goes on where the first has ended, wherever they occur."""
+    apart = {v for i in indices for a in i.terms if isinstance(a, Part) for v in variables_of(a.index)}
+
+    def continues(run: list[Variable], v: Variable) -> bool:
+        last = run[-1]
+        return not apart & {v, *run} and all(
+            i.terms.get(last, 0) == i.terms.get(v, 0) * v.size for i in indices
+        )  # fmt: skip
+
+    runs: list[list[Variable]] = []
+    for v in loops:
+        run = next((r for r in runs if continues(r, v)), None)
+        if run is None:
+            runs.append([v])
+        else:
+            run.append(v)
+    return runs
+
+
+def _is_dear(node: Node, machine: Gpu, is_there: bool) -> bool:
+    """Whether a value takes longer to compute than to read, and to write unless it is there."""
+    if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "n" for v in node.axes):
+        return False
+    below = [n for n in above_reductions(node) if n.op != "reduce" and n.axes == node.axes]
+    elements = math.prod(v.size for v in node.axes)
+    again = elements * (instructions(below) * machine.instruction)
+    again += machine.moving(
+        elements * sum(n.dtype.bytes for n in {n.what[0]: n for n in below if n.op == "load"}.values())
+    )
+    return again > machine.moving((1 if is_there else 2.5) * elements * node.dtype.bytes)
 
 
 # ------------------------------------------------------------------------------------------------ split reductions
@@ -204,7 +349,7 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
 def split_reductions(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Program:
     """The program with reductions that have too few programs in two steps:
 
-        sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
+    sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
     """
     graph = program.graph
 
@@ -221,16 +366,23 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     combine, bound = node.what
     body, rows = node.args[0], math.prod(a.size for a in node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]
-    total = math.prod(a.size for a in (*node.axes, *bound))
-    moved = sum(n.dtype.bytes * math.prod(a.size for a in n.axes) for n in loads)
     steps = [_steps(n, strides) for n in loads]
-    across = any(s.get(a) == 1 for s in steps for a in node.axes if a.size > 1)
-    programs = -(-rows // (SEGMENT // 4)) if across else rows
-    alone = moved / machine.alone / min(programs, machine.multiprocessors)
-    if alone - moved * machine.byte["L2"] < machine.launch or not steps:
+    if not steps:
+        return node
+    width = math.prod(a.size for a in bound)
+    moved = sum(n.dtype.bytes * math.prod(a.size for a in n.axes) for n in loads)
+    work = instructions(above_reductions(body)) + 2
+    items = [n.dtype.bytes for n, s in zip(loads, steps, strict=True) if any(s.get(a) == 1 for a in node.axes)]
+    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine)
+    together = machine.moving(moved) + rows * width * work * machine.instruction + 2 * machine.launch
+    if not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
+        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine)
+        together *= 2
+    if together > 0.8 * alone:
         return node
     longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size > 1))
-    wanted = min(MOST_RANGES, max(2, 2 * machine.multiprocessors // programs), -(-total // rows // 256), longest.size)
+    wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
+    wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)), longest.size)
     if wanted < 2:
         return node
     count = next((s for s in range(wanted, wanted // 2, -1) if longest.size % s == 0), wanted)
@@ -273,9 +425,7 @@ def _steps(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-def _by_pieces(
-    kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu
-) -> Iterator[Kernel]:
+def _by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Iterator[Kernel]:
     """A kernel for each piece of concatenations whose pieces take longer to compute than a piece takes to write."""
     cuts: set[int] = set()
     loop = None
@@ -287,7 +437,7 @@ def _by_pieces(
         is_same = loop is None or v is loop
         if v not in kernel.loops or factor != 1 or not is_same:
             continue
-        work = seconds_of(above_reductions(n), machine)
+        work = instructions(above_reductions(n)) * machine.instruction
         if work < SEGMENT * machine.byte["memory"]:
             continue
         loop = v
@@ -302,10 +452,43 @@ def _by_pieces(
         piece = Kernel([own if v is loop else v for v in kernel.loops], kernel.outer)
         for w in kernel.writes:
             piece.writes.append(Write(w.buffer, replaced(w.index, by), graph.substitute(w.value, by)))
-        for n in in_order(w.value for w in piece.writes):
-            if n.op == "load":
-                piece.loads[n] = opened(offset(n.what[1], strides[n.what[0]]))
-        yield piece
+        yield with_loads(piece, strides)
+
+
+def nodes_of(kernel: Kernel) -> list[Node]:
+    """What a kernel computes for an element, each node once."""
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    return [*dict.fromkeys(n for root in roots for n in above_reductions(root))]
+
+
+def with_loads(kernel: Kernel, strides: Mapping[Buffer, Sequence[int]]) -> Kernel:
+    """The kernel with the offsets of what it reads."""
+    loads = [n for n in nodes_of(kernel) if n.op == "load"]
+    kernel.loads = {n: opened(offset(n.what[1], strides[n.what[0]])) for n in loads}
+    return kernel
+
+
+def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> Kernel:
+    """The kernel where pieces of concatenations read what is read anyway by the same nodes, so that what is computed of
+    it is computed once: `x[within(j - 333, 334) + 333]` becomes `x[j]`."""
+    loads = [n for n in nodes_of(kernel) if n.op == "load"]
+    others: dict[Node, list[Node]] = {}
+    for n in loads:
+        index = tuple(map(opened, n.what[1]))
+        is_inside = all(i.low >= 0 and i.high < m for i, m in zip(index, n.what[0].shape, strict=True))
+        if is_inside and any(a.key != b.key for a, b in zip(index, n.what[1], strict=True)):
+            other = graph.make("load", n.args, n.dtype, (n.what[0], index, n.what[2]))
+            others.setdefault(other, []).append(n)
+    by = {n: other for other, those in others.items() if other in loads or len(those) > 1 for n in those}
+    known: dict[Node, Node] = {n: n for n in kernel.rows} | by
+
+    def there(node: Node) -> Node:
+        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
+
+    result = Kernel(kernel.loops, kernel.outer)
+    result.rows = {node: there(body) for node, body in kernel.rows.items()}
+    result.writes = [Write(w.buffer, w.index, there(w.value)) for w in kernel.writes]
+    return with_loads(result, strides)
 
 
 # ------------------------------------------------------------------------------------------------ tiles
@@ -329,6 +512,15 @@ def tiled(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     return (kernel, _tile_of_rows(kernel, machine)) if kernel.rows else _tile_of_map(kernel, machine)
 
 
+def elements_of_thread(work: float) -> int:
+    """How many elements of a tile a thread has: fewer where much is computed of each, and all are in registers."""
+    return 16 if work < 100 else 8 if work < 400 else 4
+
+
+def warps_of(elements: int, share: int) -> int:
+    return max(1, min(32, elements // (32 * share)))
+
+
 def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     total = math.prod(v.size for v in kernel.loops)
     votes: dict[Variable, int] = {}
@@ -339,7 +531,7 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     long = sorted((v for v in votes if v.size >= 8), key=lambda v: -votes[v])
     if len(long) < 2:
         share = total // (4 * machine.multiprocessors)
-        first = max(128, min(1024, power_of_two(share + 1) // 2))
+        first = max(128, min(64 * elements_of_thread(instructions(nodes_of(kernel))), power_of_two(share + 1) // 2))
         first = min(first, power_of_two(total))
         return kernel, Tile(first, 0, max(1, min(4, first // 128)))
     b, a = long[:2]
@@ -355,33 +547,58 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
 def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
     outer, sweep = kernel.loops[: kernel.outer], kernel.sweep
     rows, width = math.prod(v.size for v in outer), math.prod(v.size for v in sweep)
-    whole = power_of_two(width)
-    across = [
+    passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(sweep) for w in kernel.writes)
+    work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
+    moved = sum(size for _, size, _ in _accesses(kernel))
+    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine)[1]
+
+
+def _across(kernel: Kernel) -> list[int]:
+    """The bytes of elements that lie together along the rows of a tile."""
+    outer, sweep = kernel.loops[: kernel.outer], set(kernel.sweep)
+    return [
         b.dtype.bytes for i, _, b in _accesses(kernel)
-        if (v := _fastest(i, kernel.loops)) is not None and v in outer and variables_of(i) & set(sweep)
+        if _fastest(i, kernel.loops) in outer and variables_of(i) & sweep
     ]  # fmt: skip
-    live = max(1, len({n.what[0] for n in kernel.loads} | {w.buffer for w in kernel.writes}))
-    most = WIDEST if live <= 6 else WIDEST // 2
-    if across:
-        least = SEGMENT // min(across)
-        first = least
-        while first < 2 * least and -(-rows // (2 * first)) >= 2 * machine.multiprocessors:
-            first *= 2
-        first = min(first, power_of_two(rows))
-        if whole * first <= most or whole * least <= most:
-            first = first if whole * first <= most else least
-            return Tile(first, whole, max(1, min(16, whole * first // 512)))
-        while first < 4 * least and -(-rows // (2 * first)) >= machine.multiprocessors:
-            first *= 2
-        second = max(16, 4096 // first)
-        return Tile(first, second, 8, False)
-    if whole <= most:
-        first = 1
-        while first * whole < 2048 and -(-rows // (2 * first)) >= 4 * machine.multiprocessors:
-            first *= 2
-        first = min(first, power_of_two(rows))
-        return Tile(first, whole, max(1, min(16, first * whole // 512)))
-    return Tile(1, 4096, 8, False)
+
+
+def _best_tile(
+    rows: int, width: int, items: Sequence[int], moved: float, work: float, passes: int, machine: Gpu
+) -> tuple[float, Tile]:
+    """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
+    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile."""
+    share = elements_of_thread(work)
+    whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
+    best: tuple[float, Tile] | None = None
+    first = min(power_of_two(rows), SEGMENT // 2 // max(items)) if items else 1  # half of what is read at least
+    while first <= min(128, power_of_two(rows)):
+        tiles = []
+        if first * whole <= most and (items or first * whole <= 4096 or first == 1):
+            tiles.append(Tile(first, whole, warps_of(first * whole, share)))
+        is_together = not items or first * max(items) >= 2 * SEGMENT or first >= rows  # what lies together is read so
+        if first * whole > 2048 and is_together and (items or first == 1):
+            tiles += [Tile(first, max(8, 32 * w * share // first), w, False) for w in (4, 8, 16)]
+        for tile in tiles:
+            seconds = _seconds(rows, width, tile, items, moved, work, passes, machine)
+            if best is None or seconds < best[0]:
+                best = seconds, tile
+        first *= 2
+    assert best is not None, "a tile of one row"
+    return best
+
+
+def _seconds(
+    rows: int, width: int, tile: Tile, items: Sequence[int], moved: float, work: float, passes: int, machine: Gpu
+) -> float:
+    programs = -(-rows // tile.first)
+    share = machine.share(programs * tile.warps)
+    waste = max([1.0, *(0.5 + SEGMENT / (tile.first * b) for b in items)])
+    steps = 1 if tile.is_whole else passes * -(-width // tile.second)
+    padded = programs * tile.first * tile.second * steps
+    moving = machine.moving(moved) * waste * (1 if tile.is_whole else 1 + 0.5 * (passes - 1)) / min(1.0, 2 * share)
+    computing = padded * work * machine.instruction / share
+    waves = -(-programs * tile.warps // (machine.multiprocessors * 48))
+    return machine.launch * (1 + 0.3 * waves * steps) + max(moving, computing) + min(moving, computing) / 4
 
 
 # ------------------------------------------------------------------------------------------------ cost
@@ -390,19 +607,19 @@ def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
 def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     """Predicts the bytes and seconds of a kernel."""
     used: dict[Buffer, int] = {}
-    for index, moved, buffer in _accesses(kernel):
+    accesses = _accesses(kernel)
+    for _, moved, buffer in accesses:
         used[buffer] = max(used.get(buffer, 0), min(moved, math.prod(buffer.shape) * buffer.dtype.bytes))
     kernel.bytes = sum(used.values())
-    passes = 1
-    if kernel.rows and not tile.is_whole:
+    work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
+    rows, width = (math.prod(v.size for v in loops) for loops in (kernel.loops[: kernel.outer], kernel.sweep))
+    if kernel.rows:
         passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(kernel.sweep) for w in kernel.writes)
-    elements = math.prod(v.size for v in kernel.loops)
-    nodes = in_order([*(w.value for w in kernel.writes), *kernel.rows.values()])
-    work = elements * seconds_of(nodes, machine)
-    busy = min(1.0, programs_of(kernel, tile) / machine.multiprocessors)
-    where = "L2" if kernel.bytes < machine.cache else "memory"
-    moving = max(kernel.bytes * machine.byte[where], kernel.bytes / machine.alone / machine.multiprocessors / busy)
-    kernel.seconds = machine.launch + max(passes * moving, work / busy)
+        kernel.seconds = _seconds(rows, width, tile, _across(kernel), kernel.bytes, work, passes, machine)
+    else:
+        share = machine.share(programs_of(kernel, tile) * tile.warps)
+        moving, computing = machine.moving(kernel.bytes), rows * width * work * machine.instruction
+        kernel.seconds = machine.launch + (max(moving, computing) + min(moving, computing) / 4) / share
 
 
 # ------------------------------------------------------------------------------------------------ launches
@@ -414,15 +631,7 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
     written: dict[Buffer, int] = {}
     for kernel, tile in kernels:
         least = max((written.get(n.what[0], -1) + 1 for n in kernel.loads), default=0)
-        short = kernel.seconds < 4 * machine.launch
-        number = next(
-            (
-                n
-                for n in range(least, len(launches))
-                if short and all(k.seconds < 4 * machine.launch for k, _ in launches[n].kernels)
-            ),
-            None,
-        )
+        number = next((n for n in range(least, len(launches)) if _may_join(kernel, tile, launches[n], machine)), None)
         if number is None:
             number = len(launches)
             launches.append(Launch([]))
@@ -430,6 +639,14 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
         for w in kernel.writes:
             written[w.buffer] = max(number, written.get(w.buffer, 0))
     return launches
+
+
+def _may_join(kernel: Kernel, tile: Tile, launch: Launch, machine: Gpu) -> bool:
+    """Whether a kernel may run beside those of a launch: all are short, and few warps are too many."""
+    together = [*launch.kernels, (kernel, tile)]
+    warps = max(t.warps for _, t in together)
+    idle = sum((warps - t.warps) * programs_of(k, t) for k, t in together)
+    return all(k.seconds < 8 * machine.launch for k, _ in together) and idle <= machine.multiprocessors * machine.warps
 
 
 def describe(launches: Sequence[Launch]) -> str:
@@ -448,4 +665,3 @@ def describe(launches: Sequence[Launch]) -> str:
             for w in k.writes:
                 lines.append(f"        write {w.buffer}[{index_text(w.index)}]")
     return "\n".join(lines)
-

@@ -185,7 +185,8 @@ class _Scope:
 class _Writer:
     """Writes the function of one kernel."""
 
-    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool):
+    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, whole: bool = False):
+        """whole: whether all tiles of one dimension that it computes are inside, so that none is masked."""
         self.kernel, self.tile, self.interpreted = kernel, tile, interpreted
         self.is_flat = not tile.second
         self.first = kernel.loops if self.is_flat else kernel.loops[: kernel.outer]
@@ -202,7 +203,7 @@ class _Writer:
         reach = [max(abs(i.low), abs(i.high)) for i in offsets]
         self.is_wide = max([*reach, self.rows * max(1, self.width) * 2]) >= LIMIT
         self.integer = "tl.int64" if self.is_wide else "tl.int32"
-        self.masks_first = self.rows % tile.first != 0
+        self.masks_first = self.rows % tile.first != 0 and not whole
         self.masks_second = not self.is_flat and self.width % tile.second != 0
 
     # -------------------------------------------------------------------------------------------- lines
@@ -317,7 +318,9 @@ class _Writer:
         if n.op == "constant":
             return literal(n.what, n.dtype)
         if n.op == "index":
-            return f"({self.index(n.what, scope)}).to({_type(n.dtype)})" if n.axes else literal(n.what.constant, n.dtype)
+            return (
+                f"({self.index(n.what, scope)}).to({_type(n.dtype)})" if n.axes else literal(n.what.constant, n.dtype)
+            )
         if n.op == "cast":
             return self.cast(args[0], n.args[0].dtype, n.dtype)
         assert n.op in FUNCTIONS, f"{n.op} is computed by a sweep before"
@@ -523,29 +526,48 @@ def _reads(n: Node) -> bool:
 # ------------------------------------------------------------------------------------------------ a launch
 
 
+class _Part(NamedTuple):
+    """Programs of a kernel, from a number on, that one function computes."""
+
+    writer: _Writer
+    first: int
+    count: int
+
+
+def _parts(kernel: Kernel, tile: Tile, interpreted: bool) -> list[_Part]:
+    """Of a kernel with tiles of one dimension, the last one has a function of its own: memory is read and written in
+    vectors where nothing is masked."""
+    count = programs_of(kernel, tile)
+    if tile.second or count < 4 or math.prod(v.size for v in kernel.loops) % tile.first == 0:
+        return [_Part(_Writer(kernel, tile, interpreted), 0, count)]
+    return [
+        _Part(_Writer(kernel, tile, interpreted, whole=True), 0, count - 1),
+        _Part(_Writer(kernel, tile, interpreted), count - 1, 1),
+    ]
+
+
 def emitted(launch: Launch, interpreted: bool) -> Emitted:
     """The text of a launch."""
-    writers = [_Writer(k, tile, interpreted) for k, tile in launch.kernels]
-    texts = [w.text(f"kernel_{i}") for i, w in enumerate(writers)]
-    helpers = dict.fromkeys(h for w in writers for h in w.helpers)
-    buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for w in writers for b in w.buffers))}
-    counts = [programs_of(k, tile) for k, tile in launch.kernels]
-    names = dict.fromkeys(op for w in writers for op in w.computed_ops)
+    parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted)]
+    texts = [p.writer.text(f"kernel_{i}") for i, p in enumerate(parts)]
+    helpers = dict.fromkeys(h for p in parts for h in p.writer.helpers)
+    buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for p in parts for b in p.writer.buffers))}
+    names = dict.fromkeys(op for p in parts for op in p.writer.computed_ops)
     name = "_".join(["fused", *list(names or ["copy"])[:8]])
-    lines = _calls(writers, counts, buffers)
-    body = "\n".join(f"    {line}" for line in lines)
+    body = "\n".join(f"    {line}" for line in _calls(parts, buffers))
     entry = f"@triton.jit\ndef {name}({', '.join(buffers.values())}):\n{body}\n"
     text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
-    return Emitted(name, text, tuple(buffers), sum(counts), launch.warps)
+    return Emitted(name, text, tuple(buffers), sum(p.count for p in parts), launch.warps)
 
 
-def _calls(writers: Sequence[_Writer], counts: Sequence[int], buffers: Mapping[Buffer, str]) -> list[str]:
+def _calls(parts: Sequence[_Part], buffers: Mapping[Buffer, str]) -> list[str]:
     """The lines that call the kernel of a program."""
     calls, start = [], 0
-    for i, (w, count) in enumerate(zip(writers, counts, strict=True)):
-        number = f"program - {start}" if start else "program"
-        calls.append((start + count, f"kernel_{i}({', '.join([number, *(buffers[b] for b in w.buffers)])})"))
-        start += count
+    for i, part in enumerate(parts):
+        ahead = part.first - start
+        number = "program" if not ahead else f"program {'+' if ahead > 0 else '-'} {abs(ahead)}"
+        start += part.count
+        calls.append((start, f"kernel_{i}({', '.join([number, *(buffers[b] for b in part.writer.buffers)])})"))
 
     def chosen(calls: Sequence[tuple[int, str]]) -> list[str]:
         if len(calls) == 1:

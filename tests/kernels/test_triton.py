@@ -1,0 +1,262 @@
+"""The executor triton_ir: schedules of tiles and their kernels under Triton's interpreter, beside PyTorch's operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+from tests.kernels.programs import random_program
+from thunder.core.regions import Region
+from thunder.executors import triton_ir
+from thunder.executors.triton_ir import TileRegion, TritonKernels
+from thunder.executors.triton_kernels.binary import Request
+from thunder.executors.triton_kernels.launcher import POINTERS
+from thunder.kernels import ir, lower, tiled, triton_cuda
+from thunder.kernels.index import opened, strides_of
+from thunder.kernels.machine import planned_gpu
+from thunder.ops.torch_types import to_torch_dtype
+
+if sys.platform != "linux":
+    pytest.skip("Triton is made for Linux", allow_module_level=True)
+triton = pytest.importorskip("triton", reason="kernels need Triton")
+# NumPy, which the interpreter computes with, warns of what makes infinities and nan
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+ROOT = str(Path(thunder.__file__).parent.parent)
+# a GPU on which everything is split: so many multiprocessors that small programs leave them idle, and free launches
+EAGER_TO_SPLIT = dataclasses.replace(planned_gpu(), multiprocessors=1 << 14, launch=1e-12)
+
+
+@pytest.fixture
+def interpreted(monkeypatch, triton_interpreter):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(params=["whole rows", "loops and ranges"])
+def schedules(request, monkeypatch):
+    """Schedules for small tensors, and those that larger ones have."""
+    if request.param == "loops and ranges":
+        monkeypatch.setattr(triton_ir, "planned_gpu", lambda: EAGER_TO_SPLIT)
+        monkeypatch.setattr(tiled, "WIDEST", 64)
+
+
+def regions_of(compiled) -> list[TileRegion]:
+    traces = [*thunder.last_traces(compiled)[-1:], *thunder.last_backward_traces(compiled)[-1:]]
+    return [b.sym.fn for t in traces for b in t.bound_symbols if isinstance(b.sym.fn, TileRegion)]
+
+
+def check(f, inputs, tolerance: float) -> list[TileRegion]:
+    """Results of fused kernels, within a bound of eager's; strides are eager's."""
+    compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+    results, expected = compiled(*inputs), f(*inputs)
+    regions = regions_of(compiled)
+    for region in regions:
+        ir.verify(region.program)
+        for launch in region.scheduled(region._shown)[0]:
+            check_offsets(launch)
+    for result, want in zip(results, expected, strict=True):
+        assert result.dtype is want.dtype and result.shape == want.shape and result.stride() == want.stride()
+        if want.is_floating_point() and tolerance:
+            torch.testing.assert_close(result, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+        else:
+            assert torch.equal(result, want)
+    return regions
+
+
+def check_offsets(launch: tiled.Launch) -> None:
+    """What is read and written unmasked is inside of its buffer."""
+    for kernel, _ in launch.kernels:
+        for n in kernel.loads:
+            if not n.args and all(opened(i).key == i.key for i in n.what[1]):
+                assert all(i.low >= 0 and i.high < m for i, m in zip(n.what[1], n.what[0].shape, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed, interpreted, schedules):
+    f, inputs = random_program(seed, torch.float64, special=seed % 4 == 3)
+    check(f, inputs, 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(200, 203))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_random_programs_of_integers(seed, dtype, interpreted):
+    f, inputs = random_program(seed, dtype)
+    check(f, inputs, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(300, 304))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_kernels_are_as_near_to_float64_as_eager(seed, dtype, interpreted):
+    f, inputs = random_program(seed, dtype)
+    exact_results = random_program(seed, torch.float64)[0](*[x.double() for x in inputs])
+    compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+    for result, want, exact in zip(compiled(*inputs), f(*inputs), exact_results, strict=True):
+        if not want.is_floating_point() or not exact.isfinite().all():
+            continue
+        scale = exact.abs().max() + 1e-30
+        ours, eager = ((r.double() - exact).abs().max() / scale for r in (result, want))
+        assert ours <= 2 * eager + 8 * torch.finfo(dtype).eps, (ours, eager)
+
+
+class Block(torch.nn.Module):
+    """Norms, a softmax, a rotation and a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(24), torch.nn.Linear(24, 40), torch.nn.Linear(40, 24)
+
+    def forward(self, x):
+        scores = torch.softmax((x @ x.transpose(1, 2)) * 0.3, -1)
+        x = x + scores @ torch.cat([x[..., 12:].sin(), -x[..., :12]], -1)
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_a_block_forward_and_backward(interpreted, schedules):
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 7, 24)
+    compiled = thunder.jit(model, executors=[TritonKernels("tiles")])
+    results = []
+    for f in (model, compiled):
+        y = x.clone().requires_grad_()
+        out = f(y)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [y, *model.parameters()])])
+    assert len(regions_of(compiled)) >= 2
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_sums_over_rows_and_columns_share_what_they_read(interpreted):
+    def f(x, w):
+        y = torch.softmax(F.gelu(x) * w, -1)
+        return y, (x + 1).sum(0), y.sum(0), x.amax(-1)
+
+    (region,) = check(f, [torch.randn(32, 48), torch.randn(48)], 1e-4)
+    launches, _ = region.scheduled(region._shown)
+    assert [[len(k.rows) for k, _ in launch.kernels] for launch in launches] == [[3], [2]]
+
+
+def test_a_softmax_over_columns_is_one_kernel(interpreted):
+    (region,) = check(lambda x: (torch.softmax(x * 2, 0),), [torch.randn(40, 24)], 1e-5)
+    assert region.kernels == 1
+
+
+def test_a_reduction_is_computed_once_wherever_it_is_read(interpreted):
+    """Also at an index that is another one behind: what is outside of a piece is not read."""
+
+    def f(x):
+        y = x - x.amax(0)
+        return y, torch.cat([y[:, 12:], -y[:, :12]], 1), F.pad(y[:, 1:], (0, 1))
+
+    (region,) = check(f, [torch.randn(20, 24)], 0.0)
+    kernels = [k for launch in region.scheduled(region._shown)[0] for k, _ in launch.kernels]
+    assert sum(len(k.rows) for k in kernels) == 1
+
+
+def schedule_of(f, *inputs) -> list[tiled.Launch]:
+    """The launches for a function's operations as one region, for an H200."""
+    compiled = thunder.jit(f)
+    compiled(*inputs)
+    trace = thunder.last_traces(compiled)[0]
+    program = lower.lowered(Region([b for b in trace.bound_symbols if b.outputs], set(trace.output_proxies)))
+    strides = {b: x.stride() for b, x in zip(program.inputs, inputs, strict=True)}
+    return tiled.scheduled(
+        program, strides | {s.buffer: strides_of(s.buffer.shape) for s in program.stores}, planned_gpu()
+    )
+
+
+def test_a_long_sum_is_split():
+    launches = schedule_of(lambda x: x.sum(), torch.randn(1 << 22))
+    (first,), (second,) = (launch.kernels for launch in launches)
+    assert first[0].loops[0].size >= 128 and second[0].sweep[0].size == first[0].loops[0].size
+
+
+def test_a_transpose_has_tiles_of_two_dimensions():
+    ((kernel, tile),) = schedule_of(lambda x: x.t().contiguous() * 2, torch.randn(1024, 2048))[0].kernels
+    assert tile.first >= 32 and tile.second >= 32 and not kernel.rows
+
+
+def test_pieces_that_take_long_are_kernels_of_their_own():
+    def f(x):
+        return torch.cat([x.double().sin(), x.double().cos(), x.double()], 1)
+
+    (launch,) = schedule_of(f, torch.randn(256, 64))
+    assert [k.loops[-1].size for k, _ in launch.kernels] == [64, 64, 64]
+
+
+def test_a_value_that_takes_long_is_stored_for_later_kernels():
+    def f(x):
+        y = torch.sin(torch.sin(torch.sin(x)))
+        return (y - y.mean(0)).sum(1), y.cos()
+
+    launches = schedule_of(f, torch.randn(1000, 700))
+    kernels = [k for launch in launches for k, _ in launch.kernels]
+    sines = [sum(n.op == "sin" for n in tiled.nodes_of(k)) for k in kernels]
+    assert sines == [3, 0]
+
+
+def test_independent_kernels_share_a_launch():
+    launches = schedule_of(lambda x, y: (x.sin() + 1, y.cos() * 2), torch.randn(64, 64), torch.randn(3000))
+    assert [len(launch.kernels) for launch in launches] == [2]
+
+
+def requests(launches: list[tiled.Launch]) -> list[Request]:
+    texts = [triton_cuda.emitted(launch, False) for launch in launches]
+    return [
+        Request(e.name, e.text, tuple((f"*{POINTERS[to_torch_dtype(b.dtype)]}", True) for b in e.buffers), e.warps, 90)
+        for e in texts
+    ]
+
+
+SCRIPT = """
+import sys
+from thunder.executors.triton_kernels.compiling import Request
+for request in eval(sys.stdin.read()):
+    facts, code = request.compile()
+    print(facts["name"], len(code) > 1000)
+"""
+
+
+def compiled_names(launches) -> list[str]:
+    """The kernels of launches, compiled for a GPU of capability 9.0 in another process, without a GPU."""
+    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"} | {"PYTHONPATH": ROOT}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, input=repr(requests(launches)), capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    assert all(line.endswith(" True") for line in done.stdout.splitlines())
+    return [line.split()[0] for line in done.stdout.splitlines()]
+
+
+def test_kernels_compile_without_a_gpu():
+    def f(x, w):
+        y = F.layer_norm(F.gelu(x), (96,), w)
+        return y, torch.softmax(x, 0), x[:, 1:].t().contiguous(), torch.cat([x.sin(), x > 0], 1).bfloat16()
+
+    launches = schedule_of(f, torch.randn(64, 96), torch.randn(96))
+    assert len(compiled_names(launches)) == len(launches)
+
+
+def test_kernels_are_shown(interpreted):
+    compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1) + x, executors=["triton_ir"])
+    compiled(torch.randn(16, 32))
+    ((name, text),) = thunder.last_kernels(compiled).items()
+    assert name == "Tiles0"
+    assert "amax over r1_0:32 of" in text  # the IR
+    assert "kernel over [l0:16] [l1:32]" in text and "us predicted" in text  # the schedule
+    assert "def kernel_0(program, b0, b1):" in text  # the source
+
+
+def test_an_index_out_of_bounds_raises(interpreted):
+    compiled = thunder.jit(lambda x, i: x[i] * 2 + 1, executors=[TritonKernels("tiles")])
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(compiled(x, torch.tensor([1, -1])), x[[1, -1]] * 2 + 1)
+    assert regions_of(compiled)
+    with pytest.raises(Exception, match="index out of range"):
+        compiled(x, torch.tensor([1, 5]))
