@@ -338,7 +338,7 @@ class _Values:
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         with self.log.at(self.c.location()):
-            self.log.happens(index, function, outcome)
+            self.log.happens(index, function, eager_calls.module_of(args), outcome)
         if outcome.beside is not None:
             self.c.request.eager.exclude(codes)
             self.c.refuse(f"{name}() {outcome.beside}")

@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.hooks import BackwardHook
 
 from thunder import compat
-from thunder.capture import changing, host_lines, namespaces, objects
+from thunder.capture import changing, eager, host_lines, namespaces, objects
 from thunder.capture.ask import FILLED, HOOKLESS, HOOKS
 from thunder.capture.construct import construct_object, new_reference, reduced
 from thunder.capture.identities import hashable, id_of
@@ -39,7 +40,6 @@ from thunder.capture.library import (
     host_functions,
     leaves,
     levels,
-    module_hooks,
     outside_hooks,
     printed_nodes,
     torch_func,
@@ -55,6 +55,7 @@ from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import attributes
+from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
 from thunder.ops.families import random
@@ -107,7 +108,7 @@ def _module_call(c, f, args, kwargs):
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
         _guard_hooks(c, m)
-        return c.enter(compat.call_module, args, kwargs)
+        return eager.entered(c, f, args, kwargs, lambda _, a, k: c.enter(compat.call_module, a, k))
     _watch_hooks(c, m)
     forward = m.forward if isinstance(m, torch.jit.ScriptModule) else c.load_attr(m, "forward")  # which caches it
     return c.call(forward, args[1:], kwargs)
@@ -144,6 +145,16 @@ def _guard_hooks(c, m) -> None:
     so."""
     for n in HOOKS if id(m) in c.sources else ():
         c.materialize(c.load_attr(m, n))
+
+
+def _around_backward(c, f, args, kwargs):
+    """`BackwardHook.setup_input_hook` and `setup_output_hook`: full backward hooks of a module run where its inputs or
+    its results have a gradient."""
+    _, values = args
+    tensors = (x for x in parts_of(values) if isinstance(x, (torch.Tensor, TensorProxy)))
+    if torch.is_grad_enabled() and any(c.lift(x).requires_grad for x in tensors):
+        c.refuse("a module has full backward hooks", "remove the hooks, or register hooks on tensors")
+    return values
 
 
 def _apply_function(c, f, args, kwargs):
@@ -324,7 +335,7 @@ def install() -> None:
         **_of_python(), **_of_modules(), **_of_settings(), **_of_tensors(), **_of_derivatives(), **_of_private_names(),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
         **dict.fromkeys(_ELSEWHERE, _runs_elsewhere), **dict.fromkeys(_WATCHING, _watches),
-        **hooks.HANDLERS, **outside_hooks.HANDLERS, **module_hooks.HANDLERS,
+        **hooks.HANDLERS, **outside_hooks.HANDLERS,
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
     table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}
@@ -400,6 +411,7 @@ def _of_derivatives() -> dict:
         torch.autograd.graph.saved_tensors_hooks.__enter__: _hook_saved_tensors,
         torch.autograd.graph.saved_tensors_hooks.__exit__: _constant(None),
         getattr(_APPLY, "__func__", _APPLY): _apply_function,
+        **dict.fromkeys((BackwardHook.setup_input_hook, BackwardHook.setup_output_hook), _around_backward),
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
         torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
     }

@@ -10,7 +10,7 @@ from typing import Any
 from thunder.core.host_calls import Effect, Log
 from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
-from thunder.ops.eager_calls import Outcome, happened
+from thunder.ops.eager_calls import Outcome, happened, module_of
 
 
 class Replay(Host):
@@ -52,6 +52,8 @@ def _is_call_of(effect: Effect, f: Callable, args: Sequence) -> bool:
         return False
     if effect.name is not None:
         return plain_attribute(f, "__self__") is effect.owner and plain_attribute(f, "__name__") == effect.name
+    if effect.owner is not None and effect.owner is not module_of(args):
+        return False
     code = plain_attribute(f, "__code__")
     return f is effect.function or code is not None and code is plain_attribute(effect.function, "__code__")
 

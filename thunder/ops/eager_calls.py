@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thunder import compat
@@ -520,7 +521,7 @@ def _run(
         before = state.versions() if state is not None else []
         outcome = call(function, args, kwargs, tensors, wanted, kinds, grad, shown)
         log = Log() if log is None else log
-        log.happens(index, function, outcome)
+        log.happens(index, function, module_of(args), outcome)
         if outcome.error is not None:
             raise RunAgain(log, None) from outcome.error
         if state is not None and not state.holds(before):
@@ -562,6 +563,7 @@ def with_arguments(value: Any, args: tuple, kwargs: dict) -> Any:
     return value.value if type(value) is Held else map_result(as_returned, value)
 
 
+_BACKWARD = "eager_call_backward"
 _ONCE = (
     "an eager call keeps the autograd graph that its function left, which is run once: the derivative of a backward "
     "through it is not known"
@@ -585,8 +587,31 @@ def symbol_for(output: tuple[tuple, AnyProxy | None]) -> Symbol:
     return symbol
 
 
+def module_of(args: Sequence) -> torch.nn.Module | None:
+    """The module that a function is called of: `Module.__call__` is the same function for all."""
+    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
 def is_eager_call(symbol: Symbol) -> bool:
     return symbol.fn is _run
+
+
+def is_eager_backward(symbol: Symbol) -> bool:
+    return symbol.name == _BACKWARD
+
+
+def runs_python(graph: Graph) -> bool:
+    """Whether a backward through a graph runs a node that is written in Python: an `autograd.Function`, or the hooks of
+    a module."""
+    pending = [x.grad_fn for x in graph.outputs]
+    seen = {None, *(x.node if isinstance(x, GradientEdge) else x.grad_fn for x in graph.inputs)}
+    while pending:
+        if (node := pending.pop()) not in seen:
+            if isinstance(node, BackwardCFunction):
+                return True
+            seen.add(node)
+            pending += [following for following, _ in node.next_functions]
+    return False
 
 
 def _derivative(symbol: Symbol, *arguments):
@@ -598,9 +623,7 @@ def _derivative(symbol: Symbol, *arguments):
     connected = [i for i, p in enumerate(results) if type(p) is TensorProxy and p.requires_grad]
     cotangents = tuple(None if cotangent is None else cotangent[i] for i in connected)
     inputs = (*(value_at(args, kwargs, path) for path in wanted), *leaves)
-    backward = Symbol(
-        "eager_call_backward", lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward
-    )
+    backward = Symbol(_BACKWARD, lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward)
     backward.once_differentiable, backward.accepts_missing_cotangents = _ONCE, True
     gradients = backward(graph, cotangents)
     table = dict(zip(wanted, gradients, strict=False))

@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import assigned_data, checkpoints, hooks, module_hooks, outside_hooks
+from thunder.capture.library import assigned_data, checkpoints, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -27,6 +27,7 @@ from thunder.distributed.placement import synchronizes
 from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
 from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
+from thunder.ops.eager_calls import is_eager_backward, runs_python
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
@@ -84,9 +85,7 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        self.repeated: dict[Any, Any] = {}  # counters of a checkpoint that writes -> see `checkpoints`
-        # by the id of PyTorch's object for a call of a module with hooks, the token: see `module_hooks`
-        self.entered: dict[int, TensorProxy | None] = {}
+        self.repeated: dict[Any, Any] = {}  # names of what a checkpoint writes to -> see `checkpoints`
         self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
         self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
         self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
@@ -267,11 +266,12 @@ class _Pulled:
             if operation.sym is hooks.call_hook:
                 given[operation.output] = hooks.run(c, operation, self.create_graph)
                 continue
-            if operation.sym in module_hooks.CALLS:
-                found_now = module_hooks.run(c, operation, self.create_graph)
-                found_now = found_now if isinstance(found_now, tuple) else (found_now,)
-                given |= dict(zip(operation.outputs, map(c.recorder.latest, found_now), strict=True))
-                continue
+            if is_eager_backward(operation.sym) and runs_python(c.path.value_of(operation.args[0])):
+                c.refuse(
+                    "a backward inside of it runs Python code of a function that is called as it is, such as a hook of "
+                    "a module",
+                    "call backward outside of the compiled function",
+                )
             if operation.sym.id == "run_again":
                 checkpoints.run(c, operation)
                 continue

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from thunder.capture.ask import IDENTITY, value_at
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.library.hooks import Hook, hooked
-from thunder.capture.library.module_hooks import entered, left
 from thunder.core.proxies import TensorProxy, proxies_in
 
 
@@ -33,15 +32,6 @@ def finish(c, results) -> None:
             value, hook, _ = operation.args
             values = _rebuild(c, hook)
             c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, values))
-        elif operation.sym in (entered, left):
-            args = list(operation.args)
-            for place in (j for j, x in enumerate(args) if _are_hooks(x)):
-                args[place + 1] = tuple(map(functools.partial(_rebuild, c), args[place]))
-            c.recorder.bound_symbols[i] = operation.replace(args=tuple(args))
-
-
-def _are_hooks(x) -> bool:
-    return isinstance(x, tuple) and bool(x) and all(type(h) is Hook for h in x)
 
 
 def _rebuild(c, hook: Hook) -> tuple:
