@@ -161,9 +161,9 @@ class Mark(NamedTuple):
 
 class Effect(NamedTuple):
     """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls. An
-    owner without a name is the module that a function is called of. value: its result, or the `Outcome` of an eager call. arrays: those that it was given, by position or keyword, with
-    what was in them behind it. kinds: of its arguments. where: the code and instruction of the call, where capture has
-    made it."""
+    owner without a name is the module that a function is called of. value: its result, or the `Outcome` of an eager
+    call. arrays: those that it was given, by position or keyword, with what was in them behind it. kinds: of its
+    arguments. where: the code and instruction of the call, where capture has made it."""
 
     function: Callable
     owner: Any
