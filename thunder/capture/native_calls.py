@@ -189,10 +189,8 @@ def _by_receiver(c, f, s, args, kwargs):
 
 
 def _formatted(c, f, args, kwargs):
-    if f.__name__ == "format_map" and len(args) == 1 and not kwargs:
-        return text.format_fields(c, f.__self__, None, args[0])
-    if f.__name__ == "format" and text.looks_inside(f.__self__):
-        return text.format_fields(c, f.__self__, args, kwargs)
+    if f.__name__ == "format_map" or f.__name__ == "format" and text.looks_inside(f.__self__):
+        c.refuse("a text is formatted of attributes or items of values", "write an f-string")
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _string  # as string.Formatter does
-import itertools
 import types
 from typing import Any
 
@@ -105,42 +104,13 @@ def format_value(host, value, conversion, spec):
     return formatted(host, value, spec)
 
 
-def format_fields(host, template: str, args, named, count=None):
-    """`template.format(*args, **named)` whose fields look into values: `{0.name}`, `{0[key]}` (MarkupIterator_next);
-    `template.format_map(named)` where there are no `args`."""
-    count, parts = count or itertools.count(), []
-    for literal, field, spec, conversion in _string.formatter_parser(template):
-        parts.append(literal)
-        if field is not None:
-            first, path = _string.formatter_field_name_split(field)
-            first = next(count) if first == "" else first
-            if type(first) is int and args is None:
-                raise ValueError("Format string contains positional fields")
-            if type(first) is int and first >= len(args):
-                raise IndexError(f"Replacement index {first} out of range for positional args tuple")
-            value = args[first] if type(first) is int else host.getitem(named, first)
-            for is_attribute, name in path:
-                value = host.load_attr(value, name) if is_attribute else host.getitem(value, name)
-            spec = format_fields(host, spec, args, named, count) if "{" in spec else spec
-            if conversion not in _CONVERTED:
-                raise ValueError(f"Unknown conversion specifier {conversion}")
-            parts.append(format_value(host, value, _CONVERTED.index(conversion), spec))
-    return host.join(parts)
-
-
-_CONVERTED = (None, "s", "r", "a")
-
-
 def looks_inside(template: str) -> bool:
-    """Whether a field of a text for `format` looks into a value, and all fields are either numbered or not."""
+    """Whether a field of a text for `format` looks into a value: `{0.name}`, `{0[key]}`."""
     try:
         fields = [field for _, field, *_ in _string.formatter_parser(template) if field is not None]
-        split = [_string.formatter_field_name_split(field) for field in fields]
-        paths = [list(path) for _, path in split]
+        return any(list(_string.formatter_field_name_split(field)[1]) for field in fields)
     except ValueError:  # which `format` words
         return False
-    kinds = {first == "" for first, _ in split if type(first) is int or first == ""}
-    return any(paths) and len(kinds) < 2
 
 
 def _format(host, function, args, kwargs):
