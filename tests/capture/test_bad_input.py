@@ -85,7 +85,7 @@ def generator_as_a_result(x):
     return made
 
 
-@refused("is a coroutine")
+@refused("code that is awaited")
 async def coroutine_as_a_result(x):
     return x * 2
 

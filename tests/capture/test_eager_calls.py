@@ -267,7 +267,17 @@ def steps_a_coroutine(x):
         return stop.value
 
 
-@pytest.mark.parametrize("function", [makes_a_class, steps_a_coroutine])
+def handles_a_group(x):
+    try:
+        raise ExceptionGroup("two", [ValueError(2), KeyError()])
+    except* ValueError as group:
+        x = x * group.exceptions[0].args[0]
+    except* KeyError:
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("function", [makes_a_class, steps_a_coroutine, handles_a_group])
 def test_what_the_interpreter_leaves_to_python(function):
     class Uses(nn.Module):
         def forward(self, x):
@@ -275,7 +285,7 @@ def test_what_the_interpreter_leaves_to_python(function):
 
     compiled, _ = same_as_eager(Around(Uses()))
     assert names(compiled).count("eager_call") == 1
-    with pytest.raises(CaptureError, match="the class Scaled is made inside|is a coroutine"):
+    with pytest.raises(CaptureError, match="the class Scaled is made inside|code that is awaited|CHECK_EG_MATCH"):
         thunder.jit(function, fallback="error")(torch.ones(2))
 
 

@@ -201,5 +201,5 @@ def test_an_error_of_the_first_task_is_eagers():
 
 
 def test_with_fallback_error_an_event_loop_is_refused():
-    with pytest.raises(CaptureError, match="is a coroutine"):
+    with pytest.raises(CaptureError, match="code that is awaited"):
         thunder.jit(lambda x: asyncio.run(doubled(x)), fallback="error")(torch.ones(2))

@@ -94,7 +94,7 @@ def coroutines(jit):
 
 @pytest.mark.parametrize("run", [generators, two_ways, in_an_object, coroutines], ids=lambda run: run.__name__)
 def test_they_are_refused_and_go_on_outside(run):
-    refused(run, "generator leaves the compiled function|is a coroutine")
+    refused(run, "generator leaves the compiled function|code that is awaited")
 
 
 def started(jit):

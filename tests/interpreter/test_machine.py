@@ -299,11 +299,20 @@ def test_unsupported_opcode_says_what_and_where(monkeypatch):
         except Exception:  # noqa: BLE001
             return "caught"
 
-    with pytest.raises(UnsupportedError) as caught:
-        Host().interpret(program, (1,))
-    error = caught.value
-    assert error.construct == "BUILD_LIST" and error.filename == __file__ and error.line == program.__code__.co_firstlineno + 2
-    assert "BUILD_LIST" in str(error) and f"{__file__}:{error.line}" in str(error)
+    class Refuses(Host):
+        def foreign_function(self, f, args, kwargs, construct):
+            raise Foreign(f, construct)
+
+    class Foreign(Exception):
+        pass
+
+    with pytest.raises(Foreign) as caught:
+        Refuses().interpret(program, (1,))
+    assert caught.value.args == (program, "BUILD_LIST")
+    assert Host().interpret(program, (1,)) == [1, 1]  # as it is
+    with pytest.raises(UnsupportedError, match="BUILD_LIST") as caught:
+        Host().run_code(compile("x = 1\n[x, x]", "a.py", "exec"), {}, {})
+    assert (caught.value.construct, caught.value.filename, caught.value.line) == ("BUILD_LIST", "a.py", 2)
 
 
 def test_uncatchable_errors_pass_through_the_program():

@@ -36,7 +36,7 @@ from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL, UnsupportedError
 from thunder.interpreter.attributes import cell_value, parts_of, plain_attribute
-from thunder.interpreter.decode import decode
+from thunder.interpreter.decode import COROUTINE, decode
 from thunder.ops.eager_calls import (
     OPENED,
     Argument,
@@ -135,6 +135,8 @@ def _may_be_given(c, values: tuple) -> bool:
 def _stands_alone(f: types.FunctionType) -> bool:
     """Whether a function may be called apart from the program: it does not look at the autograd graph of its
     arguments, as `Tensor.backward` does, nor at its caller, and is no part of PyTorch's or thunder's own machinery."""
+    if decode(f.__code__).foreign == COROUTINE:  # which runs when somebody awaits it
+        return False
     module = f.__globals__.get("__name__") or ""
     if module.split(".")[0] in ("torch", "thunder") and not module.startswith(_APART):
         return False

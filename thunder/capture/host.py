@@ -60,7 +60,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import AWAITED, NULL, Host
+from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
@@ -302,8 +302,6 @@ class Capture(Host):
             del self.writes.effects[id(cell), None]
 
     def enter(self, f, args, kwargs):
-        if f.__code__.co_flags & AWAITED:
-            self.refuse(f"{f.__qualname__}() is a coroutine", "call it outside of the program")
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
             self.known.asked_functions.add(id(f))
             library = is_library(f.__globals__.get("__name__"))
@@ -315,6 +313,9 @@ class Capture(Host):
             if id(f) in self.outside.anew:
                 self.ask(self.sources[id(f)].attr("__globals__"), IDENTITY)
         return eager.entered(self, f, args, kwargs, super().enter)
+
+    def foreign_function(self, f, args, kwargs, construct):
+        self.refuse(f"{f.__qualname__}() has {construct}, which is not interpreted", "call it outside of the program")
 
     def _shared(self, owner, f, index: int, cell) -> None:
         """A cell of a function that is known by its structure: another function has it too, or none may."""

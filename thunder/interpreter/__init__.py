@@ -18,7 +18,6 @@ from thunder.interpreter.history import format_location as format_location
 from thunder.interpreter.history import interpreted_instructions as interpreted_instructions
 from thunder.interpreter.history import interpreter_log as interpreter_log
 from thunder.interpreter.history import print_log as print_log
-from thunder.interpreter.host import AWAITED as AWAITED
 from thunder.interpreter.host import Host as Host
 from thunder.interpreter.machine import Frame as Frame
 from thunder.interpreter.tracebacks import hide as hide

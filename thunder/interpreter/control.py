@@ -1,12 +1,10 @@
-"""Canonical instructions, second part: jumps, loops, generators, exceptions, `with`, intrinsics.
+"""Canonical instructions, second part: jumps, loops, generators, exceptions, `with`.
 
 A handler that returns an index continues there; RETURN and YIELD leave the frame with the value on top of the stack.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import types
 
 from thunder.interpreter.errors import UnsupportedError
@@ -211,35 +209,6 @@ def _matches(error, wanted):
     return any(t in mro for t in wanted) if isinstance(wanted, tuple) else wanted in mro
 
 
-def CHECK_EG_MATCH(frame, stack, _):
-    """except*: [group, type] -> [rest, match]; the match becomes the handled exception."""
-    wanted = stack.pop()
-    error = stack.pop()
-    for t in wanted if isinstance(wanted, tuple) else (wanted,):
-        if not (isinstance(t, type) and issubclass(t, BaseException)):
-            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-        if issubclass(t, BaseExceptionGroup):
-            raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
-    if _matches(error, wanted):
-        match, rest = error, None
-        if not isinstance(error, BaseExceptionGroup):
-            match = BaseExceptionGroup("", [error])
-    elif isinstance(error, BaseExceptionGroup):
-        match, rest = error.split(wanted)
-    else:
-        match, rest = None, error
-    stack.append(rest)
-    stack.append(match)
-    if match is not None:
-        frame.exc = frame.host.exc = match
-
-
-def PREP_RERAISE_STAR(frame, stack, _):
-    """The exception at the end of a `try` with `except*`. An intrinsic from 3.12 on."""
-    native = types.FunctionType(_intrinsic_code("PREP_RERAISE_STAR", 0, 2), {})
-    stack.append(native(*take(stack, 2)))
-
-
 # ---------------------------------------------------------------- with
 
 
@@ -273,31 +242,7 @@ def WITH_EXCEPT_START(frame, stack, depth):
     stack.append(frame.host.call(stack[-depth], [type(error), error, error.__traceback__], {}))
 
 
-# ---------------------------------------------------------------- intrinsics and the rest
-
-
-@functools.cache
-def _intrinsic_code(opname, number, arguments):
-    """Code of a native function that runs one CALL_INTRINSIC instruction on its arguments: type parameters and aliases
-    have no Python spelling that keeps their lazy evaluation."""
-    steps = [*(("LOAD_FAST", k) for k in range(arguments)), (opname, number), ("RETURN_VALUE", 0)]
-    template = ((lambda a, b: None) if arguments == 2 else (lambda a: None)).__code__
-    # after RESUME and its inline caches
-    begin = next(i for i in range(2, len(template.co_code), 2) if template.co_code[i])
-    body = template.co_code[:begin] + b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
-    return template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b"")
-
-
-def INTRINSIC_1(frame, stack, number):
-    # with the user's globals: a type variable takes its __module__ from them
-    native = types.FunctionType(_intrinsic_code("CALL_INTRINSIC_1", number, 1), frame.fn.__globals__)
-    stack[-1] = native(stack[-1])
-
-
-def INTRINSIC_2(frame, stack, number):
-    b = stack.pop()
-    native = types.FunctionType(_intrinsic_code("CALL_INTRINSIC_2", number, 2), frame.fn.__globals__)
-    stack[-1] = native(stack[-1], b)
+# ---------------------------------------------------------------- the rest
 
 
 def UNSUPPORTED(frame, stack, opname):

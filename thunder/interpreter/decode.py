@@ -32,6 +32,10 @@ HANDLERS = {
 CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR = 4, 8, 0x20
 
 
+_AWAITED = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+COROUTINE = "code that is awaited"
+
+
 class Handler(NamedTuple):
     """Where an exception raised by an instruction goes: one row of the exception table."""
 
@@ -46,6 +50,7 @@ class Record:
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
         "arguments", "argument_count", "binders", "catches", "simple", "is_generator", "starts", "handled",
+        "foreign",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -58,6 +63,8 @@ class Record:
         self.catches, self.handled = any(handlers), {}
         # A call with exactly the positional arguments needs no binding.
         self.simple = not (flags & (CO_VARARGS | CO_VARKEYWORDS) or code.co_kwonlyargcount)
+        unknown = (name for handler, name in program if handler is control.UNSUPPORTED)
+        self.foreign = COROUTINE if flags & _AWAITED else next(unknown, None)  # what of it is not interpreted
         self.is_generator = bool(flags & CO_GENERATOR)
         self.starts = self.is_generator and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
 

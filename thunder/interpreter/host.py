@@ -16,7 +16,6 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
-import inspect
 import operator
 import sys
 import types
@@ -52,10 +51,6 @@ _CALLS = {
 }  # fmt: skip
 PROTOCOL_CALLS = {id(function): handler for function, handler in _CALLS.items()}
 _HANDLERS = {**FRAME_CALLS, **PROTOCOL_CALLS}
-
-
-# flags of the code of coroutines, of generators marked by @types.coroutine, and of async generators
-AWAITED = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _call(f, args, kwargs):
@@ -150,11 +145,11 @@ class Host:
         return given
 
     def enter(self, f, args, kwargs):
-        """Interpret a call of a Python function; generators give their object at once. Coroutines are Python's own."""
+        """Interpret a call of a Python function; generators give their object at once."""
         code = f.__code__
-        if code.co_flags & AWAITED:  # whoever awaits it says when it runs
-            return f(*args, **kwargs)
         record = decode(code)
+        if record.foreign is not None:
+            return self.foreign_function(f, args, kwargs, record.foreign)
         if record.simple and not kwargs and len(args) == record.argument_count:
             variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
         else:
@@ -176,6 +171,11 @@ class Host:
         result = frame.run()
         self.log.returned(self, f, result)
         return result
+
+    def foreign_function(self, f, args, kwargs, construct: str) -> Any:
+        """A call of a function with a construct that is not interpreted: `except*`, generic syntax, a coroutine, which
+        runs when somebody awaits it."""
+        return f(*args, **kwargs)
 
     def run_code(self, code, global_names, names, closure=None):
         """Run the code of a module, class body, `exec` or `eval` in the namespace `names`."""

@@ -143,7 +143,7 @@ def super_attribute(raw):
 
 
 def intrinsic_1(raw):
-    return (INTRINSICS_1.get(raw.arg) or ("INTRINSIC_1", count),)
+    return (INTRINSICS_1.get(raw.arg) or ("UNSUPPORTED", given("CALL_INTRINSIC_1")),)
 
 
 INTRINSICS_1 = {
@@ -170,7 +170,7 @@ V3_11 = {
     ),
     **same(
         "POP_TOP PUSH_NULL GET_ITER GET_LEN STORE_SUBSCR DELETE_SUBSCR RETURN_VALUE GET_YIELD_FROM_ITER BEFORE_WITH "
-        "PUSH_EXC_INFO CHECK_EXC_MATCH CHECK_EG_MATCH PREP_RERAISE_STAR POP_EXCEPT LOAD_BUILD_CLASS COPY_FREE_VARS "
+        "PUSH_EXC_INFO CHECK_EXC_MATCH POP_EXCEPT LOAD_BUILD_CLASS COPY_FREE_VARS "
         "MATCH_MAPPING MATCH_SEQUENCE MATCH_KEYS LIST_TO_TUPLE SETUP_ANNOTATIONS IMPORT_STAR RETURN_GENERATOR "
         "RERAISE",
         nothing,
@@ -217,7 +217,6 @@ V3_12 = V3_11 | {
     "STORE_SLICE": (("BUILD_SLICE", given(2)), ("STORE_SUBSCR", nothing)),
     "COMPARE_OP": (("COMPARE", comparison(4)),),
     "CALL_INTRINSIC_1": intrinsic_1,
-    "CALL_INTRINSIC_2": (("INTRINSIC_2", count),),
 }
 
 # 3.13: super-instructions, NULL above callables, keyword calls and function attributes get their own opcodes
