@@ -390,6 +390,16 @@ def module_with_state():
     return m, m, ()
 
 
+class Counting(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        self.inner.n = self.inner.n + 1
+        return x * self.inner.w + self.inner.n
+
+
 @row()
 def buffer_reassigned():
     class Buffered(nn.Module):
@@ -454,18 +464,8 @@ def number_for_a_buffer(m, x):
 @on(holder, misses=2)
 def functional_call_that_assigns_a_buffer(m, x):
     m.forward = None  # not what is called
-
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = m
-
-        def forward(self, x):
-            self.inner.n = self.inner.n + 1
-            return x * self.inner.w + self.inner.n
-
     given = {"inner.w": x[0], "inner.n": torch.zeros(())}
-    return torch.func.functional_call(Counting(), given, (x,)), given
+    return torch.func.functional_call(Counting(m), given, (x,)), given
 
 
 @row(2)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import read_of_library
 from thunder.capture.reachable import Reach, names_of, reached_placements
 from thunder.capture.sources import Source
-from thunder.capture.state import Candidate, Entered
+from thunder.capture.state import Candidate
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
@@ -53,26 +53,28 @@ from thunder.ops.eager_calls import (
 from thunder.options import FALLBACK_OPTIONS
 
 
-def entered(c, f: types.FunctionType, args, kwargs, enter: Callable) -> Any:
-    """A call of a Python function: an eager call, a host call, or what `enter` makes of it, which reads it."""
-    if f.__code__ in c.request.eager and (result := called(c, f, args, kwargs)) is not NULL:
-        return result
-    outer, happened = c.library, c.path.happened
-    if not _is_of_library(f):
-        c.library = None
-    elif outer is None:
-        c.library = Entered(f, args, kwargs, happened)
-    try:
-        return enter(f, args, kwargs)
-    except (CaptureError, UnsupportedError):
-        if outer is None and c.library is not None:
-            note_library(c)
-        c.library = outer
-        if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
-            _note_function(c, f, args, kwargs, happened)
-        raise
-    finally:
-        c.library = outer
+class Reading:
+    """A function that is being read. A context, and no function around it: it takes no frame of each call."""
+
+    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer")
+
+    def __init__(self, c, function: types.FunctionType, args: Sequence, kwargs: dict):
+        self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
+
+    def __enter__(self) -> None:
+        self.happened, self.outer = self.c.path.happened, self.c.library
+        if not _is_of_library(self.function):
+            self.c.library = None
+        elif self.outer is None:
+            self.c.library = self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        c, library, c.library = self.c, self.c.library, self.outer
+        if isinstance(error, (CaptureError, UnsupportedError)):
+            if library is self:
+                note_library(c, self)
+            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
+                _note_function(c, self.function, self.args, self.kwargs, self.happened)
 
 
 def _note_function(c, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
@@ -89,11 +91,11 @@ def _is_of_library(f: Any) -> bool:
     return isinstance(f, type) or read_of_library(f.__globals__.get("__name__"))
 
 
-def note_library(c) -> bool:
+def note_library(c, entered: Reading) -> bool:
     """Notes what of the standard library, which the user's code has entered, may run as it is from now on: the class
     whose method it is, or the function. Gives whether there is anything."""
-    f, args, kwargs, happened = c.library
-    if not c.path.is_as_before(happened):
+    f, args, kwargs = entered.function, entered.args, entered.kwargs
+    if not c.path.is_as_before(entered.happened):
         return False
     if args and note_class(c, type(args[0]), f.__code__.co_name == "__init__"):
         return True

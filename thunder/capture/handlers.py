@@ -54,7 +54,7 @@ from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, con
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.extend.debugging import breakpoint_line
-from thunder.interpreter import attributes
+from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.host import PROTOCOL_CALLS
@@ -108,7 +108,10 @@ def _module_call(c, f, args, kwargs):
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
         _guard_hooks(c, m)
-        return eager.entered(c, f, args, kwargs, lambda _, a, k: c.enter(compat.call_module, a, k))
+        if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
+            return result
+        with eager.Reading(c, f, args, kwargs):
+            return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     forward = m.forward if isinstance(m, torch.jit.ScriptModule) else c.load_attr(m, "forward")  # which caches it
     return c.call(forward, args[1:], kwargs)

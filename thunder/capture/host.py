@@ -54,7 +54,7 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import is_library
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
-from thunder.capture.state import Candidate, Containers, Entered, Known, Numbers, Outside, Request, Tensors, Writes
+from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors, Writes
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -125,7 +125,7 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
-        self.library: Entered | None = None
+        self.library: eager.Reading | None = None  # what of the standard library the user's code has entered
         self.candidate: Candidate | None = None  # where the program is refused
         self.eager_calls: list[Any] = []  # the functions
         self.function_modes = 0  # PyTorch's, when the program begins
@@ -312,7 +312,10 @@ class Capture(Host):
                     self._shared(self.outside.cells.setdefault(id(cell), f), f, i, cell)
             if id(f) in self.outside.anew:
                 self.ask(self.sources[id(f)].attr("__globals__"), IDENTITY)
-        return eager.entered(self, f, args, kwargs, super().enter)
+        if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
+            return result
+        with eager.Reading(self, f, args, kwargs):
+            return super().enter(f, args, kwargs)
 
     def foreign_function(self, f, args, kwargs, construct):
         self.refuse(f"{f.__qualname__}() has {construct}, which is not interpreted", "call it outside of the program")

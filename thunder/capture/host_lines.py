@@ -157,7 +157,7 @@ def _connects(c, args: tuple, kwargs: dict) -> bool:
 
 def _check_library(c, name: str, effect: str, repeated: bool) -> None:
     """repeated: whether it may run again."""
-    if not repeated and effect != "random" and c.library is not None and c.note_library():
+    if not repeated and effect != "random" and c.library is not None and c.note_library(c.library):
         c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
 
 

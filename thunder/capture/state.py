@@ -53,16 +53,6 @@ class Candidate(NamedTuple):
     again: bool
 
 
-class Entered(NamedTuple):
-    """A function of the standard library that the user's code has called, and that is being read. happened: what had
-    happened before, see `Path.happened`."""
-
-    function: types.FunctionType
-    args: tuple
-    kwargs: dict
-    happened: tuple
-
-
 @dataclass(frozen=True)
 class Request:
     """One call of a program that is to be captured.

@@ -236,7 +236,7 @@ V3_13 = V3_12 | {
 }
 
 # 3.14: borrowed loads, small integers, common constants, special methods for `with`, subscripts in BINARY_OP, t-strings
-SPECIAL_METHODS = ("__enter__", "__exit__")
+SPECIAL_METHODS = ("__enter__", "__exit__", "__aenter__", "__aexit__")
 COMMON_CONSTANTS = (AssertionError, NotImplementedError, tuple, all, any)
 V3_14 = V3_13 | {
     **same("BUILD_TEMPLATE", nothing),
