@@ -13,6 +13,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 import thunder
 
@@ -119,6 +120,119 @@ def test_one_program_for_what_is_made_anew(name):
     for i in range(CALLS):
         torch.testing.assert_close(compiled(X, make(i)), program(X, make(i)))
     assert len(compiled.programs) <= 2
+
+
+def seeded(i):
+    return torch.Generator().manual_seed(i)
+
+
+def decides(x, g):
+    drawn = torch.rand(4, generator=g)
+    return x + drawn + torch.rand(4, generator=g) if drawn.sum() > 2 else x - drawn
+
+
+DRAWING = {
+    "two": (lambda x, g, h: x + torch.rand(4, generator=g) - torch.rand(4, generator=h), 2, 1),
+    "by_data": (decides, 1, 2),
+    "in_place": (lambda x, g: nn.init.normal_(torch.empty(4), generator=g) + x, 1, 1),
+    "seeded": (lambda x, g: x + torch.rand(4, generator=g.manual_seed(7)), 1, 1),
+    "order": (lambda x, g: x[torch.randperm(4, generator=g)], 1, 1),
+    "compared": (lambda x, g, h: x * (2 if g is h else 3) + torch.rand(4, generator=g), 2, 1),
+}
+
+
+@pytest.mark.parametrize("rng", ["torch", "fused"])
+@pytest.mark.parametrize("name", DRAWING)
+def test_generators_are_inputs(name, rng):
+    program, count, programs = DRAWING[name]
+    compiled = thunder.jit(program, rng=rng)
+    for i in range(CALLS):
+        ours, theirs = ([seeded(i + n) for n in range(count)] for _ in range(2))
+        torch.testing.assert_close(compiled(X, *ours), program(X, *theirs), rtol=0, atol=0)
+        for g, h in zip(ours, theirs, strict=True):
+            assert torch.equal(g.get_state(), h.get_state())
+    assert len(compiled.programs) == programs
+    if count == 2:  # one generator in two places is another program
+        torch.testing.assert_close(compiled(X, *[seeded(1)] * 2), program(X, *[seeded(1)] * 2), rtol=0, atol=0)
+        assert len(compiled.programs) == programs + 1
+
+
+class Calling(nn.Module):
+    def __init__(self, called):
+        super().__init__()
+        self.inner, self.called = linear(1), called
+
+    def forward(self, x):
+        return self.called(self.inner, x)
+
+
+def removes_itself(module):
+    handles = []
+
+    def hook(module, args, output):
+        handles[0].remove()
+        return output * 3
+
+    handles.append(module.register_forward_hook(hook))
+
+
+def registers(module, x):
+    handle = module.register_forward_hook(lambda module, args, output: output + 1)
+    result = module(x)
+    handle.remove()
+    return result + module(x)
+
+
+HOOKS = {
+    "a_hook": (lambda m: m.register_forward_hook(lambda module, args, output: output * 2), True),
+    "before": (lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 2,)), True),
+    "two": (lambda m: [m.register_forward_hook(lambda m, a, o, n=n: o * n + n) for n in (2, 3)], True),
+    "with_keywords": (lambda m: m.register_forward_hook(lambda m, a, k, o: o * 3, with_kwargs=True), False),
+    "that_removes_itself": (removes_itself, False),
+}
+CALLED = {
+    "once": (lambda m, x: m(x), True),
+    "twice": (lambda m, x: m(m(x)), True),
+    "registering": (registers, False),
+    "counted": (lambda m, x: m(x) * len(m._forward_hooks), False),
+    "by_number": (lambda m, x: m(x) + sum(number % 7 for number in m._forward_hooks), False),
+    "by_number_before": (lambda m, x: sum(number % 7 for number in m._forward_hooks) + m(x), False),
+}
+
+
+@pytest.mark.parametrize("called", CALLED)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_are_known_by_their_position(hook, called):
+    (register, alike), (call, without_numbers) = HOOKS[hook], CALLED[called]
+    ours, theirs = Calling(call), Calling(call)
+    compiled = thunder.jit(ours, fallback="error")
+    for _ in range(4):
+        number, results = RemovableHandle.next_id, []
+        for module, run in ((ours, compiled), (theirs, theirs)):
+            RemovableHandle.next_id = number  # both see the same numbers
+            register(module.inner)
+            results.append(run(X))
+            module.inner._forward_hooks.clear()
+            module.inner._forward_hooks_with_kwargs.clear()
+            module.inner._forward_pre_hooks.clear()
+        torch.testing.assert_close(*results)
+    if alike and without_numbers:
+        assert len(compiled.programs) <= 2
+
+
+def test_what_stands_in_an_attribute_is_known_by_its_structure_from_the_second_one_on():
+    class Applies(nn.Module):
+        def forward(self, x):
+            return self.act(x) + torch.rand(4, generator=self.generator)
+
+    module = Applies()
+    compiled = thunder.jit(module)
+    for i in range(CALLS):
+        module.act, module.generator = scaled_by(i), seeded(i)
+        got = compiled(X)
+        module.generator = seeded(i)
+        torch.testing.assert_close(got, module(X))
+    assert len(compiled.programs) == 2
 
 
 def test_modules_that_are_given_in_turn():

@@ -17,7 +17,7 @@ from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
 from thunder.core.paths import OtherPath
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import ForwardBackward, Trace
@@ -239,28 +239,32 @@ def not_differentiable(run: Callable, modes: tuple, any_input_requires_grad: boo
     return without_grad(run) if compat.grad_enabled_in(modes) and any_input_requires_grad else run
 
 
-def drawn_from(computation: Trace) -> tuple[list[torch.device], list[torch.Generator]]:
-    """The devices whose default generators a program draws from, and other generators."""
+def drawn_from(computation: Trace) -> tuple[list[torch.device], list[torch.Generator | int]]:
+    """The devices whose default generators a program draws from, and other generators, or positions of inputs that may
+    be some."""
     drawing = [b for b in computation.bound_symbols if not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
     results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
     devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
     own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
-    return sorted(devices, key=str), list(own.values())
+    given = {x for b in drawing for x in b.inputs if type(x) is AnyProxy}
+    inputs = [i for i, x in enumerate(computation.args) if type(x) is AnyProxy and x in given]
+    return sorted(devices, key=str), [*own.values(), *inputs]
 
 
 def with_numbers_put_back(
-    function: Callable, devices: Sequence[torch.device], own: Sequence[torch.Generator], left: type[Exception]
+    function: Callable, devices: Sequence[torch.device], own: Sequence[torch.Generator | int], left: type[Exception]
 ) -> Callable:
     """`function`, which draws no numbers where it leaves for another path or for the original: these draw them
     again. left: the exceptions that it leaves by."""
     if not devices and not own:
         return function
-    on_gpus = any(d.type == "cuda" for d in (*devices, *(g.device for g in own)))
 
     def run(*inputs):
+        given = (inputs[x] if isinstance(x, int) else x for x in own)
+        generators = [*map(_default_generator, devices), *(x for x in given if type(x) is torch.Generator)]
+        on_gpus = any(g.device.type == "cuda" for g in generators)
         if on_gpus and torch.cuda.is_current_stream_capturing():  # which leaves for nothing, and has no states to get
             return function(*inputs)
-        generators = [*map(_default_generator, devices), *own]
         states = [g.get_state() for g in generators]
         try:
             return function(*inputs)

@@ -35,7 +35,7 @@ from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
-from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.core.unbacked import CHECKS
@@ -124,7 +124,7 @@ class Captured:
         _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
-        operations = c.recorder.bound_symbols
+        operations, generators = _with_generators(c)
         used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
         made = {o for operation in operations for o in operation.outputs}
         if any(type(p) is TensorProxy and p not in c.tensors.real for p in used - made):
@@ -141,6 +141,7 @@ class Captured:
         numbers = [n for n in c.numbers.proxies.values() if n.name in symbols]
         of_host = ((p, source) for source, p in c.outside.host_values.items())
         others = {p: source for p, source in (*c.tensors.opaque.values(), *of_host) if p in used}
+        others |= generators
         inputs = [*tensors, *others, *numbers]
         placements = c.tensors.placements
         self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
@@ -227,6 +228,24 @@ class Captured:
     def outlived(self) -> bool:
         """Whether an object that this program was made for is gone, so that it fits no call any more."""
         return any(reference() is None for reference in self._weak)
+
+
+def _with_generators(c: Capture) -> tuple[list[BoundSymbol], dict[Proxy, Source]]:
+    """The operations, with inputs in the place of generators that each call may make anew; these, and their sources."""
+    anew = {i for i in c.outside.anew if type(c.keep[i]) is torch.Generator}
+    proxies: dict[int, AnyProxy] = {}
+
+    def as_input(x: Any) -> Any:
+        if type(x) is not torch.Generator or id(x) not in anew:
+            return x
+        return proxies.setdefault(id(x), AnyProxy(c.recorder.context.names.make("generator")))
+
+    operations = []
+    for operation in c.recorder.bound_symbols:
+        args, kwargs = (map_structure(as_input, part) if anew else part for part in (operation.args, operation.kwargs))
+        is_same = args is operation.args and kwargs is operation.kwargs
+        operations.append(operation if is_same else operation.replace(args=args, kwargs=kwargs))
+    return operations, {p: c.sources[i] for i, p in proxies.items()}
 
 
 def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:

@@ -199,7 +199,7 @@ def outgrown_sizes(c, held: Container[str]) -> set[str]:
 def constants(c) -> dict[str, Any]:
     """The values that the program holds one of and that are inputs once they were another, by their paths: a
     temperature, a count of steps, a name; under `cache="constant values"` floats of objects alone (the learning rate of
-    an optimizer). Values of the host stand as their `value_key`."""
+    an optimizer). Values of the host stand as their `value_key`, functions, modules and generators as `(id,)`."""
 
     def may_change(source: Source, value) -> bool:
         argument = source.root.key in ("args", "kwargs")
@@ -211,6 +211,7 @@ def constants(c) -> dict[str, Any]:
     held = [(s, v) for s, v in _held_values(c) if may_change(s, v)]
     held += [(s.child("len", None), len(v)) for s, v in held if type(v) in TEXTS]
     found = {s.describe(c.parameters): value_key(v) for s, v in held}
+    found |= {s.describe(c.parameters): (number,) for s, number in c.outside.identities.items()}
     return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 

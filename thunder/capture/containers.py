@@ -56,7 +56,14 @@ def _known(c, value, source: Source):
     s = c.containers.snapshots.get(id(value))
     if s is not None and c.sources[id(s)] is not source:
         c.ask(source, SAME, c.sources[id(s)])
+    if s is not None and c.containers.looks[id(s)].by_position and not _is_called_by_position(c):
+        c.ask(source, KEYS)
     return s
+
+
+def _is_called_by_position(c) -> bool:
+    """Whether the code that runs is that of calls of modules, which the keys of hooks mean nothing to."""
+    return c.stack_of_frames[-1].fn.__globals__ is vars(torch.nn.modules.module)
 
 
 def held(c, value):
@@ -117,12 +124,13 @@ def materialize(c, s) -> None:
             c.refuse(
                 "a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors"
             )
-        c.ask(source, KEYS)
+        c.ask(source, LENGTH if look.by_position else KEYS)
         if isinstance(value, collections.defaultdict):  # native code copies it
             c.reach(source.attr("default_factory"))
         c.elements(base.keys(value))
         hidden = dict.fromkeys(base.keys(s), MISSING) | look.items  # by items of the program
-        _fill(s, look, base, [hidden[k] if k in hidden else c.read(x, source.item(k)) for k, x in base.items(value)])
+        at = {k: source.child("nth", i) if look.by_position else source.item(k) for i, k in enumerate(base.keys(value))}
+        _fill(s, look, base, [hidden[k] if k in hidden else c.read(x, at[k]) for k, x in base.items(value)])
     else:
         n = c.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
@@ -256,9 +264,8 @@ def entry(c, source: Source, k) -> tuple:
         k = real_id(c, k)
         told_apart(c, k, ())
         known = c.sources.get(id(k))
-        return k, source.item(k) if known is None or known.step == "const" or type(
-            k
-        ) is torch.Generator else source.child("keyed", known)
+        itself = known is None or known.step == "const" or type(k) is torch.Generator and id(k) not in c.outside.anew
+        return k, source.item(k) if itself else source.child("keyed", known)
     real, found = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
         c.refuse(
@@ -349,7 +356,9 @@ def changes(c) -> list[tuple]:
     """The changes of containers from outside: (kind, original, source, key, value)."""
     found: list[tuple] = []
     for sid, look in c.containers.looks.items():
-        found += _changes(c.keep[sid], look)
+        found += (changed := _changes(c.keep[sid], look))
+        if look.by_position and changed:
+            c.ask(look.source, KEYS)
     for kind, original, source, k, value in found:
         if id(original) in c.outside.namespaces:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")

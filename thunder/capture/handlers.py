@@ -145,9 +145,22 @@ def _watch_hooks(c, m) -> None:
 
 def _guard_hooks(c, m) -> None:
     """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
-    so."""
-    for n in HOOKS if id(m) in c.sources else ():
+    so. Keys of forward hooks mean nothing to it where none is one of the special ones."""
+    if id(m) not in c.sources:
+        return
+    special = [x for x in (vars(m).get(n) for n in _SPECIAL_HOOKS) if x]
+    for n in _SPECIAL_HOOKS if not special else ():
         c.materialize(c.load_attr(m, n))
+    for n in HOOKS:
+        known = c.containers.snapshots.get(id(vars(m)[n]))  # the module is called for a second time
+        hooks = c.load_attr(m, n) if known is None else known
+        if id(hooks) in c.containers.lazy and not special and n in HOOKS[:2]:
+            c.containers.lazy[id(hooks)].by_position = not dict.__len__(hooks)
+        c.materialize(hooks)
+
+
+# of forward hooks, those that are called in another way, by their keys
+_SPECIAL_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
 def _around_backward(c, f, args, kwargs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,6 +45,11 @@ def item(container, key):
         return MISSING
 
 
+def nth(container, index: int):
+    """The value at a position of a dict whose keys are numbers that nobody chooses, as those of a module's hooks."""
+    return next(itertools.islice(dict.values(container), index, None), MISSING)
+
+
 def called(owner, how: tuple):
     """The result of a method of an object that stands for changing state (a context variable, a weak reference)."""
     name, *args = how
@@ -75,6 +81,7 @@ def tensor_of(array, _=None) -> torch.Tensor:
 
 STEPS = {
     "item": item,
+    "nth": nth,
     "find": find,
     "cell": cell,
     "call": called,
@@ -102,11 +109,12 @@ class Source:
     """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
 
     step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute),
-    "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
-    another source), "held" (the mapping behind a mappingproxy), "tensor" (that of an array), "cell" (key: index in the
-    closure), "call" (key: a method's name and arguments), "size" (key: a dimension of a tensor), "len", "at" (an item
-    whose key is the number at another source), "number" (key: a `Computation`, of the base among others), "made" (what
-    the base makes of a shape, of ints and sources of numbers), or "of" (what it gives of the values at sources). label:
+    "find" (an attribute that no code of the user's answers), "item", "nth" (the value at a position of a dict), "keyed"
+    (an item whose key is the tensor at another source), "held" (the mapping behind a mappingproxy), "tensor" (that of
+    an array), "cell" (key: index in the closure), "call" (key: a method's name and arguments), "size" (key: a dimension
+    of a tensor), "len", "at" (an item whose key is the number at another source), "number" (key: a `Computation`, of
+    the base among others), "made" (what the base makes of a shape, of ints and sources of numbers), or "of" (what it
+    gives of the values at sources). label:
     how a root or constant is called when a person reads about it.
     """
 

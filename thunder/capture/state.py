@@ -101,6 +101,8 @@ class Outside:
     standing: dict[int, Source] = field(default_factory=dict)  # by id, the results, and where the values are
     anew: set[int] = field(default_factory=set)  # ids of objects that are known by their structure: see `values`
     itself: set[int] = field(default_factory=set)  # ids of functions that are known as the objects that they are
+    # where such objects stand that may be known by their structure once another one stands there -> the id
+    identities: dict[Source, int] = field(default_factory=dict)
     function_sources: dict[int, Source] = field(default_factory=dict)
     # cells from outside -> a function that has them: functions made inside share them
     cells: dict[int, types.FunctionType] = field(default_factory=dict)
@@ -186,13 +188,14 @@ class Look:
 
     items: values at single keys or indices that were read before the whole. was: the elements, once the whole was
     read. late: items of a dict that were written last, from the first one on whose key is a number that stays symbolic.
+    by_position: whether the keys of a dict mean nothing to what has read it.
     """
 
-    __slots__ = ("original", "source", "items", "was", "late")
+    __slots__ = ("original", "source", "items", "was", "late", "by_position")
 
     def __init__(self, original, source: Source):
         self.original: Any = original
-        self.source, self.items, self.late = source, {}, []
+        self.source, self.items, self.late, self.by_position = source, {}, [], False
         self.was: Any = None
 
 

@@ -183,14 +183,18 @@ def _array(c, value: numpy.ndarray, source: Source):
 
 
 def _identical(c, value, source: Source):
-    """A value that is no other object in any call, or a function that is known by its structure."""
+    """A value that is no other object in any call, a function that is known by its structure, or a generator that is an
+    input."""
     t = type(value)
     if t is types.FunctionType:
         c.outside.function_sources.setdefault(id(value), source)
-        if _comes_anew(c, value, source):
-            ask(c, source, TYPE)
-            c.know(value, source)
-            return value
+    if t in (types.FunctionType, torch.Generator) and _comes_anew(c, value, source):
+        ask(c, source, TYPE)
+        c.know(value, source)
+        if t is torch.Generator:
+            ask(c, source.attr("device"), VALUE)
+            c.outside.apart[source] = None
+        return value
     ask(c, source, IDENTITY)
     if t is torch.Generator or t is types.FunctionType and source.root.key in ("args", "kwargs"):
         c.know(value, source)
@@ -199,15 +203,16 @@ def _identical(c, value, source: Source):
 
 def _comes_anew(c, value, source: Source) -> bool:
     """Whether a function, a partial or a module is known by its structure: what each call may make anew is the same
-    program for the same code, and the tensors in it are inputs. Those are arguments and what stands where another one
-    was before. The others are known as the objects that they are, which is one guard."""
-    if id(value) in c.outside.rooted or id(value) in c.outside.itself:
+    program for the same code, and the tensors in it are inputs, as generators are. Those are arguments and what stands
+    where another one was before. The others are known as the objects that they are, which is one guard."""
+    if id(value) in c.outside.rooted or id(value) in c.outside.itself or value is torch.default_generator:
         return False
     if type(value) is types.FunctionType and _is_known_itself(c, value):
         return False
     if source.root.key not in ("args", "kwargs"):
         before = c.request.changing.get(source.describe(c.parameters), _NONE) if c.request.changing else _NONE
-        if before is not None and (before is _NONE or id(value) in before):
+        if before is not None and (before is _NONE or (id(value),) in before):
+            c.outside.identities[source] = id(value)
             return False
     c.outside.anew.add(id(value))
     return True

@@ -93,7 +93,7 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
             "any_input_requires_grad": captured.any_input_requires_grad,
             "may_fail_over": captured.may_fail_over,
             "draws_again": _draws_again(captured, options),
-            "constants": captured.constants,
+            "constants": {k: v for k, v in captured.constants.items() if type(v) is not tuple},  # ids of this process
             "effects": sorted(captured.effects),
         },
     }
