@@ -9,8 +9,7 @@ import torch
 
 from tests.ops.harness import SAMPLED, as_program, samples_of, tensors_in, torch_function
 from tests.ops.tracing import carried_out, traced
-from thunder.capture.library.functional import JVP, VJP
-from thunder.capture.library.vmap import VMap
+from thunder.capture.library.functional import JVP, VJP, VMap
 from thunder.core.symbol import OpTags, current_recorder
 from thunder.ops import LTORCH
 from thunder.ops.methods import call_torch
