@@ -53,7 +53,8 @@ UNARY: list[Callable] = [
 OF_FLOATS: list[Callable] = [
     torch.sin, torch.tanh, torch.sigmoid, torch.exp, lambda x: x.abs().log(), torch.erf, F.gelu, F.silu, F.softplus,
     torch.floor, torch.expm1, lambda x: x.abs().sqrt(), lambda x: x**0, lambda x: x.abs() ** 1.5, torch.isnan,
-    torch.round, lambda x: x / 3, lambda x: x.to(torch.bfloat16).to(x.dtype),
+    torch.round, torch.sinc, torch.frac, lambda x: x % 1.5, lambda x: torch.logaddexp(x, x * 2),
+    lambda x: torch.xlogy(x, x.abs()), lambda x: x / 3, lambda x: x.to(torch.bfloat16).to(x.dtype),
 ]  # fmt: skip
 BINARY: list[Callable] = [
     torch.add, torch.mul, torch.sub, torch.maximum, torch.minimum, lambda x, y: torch.where(x > y, x, y),

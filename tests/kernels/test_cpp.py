@@ -108,6 +108,29 @@ def test_functions_of_special_values(dtype, always):
             assert torch.equal(result.signbit() & zero, want.signbit() & zero), f"{name}: the sign of zeros"
 
 
+FORMULAS_OF_ONE = ("frac", "deg2rad", "rad2deg", "sinc", "angle")
+FORMULAS_OF_TWO = ("remainder", "floor_divide", "fmod", "logaddexp", "logaddexp2", "xlogy", "heaviside", "ldexp")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_formulas_of_special_values(dtype, always):
+    def f(x, y):
+        special = [torch.special.entr(x), torch.special.ndtr(x), torch.special.xlog1py(x, y), torch.float_power(x, y)]
+        one, two = ([getattr(torch, n) for n in names] for names in (FORMULAS_OF_ONE, FORMULAS_OF_TWO))
+        return [*special, x % 2.5, x // -2.5, *(g(x) for g in one), *(g(x, y) for g in two)]
+
+    names = ["entr", "ndtr", "xlog1py", "float_power", "% 2.5", "// -2.5", *FORMULAS_OF_ONE, *FORMULAS_OF_TWO]
+    x, y = (t.to(dtype).reshape(-1) for t in torch.meshgrid(SPECIAL[:9], SPECIAL[:9], indexing="ij"))
+    compiled = thunder.jit(f, executors=[always])
+    results = compiled(x, y)
+    assert len(regions_of(compiled)) == 1
+    # PyTorch rounds some of them to bfloat16 in between, and kernels do not
+    expected = f(x, y) if dtype is not torch.bfloat16 else f(x.float(), y.float())
+    for name, result, want in zip(names, results, expected, strict=True):
+        want = want.to(result.dtype)
+        torch.testing.assert_close(result, want, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def test_powers_of_special_values(always):
     def f(x):
         return [x**power for power in (0, 1, 2, 3, -1, 0.5, -0.5, -2, 1.5)]

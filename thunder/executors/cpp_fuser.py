@@ -115,7 +115,11 @@ class CppFuser(FusionExecutor):
 def _is_cheap(primitive: BoundSymbol) -> bool:
     row = lower.ROWS[primitive.sym.id]
     function = FUNCTIONS.get(primitive.sym.name)
-    return row not in lower.DEAR_ROWS and (function is None or function.rate == "simple")
+    return (
+        row not in lower.DEAR_ROWS
+        and (function is None or function.rate == "simple")
+        and not lower.is_formula(primitive)
+    )
 
 
 class KernelRegion(FusedFunction):
@@ -291,7 +295,8 @@ def _classes(operation: BoundSymbol) -> set[str]:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")
         else:
-            classes.add("function" if function is not None and function.rate == "exp" else "map")
+            is_slow = function is not None and function.rate == "exp" or lower.is_formula(p)
+            classes.add("function" if is_slow else "map")
     return classes
 
 

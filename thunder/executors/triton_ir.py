@@ -42,6 +42,7 @@ from thunder.executors.triton_kernels.layout import layout_of
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
 from thunder.kernels import lower, tiled, triton_cuda
+from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
@@ -131,9 +132,12 @@ def _runs_on(device: str) -> bool:
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has a text for a primitive."""
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
+    if lower.is_formula(primitive):
+        names = functions_in(name)
+        return "pow" not in names and all(triton_cuda.computes(n, kind) for n in names for kind in kinds)
     if name not in FUNCTIONS:
         return True
-    kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
     if name == "pow":  # by a number for which there is a rule
         return type(primitive.args[1]) in (int, float) and primitive.args[1] in (0, 1, 2, 3, 0.5, -0.5, -1, -2)
     return all(triton_cuda.computes(name, kind) for kind in kinds)

@@ -17,6 +17,7 @@ from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.extend.fusion import fusible
+from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
@@ -83,7 +84,15 @@ def _elementwise(to: Lowering, b: BoundSymbol) -> Node:
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     kind = computed(tensors[-1].dtype if b.sym.name != "where" else _out(b).dtype)
     args = [to.values[x] if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
+    if is_formula(b):
+        return FORMULAS[b.sym.name](Writer(to.graph), *args)
     return to.map(NAMES.get(b.sym.name, b.sym.name), *args)
+
+
+def is_formula(b: BoundSymbol) -> bool:
+    """Whether a formula computes it: some functions have a node for integers alone."""
+    tensors = [x for x in b.args if isinstance(x, TensorProxy)]
+    return b.sym.name in FORMULAS and all(t.dtype.category == FLOAT for t in tensors)
 
 
 NAMES = {"negative": "neg", "sgn": "sign"}
@@ -259,7 +268,7 @@ def _out(b: BoundSymbol) -> TensorProxy:
 
 
 ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
-    **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *NAMES)},
+    **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *FORMULAS, *NAMES)},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduce for name in Combine},
     "prims.convert_element_type": _cast, "prims.full": _full, "prims.iota": _iota,
@@ -307,9 +316,13 @@ def _is_function(b: BoundSymbol) -> bool:
     name = NAMES.get(b.sym.name, b.sym.name)
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     numbers = [x for x in b.args if not isinstance(x, TensorProxy)]
-    function = FUNCTIONS[name]
     if not tensors or any(type(x) not in (bool, int, float) for x in numbers):
         return False
+    if is_formula(b):
+        return all(_fits(x, tensors[0].dtype) for x in numbers if type(x) is int)
+    if name not in FUNCTIONS:
+        return False
+    function = FUNCTIONS[name]
     if any(t.dtype.category not in function.categories for t in tensors):
         return False
     if any(type(x) is float and tensors[-1].dtype.category != FLOAT for x in numbers) and name != "where":
