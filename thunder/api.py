@@ -14,6 +14,7 @@ import torch
 from thunder.capture.numbers import MARK
 from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
+from thunder.distributed.placement import is_dtensor, placement_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
@@ -209,7 +210,7 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
         after = "compile the module first, then shard the result, or use thunder.distributed.fsdp"
         raise NotImplementedError(f"{what}module under FSDP: {after}")
     for name, parameter in module.named_parameters():
-        if type(parameter).__module__.startswith("torch.distributed.tensor"):
+        if is_dtensor(parameter) and placement_of(parameter) is None:
             instead = "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module"
             raise NotImplementedError(f"{what}module whose parameter {name} is a DTensor: {instead}")
 

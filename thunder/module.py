@@ -7,14 +7,15 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from thunder.compiled import Compiled, compiled_of, run_compiled
 from thunder.core.symbol import current_recorder
-from thunder.distributed.placement import Placement, placement_of, seen_as
+from thunder.distributed.boundary import as_dtensor, locals_of
+from thunder.distributed.placement import Placement, is_dtensor, place, placement_of, seen_as
 from thunder.methods import for_methods, method_with_programs, names_one_of, seen_by_methods
 from thunder.transforms.base import asked
 
@@ -226,6 +227,12 @@ class ThunderModule(torch.nn.Module):
         parameters, buffers = self._compiled.overrides
         return seen_as(parameters[name] if name in parameters else buffers[name])
 
+    def held_of(self, name: str) -> Callable | None:
+        """(parameter at a dotted path) -> what this rank holds of it, where that is not the parameter itself."""
+        placement = _placement_on_a_mesh(self._overrides_parameters.get(name))
+        rows = placement.held_shape[:1] if placement is not None else ()
+        return None if placement is None else lambda x: locals_of((x,), rows or (None,))[0]
+
     # --- parameters, buffers, submodules: overrides first, then the wrapped module's, under its own names
     def get_buffer(self, target: str) -> torch.Tensor:
         """The buffer at a dotted path. Raises AttributeError where the path leads to none."""
@@ -313,10 +320,10 @@ class ThunderModule(torch.nn.Module):
             t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")
         ]
         found = self.state_dict(keep_vars=True)
-        parts = {name: q for name, value in found.items() if (q := _split_placement(value)) is not None}
+        parts = [name for name, value in found.items() if _placement_on_a_mesh(value) is not None]
         if not transforms and not parts:
             return self.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        found.update({name: q.whole_of(found[name].detach()) for name, q in parts.items()})
+        found.update({name: found[name].detach().full_tensor() for name in parts})
         if not keep_vars:
             found = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
         destination = {} if destination is None else destination
@@ -337,10 +344,10 @@ class ThunderModule(torch.nn.Module):
             transformed.update({f"{name}.{k}" if name else k: v for k, v in part.items()})
         problems = []
         for name, held in self.state_dict(keep_vars=True).items():
-            placement = _split_placement(held)
+            placement = _placement_on_a_mesh(held)
             if placement is not None and name in transformed:
                 if tuple(transformed[name].shape) == placement.seen_shape:
-                    transformed[name] = placement.part_of(transformed[name])
+                    transformed[name] = as_dtensor(placement.part_of(transformed[name]), placement)
                 else:
                     problems.append(_size_problem(name, transformed[name], torch.Size(placement.seen_shape)))
         _raise(problems, self)
@@ -372,8 +379,10 @@ class ThunderModule(torch.nn.Module):
                     made = fn(value)
                 if not isinstance(value, torch.nn.Parameter):
                     table[name] = made
-                elif value.is_meta:
+                elif value.is_meta or is_dtensor(value):
                     table[name] = torch.nn.Parameter(made, value.requires_grad)
+                    if (placement := placement_of(value)) is not None:
+                        place(table[name], placement)
                 else:  # the same parameter, which an optimizer may hold
                     value.data = made
         return self
@@ -436,10 +445,9 @@ def _overridden(
             yield name, value
 
 
-def _split_placement(value: Any) -> Placement | None:
-    """The placement of a parameter of which each rank holds a part."""
-    placement = placement_of(value) if isinstance(value, torch.Tensor) else None
-    return placement if placement is not None and placement.is_split else None
+def _placement_on_a_mesh(value: Any) -> Placement | None:
+    """The placement of a parameter that is a DTensor."""
+    return placement_of(value) if isinstance(value, torch.Tensor) and is_dtensor(value) else None
 
 
 def _key_problems(unexpected: list[str], missing: list[str]) -> list[str]:

@@ -69,7 +69,7 @@ def saves(rank, size, folder):
     assert state["model"]["first.weight"].shape == (7, 6)
     assert (
         state["model"]["first.weight"].to_local().untyped_storage().data_ptr()
-        == module.first.weight.untyped_storage().data_ptr()
+        == module.first.weight.to_local().untyped_storage().data_ptr()
     )
     checkpoint.save(state, folder)
     losses = train(module, optimizer, data[3:], rank, size)

@@ -1,5 +1,7 @@
 """ddp and fsdp on processes: training equals that of one process."""
 
+import math
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from thunder.distributed import (
     ddp,
     fsdp,
 )
+from thunder.distributed.boundary import local_of
+from thunder.distributed.placement import placement_of
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -33,13 +37,14 @@ def trains(rank, size, dtype, strategy, compiled_first):
 
     compiled = compare(rank, size, mlp(dtype), prepare, batches(size, dtype))
     assert thunder.cache_misses(compiled) == 1
-    shapes = {name: tuple(p.shape) for name, p in compiled.named_parameters()}
+    shapes = {name: placement_of(p).held_shape for name, p in compiled.named_parameters()}
     wanted = {"0.weight": (7, 6), "0.bias": (7,), "2.weight": (7,), "2.bias": (7,), "3.weight": (3, 7), "3.bias": (3,)}
     if strategy is not None:
         wanted = {name: (-(-n // size), *rest) for name, (n, *rest) in wanted.items()}
     assert shapes == wanted
     for p in compiled.parameters():
-        assert p.untyped_storage().nbytes() == p.numel() * dtype.itemsize  # nothing of the whole parameter is left
+        # nothing of the whole parameter is left
+        assert local_of(p).untyped_storage().nbytes() == math.prod(placement_of(p).held_shape) * dtype.itemsize
 
 
 def test_two_ranks_train_as_one_process(ranks):

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import thunder
 from tests.distributed.training import agree, batches, close, compare
 from thunder.distributed import FSDPType, clip_grad_norm_, column_parallel, ddp, fsdp, row_parallel
+from thunder.distributed.boundary import local_of
 from thunder.distributed.placement import placement_of
 
 
@@ -133,8 +134,9 @@ def tokens(size):
 
 def gated(rank, size):
     mine = train(made(Gated), split_gated, [x[:4] for x in batches(size, torch.float64)])
-    assert mine._model.gate.weight.shape == (8 // size, 6) and mine._model.gate.bias.shape == (8 // size,)
-    assert mine._model.down.weight.shape == (6, 8 // size) and mine._model.down.bias.shape == (6,)
+    gate, down = mine._model.gate, mine._model.down
+    assert local_of(gate.weight).shape == (8 // size, 6) and local_of(gate.bias).shape == (8 // size,)
+    assert local_of(down.weight).shape == (6, 8 // size) and local_of(down.bias).shape == (6,)
     # one sum forward; one backward, where both gradients of x meet
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
     assert counts(thunder.last_backward_traces(mine)[-1], "all_reduce", "all_gather") == (0, 0)  # x needs no gradient
@@ -161,9 +163,9 @@ def language(rank, size, by_hand):
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (2, 2)
     model = mine._model
     assert (
-        model.tokens.weight.shape == (12 // size, 8)
-        and model.places.weight.shape == (5, 8 // size)
-        and model.head.bias.shape == (12 // size,)
+        local_of(model.tokens.weight).shape == (12 // size, 8)
+        and local_of(model.places.weight).shape == (5, 8 // size)
+        and local_of(model.head.bias).shape == (12 // size,)
     )
 
 
@@ -306,9 +308,9 @@ def with_data_parallelism(rank, size):
         )
         mine = train(made(Language), prepare, tokens(size), of_rank)
         assert (
-            mine._model.attention.o.weight.shape == (4, 4)
-            and mine._model.attention.q.weight.shape == (2, 8)
-            and mine._model.norm.weight.shape == (4,)
+            local_of(mine._model.attention.o.weight).shape == (4, 4)
+            and local_of(mine._model.attention.q.weight).shape == (2, 8)
+            and local_of(mine._model.norm.weight).shape == (4,)
         )
         assert counts(thunder.last_traces(mine)[-1], "all_reduce") == (2,)
     whole, mine = (

@@ -1,6 +1,8 @@
 """Every way to train on several ranks, held against one process: five steps, with and without accumulation, in both
 precisions, with tied weights and uneven shards."""
 
+import math
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -8,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import thunder
 from tests.distributed.training import STEPS, batches, compare, optimizer_of
 from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, row_parallel
+from thunder.distributed.boundary import local_of
 from thunder.distributed.placement import placement_of
 
 # over 2 and 4 ranks: rows of 7 come out even nowhere, those of 12 and 20 do, but not of half of 20 over 4, nor a
@@ -89,15 +92,15 @@ def trains(rank, size, dtype):
             except AssertionError as error:
                 raise AssertionError(f"{name}, {accumulated} accumulated: {error}") from error
             held = dict(compiled.named_parameters())
-            assert {n: tuple(p.shape) for n, p in held.items()} == held_shapes(shards, parts), name
+            assert {n: placement_of(p).held_shape for n, p in held.items()} == held_shapes(shards, parts), name
             assert compiled._model.head.weight is compiled._model.embedding.weight
             for n, p in held.items():
-                tensors = [p, *(t for t in optimizers[-1].state[p].values() if t.ndim)]
-                assert len(tensors) == 3 and all(
-                    t.untyped_storage().nbytes() == p.numel() * dtype.itemsize for t in tensors
+                placement, states = placement_of(p), [t for t in optimizers[-1].state[p].values() if t.ndim]
+                assert local_of(p).untyped_storage().nbytes() == math.prod(placement.held_shape) * dtype.itemsize
+                assert len(states) == 2 and all(
+                    local_of(t).untyped_storage().nbytes() == local_of(p).nbytes for t in states
                 ), f"{name}: {n}"
-                placement = placement_of(p)
-                assert placement is None or placement.accumulated.gradient is None, f"{name}: {n}"
+                assert placement.accumulated.gradient is None, f"{name}: {n}"
             assert thunder.cache_misses(compiled) == (2 if accumulated and name != "tensor parallel" else 1), name
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 import thunder
+from thunder.distributed.boundary import local_of
 from thunder.distributed.placement import placement_of
 
 STEPS = 5
@@ -112,8 +113,9 @@ def agree(
     assert [n for n, _ in mine.named_parameters()] == names
     parameters, bound = [mine.parameters(), whole.parameters()], None
 
-    def seen(p: torch.Tensor) -> torch.Tensor:
-        return p.grad if gradients else p.detach()
+    def seen(p: torch.Tensor) -> torch.Tensor | None:
+        tensor = p.grad if gradients else p
+        return None if tensor is None else local_of(tensor)
 
     if exact is not None:
         parameters[1], unit = exact.parameters(), torch.finfo(torch.float32).eps

@@ -32,6 +32,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
+from thunder.distributed.boundary import like
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, cell_value, of_python, plain_attribute
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
@@ -422,7 +423,9 @@ class EpilogueWriter:
             return f"{self.itself(o)}.data = {self.value(without_history(self.c, latest(self.c, o)))}"
         if kind == "grad":
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
-            return f"{path}.grad = {self.build(v)}"
+            is_local = o in self.c.tensors.real and self.c.tensors.real[o][1] in self.c.tensors.local
+            value = f"{self.pin(like)}({path}, {self.build(v)})" if is_local and v is not None else self.build(v)
+            return f"{path}.grad = {value}"
         if kind == "delattr":
             return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":

@@ -158,6 +158,8 @@ def _function_of(attribute: Any) -> Any:
 def kind_of(c, p: TensorProxy) -> type:
     """The class that user code believes a proxy has."""
     real = c.tensors.real.get(p)
+    if real is not None and real[1] in c.tensors.local:
+        return torch.nn.Parameter if isinstance(real[0], torch.nn.Parameter) else torch.Tensor
     return type(real[0]) if real is not None else torch.Tensor
 
 

@@ -31,6 +31,7 @@ from thunder.capture.statements import check_symbol, written
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
+from thunder.distributed.boundary import locals_of, make_room
 from thunder.interpreter.attributes import lacks_dict, plain_attribute, type_attribute
 
 SHOWN = 16  # values of a tuple that is written as it is
@@ -54,11 +55,13 @@ class PrologueWriter:
         self.variables: dict[Source, str] = {}
         self.statements: list[BoundSymbol] = []
         self.names = Names()
-        self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
+        self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", "locals_of"}
+        self.names.taken |= set(_HELPERS)
         self.names.taken |= {"torch", "Tensor"}  # which programs know as modules of the attributes that they name
         self.pins: dict[int, str] = {}
         self.spaces: dict[int, Any] = {}
         self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
+        self.local: dict[Source, str] = {}  # the variables of local tensors
         self.start = 0  # before which statement
         self.groups_apart: list[list[Source]] = []  # objects of each that are different ones
         self.weak: list[weakref.ref] = []  # objects without which the program fits no call
@@ -254,6 +257,7 @@ class PrologueWriter:
         for source, question, operand, want in self._in_passes():
             self._check(source, question, operand, want)
         self._tensors()
+        self._local_tensors()
         self._apart()
         self._numbers()
         self._distinct()
@@ -261,6 +265,7 @@ class PrologueWriter:
 
     def write_extraction(self) -> tuple[Trace, Callable]:
         """A prologue that checks nothing: it only finds the computation's inputs again."""
+        self._local_tensors()
         return self._returning_inputs()
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
@@ -270,9 +275,37 @@ class PrologueWriter:
         self._read_together()
         return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects, self.code_of)
 
+    def _local_tensors(self) -> None:
+        """The inputs that are DTensors, by their local tensors."""
+        tensors = {s: self.capture.guarded_tensor(s) for s in self.input_sources if s in self.capture.tensors.local}
+        if not tensors:
+            return
+        variables = [self.variable(s) for s in tensors]
+        given, layouts = ", ".join(variables), self.pin([x.placements for x in tensors.values()], "layouts")
+        self.miss(
+            "layouts",
+            f"[x.placements for x in ({given},)] != {layouts}",
+            repr("a DTensor lies on the ranks in another way now"),
+        )
+        self.local = {s: self.names.claim(f"{v}_local") for s, v in zip(tensors, variables, strict=True)}
+        rows = tuple(self.capture.tensors.local[s] for s in tensors)
+        written = [rows[i] if self._is_written(s) else None for i, s in enumerate(tensors)]
+        for v, n in zip(variables, written, strict=True):
+            if n is not None:
+                self.emit("make_room", f"{self.pin(make_room, 'make_room')}({v}, {n})")
+        self.objects |= {"locals_of": locals_of}
+        self.emit("unpack", f"{', '.join(self.local.values())}, = locals_of(({given},), {self.literal(rows)})")
+
+    def _is_written(self, source: Source) -> bool:
+        """Whether the program writes to a tensor."""
+        known = self.capture.tensors.real
+        return any(known[p][1] is source for p in self.capture.tensors.mutated if p in known)
+
     def _input(self, source: Source) -> str:
         """An input of the computation. A wrapper that an ended torch.func transform left behind stands for the tensor
         in it, as for eager's operations."""
+        if source in self.local:
+            return self.local[source]
         tensor, v = self.capture.values.get(source), self.variable(source)
         is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
         unwrap = compat.unwrap_of(tensor) if is_tensor else None
@@ -425,7 +458,7 @@ class PrologueWriter:
         for proxy, (_, source) in capture.tensors.real.items():
             if proxy in capture.tensors.used and source not in same and source in capture.tensors.shapes:
                 groups[proxy in capture.tensors.mutated, source.root.key not in ("args", "kwargs")].append(
-                    self.variable(source)
+                    self.local.get(source) or self.variable(source)
                 )
         self.objects["apart"] = Apart()
         arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]

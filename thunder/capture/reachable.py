@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.distributed.boundary import held
 from thunder.distributed.placement import Placement, any_placed, placement_of
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
@@ -71,6 +72,7 @@ def reached_placements(values: Iterable) -> list[Placement]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    tensor = held(tensor)
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 

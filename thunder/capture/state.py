@@ -140,6 +140,8 @@ class Tensors:
     in_memory: dict[int, list[TensorProxy]] = field(default_factory=dict)  # the first of them, by their memory
     looked_at: int = 0  # how many
     shapes: dict[Source, tuple] = field(default_factory=dict)  # as guarded: None for a size that stays symbolic
+    # of DTensors, whose local tensors are inputs: with how many rows, None: all that they have
+    local: dict[Source, int | None] = field(default_factory=dict)
     placements: dict[Proxy, Placement] = field(default_factory=dict)  # of parameters that the ranks hold together
     # id of a sparse or nested tensor, or of one of a subclass with its own rules
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)

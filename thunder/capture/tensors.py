@@ -16,7 +16,8 @@ from thunder.capture.numbers import MARK, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import recording
-from thunder.distributed.placement import placement_of
+from thunder.distributed.boundary import held
+from thunder.distributed.placement import Placement, is_dtensor, placement_of
 from thunder.errors import ThunderError
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, is_unseen
@@ -46,7 +47,7 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
             check_apart(c)
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
-            if is_unusual(value):
+            if is_unusual(value) and not is_local(c, value, source):
                 return opaque_values.read(c, value, source)
             found = _new_proxy(c, value, source)
         c.tensors.proxies.setdefault(id(value), {})[key] = found
@@ -77,6 +78,18 @@ def check_apart(c) -> None:
         raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
 
+def is_local(c, value: torch.Tensor, source: Source) -> bool:
+    """Whether programs compute with the local tensor of a DTensor: a parameter that `thunder.distributed` prepared, or
+    its gradient."""
+    return is_dtensor(value) and _holder(c, value, source) is not None
+
+
+def _holder(c, value: torch.Tensor, source: Source) -> Placement | None:
+    """How the ranks hold a tensor, which may be the gradient of a parameter."""
+    of_parameter = source.step == "attr" and source.key == "grad"
+    return placement_of(c.values[source.base] if of_parameter and source.base in c.values else value)
+
+
 def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     is_argument = source.root.key in ("args", "kwargs")
     shape: tuple = tuple(value.shape)
@@ -89,6 +102,8 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
     placement = placement_of(value)
+    if is_dtensor(value):
+        shape = cast(Placement, _holder(c, value, source)).held_shape
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
     # read in the shape and dtype that the program was written for; a transform changes the operations that read it
@@ -106,6 +121,9 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     device = c.request.options.device or from_tensor_device(value.device)
     name = names.claim(source.name(c.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
+    if is_dtensor(value):
+        seen = cast(Placement, _holder(c, value, source)).held_shape
+        c.tensors.local[source] = seen[0] if seen else None
     c.tensors.shapes[source] = guarded
     c.tensors.real[proxy] = (value, source)
     if placement is not None:
@@ -210,6 +228,7 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
     """Two tensors from outside, one of which is written to: if one is a part of the other it is a view of it here. A
     partial overlap is refused."""
     real, source = c.tensors.real[base]
+    real, tensor = held(real), held(tensor)
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
         if other is base or other in c.tensors.rebound or not tensor.numel() or other in memory.view_of:
@@ -342,5 +361,5 @@ def lift(c, value):
 
 def _memory_of(tensor: torch.Tensor) -> int:
     """An identity of a tensor's memory; those on the meta device have none, and a storage each all the same."""
-    storage = tensor.untyped_storage()
+    storage = held(tensor).untyped_storage()
     return storage.data_ptr() or storage._cdata

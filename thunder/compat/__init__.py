@@ -43,7 +43,8 @@ _home, __dir__ = names_from(
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
         "existing", "scripted", "scripted_from", "is_disabled", "children_of", "scan_keeps_dim", "has_meta_kernel"),
         "thunder.compat.probes": ("probing", "drawing_apart"),
-        "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),
+        "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of", "local_tensor",
+        "set_local_tensor", "dtensor_like"),
     },
 )  # fmt: skip
 

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.distributed as dist
 
-from thunder.distributed.placement import placed_parameters, placement_of, skip_data_parallel_grad_sync
+from thunder.distributed.boundary import like, local_of
+from thunder.distributed.placement import is_dtensor, placed_parameters, skip_data_parallel_grad_sync
 from thunder.distributed.synchronize import prepared_gradient
 from thunder.ops.families.collectives import all_reduce_together, reduce_scatter_together
 
@@ -48,8 +48,10 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
     alike: dict[tuple, list] = {}
     for parameter, placement in placed_parameters(module):
         left = placement.accumulated
-        local = parameter.grad if placement.shards is None else left.gradient
-        if left.pending and local is not None:
+        local = left.gradient
+        if placement.shards is None and parameter.grad is not None:
+            local = local_of(parameter.grad)
+        if left.pending and local is not None and placement.synchronizes:
             local = prepared_gradient(local, placement)
             alike.setdefault((placement.shards, placement.replicas, local.dtype), []).append(
                 (parameter, placement, local)
@@ -62,9 +64,9 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
         for group in replicas:
             gradients = [f.wait() for f in all_reduce_together.fn(gradients, "avg", [True] * len(gradients), group)]
         for (parameter, placement, _), gradient in zip(members, gradients, strict=True):
-            gradient = gradient.to(placement.held_dtype)
+            gradient = like(parameter, gradient.to(placement.held_dtype))
             if placement.shards is not None and parameter.grad is not None:
-                parameter.grad.add_(gradient)
+                local_of(parameter.grad).add_(local_of(gradient))
             else:
                 parameter.grad = gradient
 
@@ -76,8 +78,8 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` of the whole gradients, of which each rank may hold a part. Every rank of the
-    group calls it. Returns the norm over all parameters.
+    """`torch.nn.utils.clip_grad_norm_` of the whole gradients, for parameters on several meshes and on none, whose norm
+    is an ordinary tensor. Every rank of the group calls it. Returns the norm over all parameters.
 
     Raises RuntimeError as PyTorch's does where the norm is not finite and `error_if_nonfinite`.
     """
@@ -88,23 +90,12 @@ def clip_grad_norm_(
         if isinstance(parameters, torch.Tensor)
         else parameters
     )
-    by_groups: dict = {}
+    by_mesh: dict = {}
     for p in parameters:
-        placement = placement_of(p)
         if p.grad is not None:
-            groups = () if placement is None else (placement.shards, placement.slice and placement.slice.group)
-            by_groups.setdefault(tuple(g for g in groups if g is not None), []).append(p.grad)
-    norms = []
-    for groups, gradients in by_groups.items():
-        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-        if groups:
-            power = norm if norm_type == float("inf") else norm**norm_type
-            for group in groups:
-                dist.all_reduce(
-                    power, op=dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM, group=group
-                )
-            norm = power if norm_type == float("inf") else power ** (1.0 / norm_type)
-        norms.append(norm)
+            by_mesh.setdefault(p.grad.device_mesh if is_dtensor(p.grad) else None, []).append(p.grad)
+    norms = [torch.nn.utils.get_total_norm(gradients, norm_type) for gradients in by_mesh.values()]
+    norms = [norm.full_tensor() if is_dtensor(norm) else norm for norm in norms]
     total = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
     return total

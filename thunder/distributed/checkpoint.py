@@ -8,17 +8,16 @@ ranks, loaded on any other.
     load_model_state_dict(state["model"], model, StateDictOptions())
     load_optimizer_state_dict(state["optimizer"], model, optimizer, StateDictOptions())
 
-Keys are those of the module before it was distributed. Shards are DTensors without padding, which show the rank's own
-memory; a full state dict has whole tensors.
+Keys are those of the module before it was distributed. Parts are DTensors, the module's own; a full state dict has
+whole tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as torchs
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
+from thunder.distributed.boundary import local_of
 from thunder.distributed.checkpoint_files import Planner, check_description
-from thunder.distributed.placement import Placement, placed_parameters, placement_of
+from thunder.distributed.placement import is_dtensor, placed_parameters
 from thunder.ops.families.lost_ranks import failed
 
 
@@ -60,97 +58,57 @@ def _original(module: torch.nn.Module) -> torch.nn.Module:
     return getattr(module, "_lc_original", module)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one
-# tensor
+# ----------------------------------------------------------------------------------------------------------------
+# one tensor
 
 
-Mesh = tuple[DeviceMesh, list[Shard]]
-
-
-def _meshes() -> Callable[[Placement, torch.device], Mesh]:
-    """(placement, device) -> the mesh of the ranks that hold the parts of a parameter, and how these lie on it.
-
-    A mesh is made once for each kind of placement. All ranks of it ask for the same ones in the same order.
-    """
-    made: dict = {}
-
-    def of(placement: Placement, device: torch.device) -> Mesh:
-        parts = [] if placement.slice is None else [(placement.slice.group, Shard(placement.slice.dim))]
-        parts += [] if placement.shards is None else [(placement.shards, Shard(0))]  # of the slice
-        groups = [group for group, _ in parts]
-        key = (*(group.group_name for group in groups), device.type)
-        if key not in made:
-            made[key] = _mesh_of(groups, device.type)
-        return made[key], [part for _, part in parts]
-
-    return of
-
-
-def _mesh_of(groups: list, device_type: str) -> DeviceMesh:
-    """The mesh of one process group, or of two that cross."""
-    if len(groups) == 1:
-        return DeviceMesh.from_group(groups[0], device_type)
-    slices, shards = groups
-    rows: list = [None] * shards.size()
-    dist.all_gather_object(rows, dist.get_process_group_ranks(slices), group=shards)
-    names = ("slices", "shards")
-    return DeviceMesh.from_group(groups, device_type, mesh=torch.tensor(rows).t(), mesh_dim_names=names)
-
-
-def _as_dtensor(held: torch.Tensor, placement: Placement, meshes: Callable) -> DTensor:
-    """What the rank holds as a DTensor on the same memory."""
-    shape, (mesh, parts) = placement.seen_shape, meshes(placement, held.device)
-    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    own = held[: placement.own_rows]
-    return DTensor.from_local(own, mesh, parts, run_check=False, shape=torch.Size(shape), stride=stride)
-
-
-def _is_part(value: torch.Tensor, placement: Placement | None) -> bool:
-    """Whether a tensor of a module, or of an optimizer's state, is a part as the parameter is."""
-    return placement is not None and placement.is_split and tuple(value.shape) == placement.held_shape
-
-
-def _out(value: Any, placement: Placement | None, options: StateDictOptions, meshes: Callable) -> Any:
+def _out(value: Any, options: StateDictOptions) -> Any:
     """How a tensor of a module or an optimizer stands in a state dict."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
-    if _is_part(value, placement):
-        whole = options.full_state_dict
-        shown = placement.whole_of if whole else lambda part: _as_dtensor(part, placement, meshes)  # type: ignore
-        value = shown(value)
+    if options.full_state_dict and is_dtensor(value):
+        value = value.full_tensor()  # type: ignore[attr-defined]
     return value.cpu() if options.cpu_offload else value
 
 
-def _in(value: Any, placement: Placement | None, held: torch.Tensor | None, name: str, meshes: Callable) -> Any:
-    """What the rank holds of a value in a state dict, where it is held as `held`. Raises RuntimeError where it does not
-    fit."""
+def _in(value: Any, held: torch.Tensor | None, name: str) -> Any:
+    """A value in a state dict as the ranks hold `held`. Raises RuntimeError where it does not fit."""
     if not isinstance(value, torch.Tensor) or held is None:
         return value
-    part = placement if _is_part(held, placement) else None
-    wanted = tuple(held.shape) if part is None else part.seen_shape
-    if tuple(value.shape) != wanted:
+    if value.shape != held.shape:
         raise RuntimeError(
             f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, "
-            f"the shape in current model is {torch.Size(wanted)}."
+            f"the shape in current model is {held.shape}."
         )
-    if not isinstance(value, DTensor):
-        return value if part is None else part.part_of(value)
-    mesh, parts = (None, []) if part is None else meshes(part, held.device)
-    if part is None or mesh.shape != value.device_mesh.shape or parts != list(value.placements):
+    if is_dtensor(value) and not any(part.is_shard() for part in value.placements):  # type: ignore[attr-defined]
+        value = local_of(value)
+    if not is_dtensor(value):
+        return value if not is_dtensor(held) else _part_of(value, held)
+    if _layout(value) != _layout(held):
         raise RuntimeError(
-            f"{name} is a part of one on {_spoken(value.device_mesh, value.placements)}, and is loaded by one on "
-            f"{_spoken(mesh, parts)}: use save and load, or full state dicts"
+            f"{name} is a part of one on {_spoken(value)}, and is loaded by one on {_spoken(held)}: use save and load, "
+            "or full state dicts"
         )
-    local = value.to_local()
-    return torch.nn.functional.pad(local, (*(0, 0) * (local.ndim - 1), 0, part.held_shape[0] - len(local)))
+    return value
 
 
-def _spoken(mesh: DeviceMesh | None, parts: Sequence) -> str:
-    if mesh is None:
+def _part_of(whole: torch.Tensor, held: Any) -> torch.Tensor:
+    """What the ranks hold of a tensor that each of them has."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
+
+
+def _layout(tensor: Any) -> tuple | None:
+    return (tuple(tensor.device_mesh.shape), tensor.placements) if is_dtensor(tensor) else None
+
+
+def _spoken(tensor: Any) -> str:
+    if not is_dtensor(tensor):
         return "1 rank"
-    along = " and ".join(f"dimension {part.dim}" for part in parts)
-    return f"{' x '.join(map(str, mesh.shape))} ranks along {along}"
+    along = [f"dimension {part.dim}" for part in tensor.placements if part.is_shard()]
+    return f"{' x '.join(map(str, tensor.device_mesh.shape))} ranks along {' and '.join(along) or 'none'}"
 
 
 def _is_first() -> bool:
@@ -171,13 +129,9 @@ def get_model_state_dict(
 ) -> dict[str, Any]:
     """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process
     group knows it."""
-    options, meshes = options or StateDictOptions(), _meshes()
-    found = {name: _out(value, _placement(value), options, meshes) for name, value in _tensors(module).items()}
+    options = options or StateDictOptions()
+    found = {name: _out(value, options) for name, value in _tensors(module).items()}
     return found if _is_first() or not options.rank0_only else {}
-
-
-def _placement(value: Any) -> Placement | None:
-    return placement_of(value) if isinstance(value, torch.Tensor) else None
 
 
 @torch.no_grad()
@@ -192,7 +146,7 @@ def load_model_state_dict(
     Raises RuntimeError, in PyTorch's words, for missing and unexpected keys where `strict`, and for tensors that do not
     fit; nothing is loaded then.
     """
-    options, own, meshes = options or StateDictOptions(), _tensors(module), _meshes()
+    options, own = options or StateDictOptions(), _tensors(module)
     given = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
     missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
     if options.strict and (missing or unexpected):
@@ -204,14 +158,10 @@ def load_model_state_dict(
         raise RuntimeError(
             f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said)
         )
-    values = {
-        k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k, meshes)
-        for k, t in own.items()
-        if k in given
-    }
+    values = {k: _in(given[k], t if isinstance(t, torch.Tensor) else None, k) for k, t in own.items() if k in given}
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
-            own[name].copy_(value)
+            local_of(own[name]).copy_(local_of(value))
     rest = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if rest:  # extra state of submodules
         module.load_state_dict(rest, strict=False)
@@ -245,14 +195,6 @@ def _from_first(state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, An
 # optimizers
 
 
-def _placements_by_name(module: torch.nn.Module) -> dict[str, Placement]:
-    return {
-        name: placement
-        for name, p in _original(module).named_parameters()
-        if (placement := placement_of(p)) is not None
-    }
-
-
 def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would
     count as one."""
@@ -269,12 +211,9 @@ def get_optimizer_state_dict(
 ) -> dict[str, Any]:
     """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank
     calls it. Before the first step it is one to load into."""
-    options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
+    options = options or StateDictOptions()
     found = _state_of(module, optimizer)
-    found["state"] = {
-        name: {k: _out(v, placements.get(name), options, meshes) for k, v in state.items()}
-        for name, state in found["state"].items()
-    }
+    found["state"] = {name: {k: _out(v, options) for k, v in state.items()} for name, state in found["state"].items()}
     return found if _is_first() or not options.rank0_only else {}
 
 
@@ -287,7 +226,7 @@ def load_optimizer_state_dict(
 ) -> None:
     """Fills an optimizer of the module's parameters. Every rank calls it. Raises RuntimeError for state that does not
     fit a parameter."""
-    options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
+    options = options or StateDictOptions()
     if options.rank0_only and dist.is_initialized():
         given = [state_dict if _is_first() else None]
         dist.broadcast_object_list(given, src=0)
@@ -295,8 +234,8 @@ def load_optimizer_state_dict(
     held = _state_of(module, optimizer)["state"]
     state = {}
     for name, values in state_dict["state"].items():
-        own, placement = held.get(name, {}), placements.get(name)
-        state[name] = {k: _in(v, placement, own.get(k), f"{k} of {name}", meshes) for k, v in values.items()}
+        own = held.get(name, {})
+        state[name] = {k: _in(v, own.get(k), f"{k} of {name}") for k, v in values.items()}
     torchs.set_optimizer_state_dict(
         _original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]}
     )

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from thunder.distributed.agreement import check_same_module
-from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
+from thunder.distributed.boundary import Replacing, as_parameter, local_of, remember
+from thunder.distributed.placement import Axis, FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops.families.collectives import group_of
 from thunder.ops.families.lost_ranks import introduce
@@ -44,7 +45,9 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
             )
     check_same_module([group], [*parameters.items(), *module.named_buffers()])
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
-        tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
+        if broadcast_from is not None:
+            local = local_of(tensor)
+            local.copy_(_moved(local, None, [(group, broadcast_from)]))
     for name, parameter in parameters.items():
         place(parameter, replicated(name, parameter, group, bucket_size_in_mb))
     return model
@@ -52,7 +55,9 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
 def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
     """The placement that `ddp` gives a parameter."""
-    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20))
+    split = placement_of(parameter)
+    axes = () if split is None else split.axes
+    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20), axes=axes)
 
 
 def fsdp(
@@ -71,9 +76,9 @@ def fsdp(
     state.
 
     model: a module, compiled or not, on any device or on the meta device; it is changed in place and
-    returned. Its parameters, and those that transforms gave it, are shards from then on: rows of the first dimension,
-    as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
-    rank. Make the optimizer afterwards.
+    returned. Its parameters, and those that transforms gave it, are DTensors from then on, sharded by rows of the first
+    dimension; those without dimensions are held by every rank. Make the optimizer afterwards: the tensors that were
+    parameters before are empty, and programs that read them raise.
 
     device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank
     whose parameters and buffers are sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps
@@ -95,39 +100,43 @@ def fsdp(
         check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy"),
     )
     groups = _groups(process_group)
+    if isinstance(process_group, dist.device_mesh.DeviceMesh):
+        remember(process_group)
     introduce()
     check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
     wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
 
-    def shard(name: str, parameter: torch.nn.Parameter) -> None:
+    replacing = Replacing(module, at_once=True)
+
+    def shard(name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
-        whole = _moved(parameter.detach(), wanted if sources else None, sources)
-        parameter.data = placement.shard_of(whole).to(wanted or whole.device)
-        parameter.grad = None
-        place(parameter, placement)
+        whole = _moved(local_of(parameter), wanted if sources else None, sources)
+        local = placement.shard_of(whole).to(wanted or whole.device)
+        return replacing.by(parameter, as_parameter(local, placement, parameter.requires_grad), placement)
 
     # by the id of the parameter on the meta device that it takes the place of
     filled: dict[int, torch.nn.Parameter] = {}
     for path, owner in _owners(module):
-        _fill(owner, path, wanted or torch.device("cpu"), filled)
+        _fill(owner, path, wanted or torch.device("cpu"), filled, replacing)
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is not None and not _is_sharded(parameter):
+            if parameter is not None and not replacing.knows(parameter):
                 shard(f"{path}.{name}" if path else name, parameter)
-    replaced, replaced_buffers = _replaced(model)
-    for name, parameter in replaced.items():
+    replacements, replaced_buffers = _replaced(model)
+    for name, parameter in replacements.items():
         if parameter.is_meta:
             raise RuntimeError(
                 f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make "
                 "the module on the CPU"
             )
-        if not _is_sharded(parameter):
+        if not replacing.knows(parameter):
             shard(name, parameter)
     for name, buffer in replaced_buffers.items():
         replaced_buffers[name] = _moved(buffer, wanted, sources)
+    replacing.end(replacements)
     return model
 
 
@@ -143,9 +152,16 @@ def sharded(
     """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded
     over."""
     held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
+    *replicated_over, last = [Axis(group, None, "replicas") for group in groups]
+    split = placement_of(parameter)
     return _placement(
         name,
         parameter,
+        axes=(
+            *replicated_over,
+            *(() if split is None else split.axes),
+            Axis(last.group, 0 if parameter.ndim else None, "shards"),
+        ),
         dtype=dtype,
         reduce_dtype=reduce_dtype,
         again=strategy is FSDPType.ZERO3,
@@ -249,18 +265,12 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
 # tensors
 
 
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    placement = placement_of(parameter)
-    return placement is not None and placement.synchronizes
-
-
 def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
     """The placement of a parameter, which may be a part of a layer's already."""
     computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
     split = placement_of(parameter)
-    return Placement(
-        name, tuple(parameter.shape), computed, parameter.dtype, slice=None if split is None else split.slice, **options
-    )
+    shape = tuple(parameter.shape) if split is None else split.held_shape
+    return Placement(name, shape, computed, parameter.dtype, slice=None if split is None else split.slice, **options)
 
 
 @torch.no_grad()
@@ -278,7 +288,13 @@ def _owners(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((path, owner) for path, owner in module.named_modules() if owner._parameters or owner._buffers)
 
 
-def _fill(owner: torch.nn.Module, path: str, device: torch.device, filled: dict[int, torch.nn.Parameter]) -> None:
+def _fill(
+    owner: torch.nn.Module,
+    path: str,
+    device: torch.device,
+    filled: dict[int, torch.nn.Parameter],
+    replacing: Replacing,
+) -> None:
     """Gives a submodule on the meta device memory, and its `reset_parameters` the say about what is in it. Tensors it
     shares with a submodule that was filled stay as they are."""
     known = {name: filled[id(p)] for name, p in owner._parameters.items() if id(p) in filled}
@@ -305,8 +321,7 @@ def _fill(owner: torch.nn.Module, path: str, device: torch.device, filled: dict[
         else:
             owner._buffers[name] = empty
     for name, parameter in known.items():  # sharded already: what reset_parameters writes is not for it
-        owner._parameters[name] = torch.nn.Parameter(
-            parameter.new_empty(placement_of(parameter).shape), parameter.requires_grad
-        )
+        shape = replacing.of(parameter).shape
+        owner._parameters[name] = torch.nn.Parameter(parameter.new_empty(shape), parameter.requires_grad)
     reset()
     owner._parameters.update(known)

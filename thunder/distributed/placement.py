@@ -16,11 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from thunder import compat
 from thunder.errors import CaptureError
-from thunder.ops import LTORCH
 
 
 class FSDPType(enum.Enum):
@@ -48,6 +46,16 @@ class Accumulated:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """How the ranks of one group hold a parameter: each a part along `dim`, or all of it where that is None. name: of
+    the dimension of a mesh that is made of several groups."""
+
+    group: Any
+    dim: int | None
+    name: str
+
+
+@dataclass(frozen=True)
 class Slice:
     """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along
     `dim` of the whole `shape`, its own.
@@ -70,11 +78,12 @@ class Placement:
     """How the ranks hold one parameter.
 
     shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that
-    hold a part each, of ceil(shape[0] / ranks) rows, padded with zeros. replicas: groups of ranks that hold the same.
-    Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the backward
-    gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone.
+    hold a part each, of ceil(shape[0] / ranks) rows as long as there are some. replicas: groups of ranks that hold the
+    same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
+    backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone.
     bucket_bytes: the largest size of a bucket of gradients of replicas. slice: under tensor parallelism, the part of a
-    still larger parameter that all of this is about.
+    still larger parameter that all of this is about. axes: the dimensions of the mesh that the parameter is a DTensor
+    on; none for one that is an ordinary tensor on each rank.
     """
 
     name: str
@@ -88,6 +97,7 @@ class Placement:
     bucket: str | None = None
     bucket_bytes: int = 0
     slice: Slice | None = None
+    axes: tuple[Axis, ...] = ()
     accumulated: Accumulated = field(default_factory=Accumulated)
 
     @property
@@ -101,15 +111,9 @@ class Placement:
         return self.shards is not None or self.slice is not None
 
     @property
-    def own_rows(self) -> int:
-        """The number of rows on this rank that are no padding."""
-        rows = self.held_shape[0]
-        return rows if self.shards is None else min(rows, max(0, self.shape[0] - self.shards.rank() * rows))
-
-    @property
     def is_whole(self) -> bool:
-        """Whether every rank holds what programs see."""
-        return self.shards is None and self.slice is None and self.dtype is self.held_dtype
+        """Whether every rank holds an ordinary tensor that is what programs see."""
+        return not self.axes and self.shards is None and self.slice is None and self.dtype is self.held_dtype
 
     @property
     def seen_shape(self) -> tuple[int, ...]:
@@ -118,12 +122,14 @@ class Placement:
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of one rank's part."""
+        """The shape of one rank's part in programs, the same on each rank: of a shard, with the rows that are padding
+        on the last ranks."""
         return self.shape if self.shards is None else (math.ceil(self.shape[0] / self.shards.size()), *self.shape[1:])
 
     @torch.no_grad()
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of the whole parameter, as programs see it: memory of its own where it is a shard."""
+        """What this rank holds of the whole parameter, as programs see it. A shard has memory of its own, with room for
+        the padding that programs see."""
         return self.shard_of(whole if self.slice is None else self.slice.part_of(whole))
 
     @torch.no_grad()
@@ -132,23 +138,25 @@ class Placement:
         if self.shards is None:
             return whole
         rows = self.held_shape[0]
-        held = whole.new_zeros(self.held_shape)
-        mine = whole[self.shards.rank() * rows : (self.shards.rank() + 1) * rows]
-        held[: len(mine)] = mine
-        return held
+        own = whole[self.shards.rank() * rows : (self.shards.rank() + 1) * rows]
+        held = whole.new_zeros(self.held_shape)[: len(own)]
+        return held.copy_(own)
 
-    def whole_of(self, held: torch.Tensor) -> torch.Tensor:
-        """The inverse of `part_of`: the whole parameter, of what each rank holds. All ranks that hold parts call it."""
-        gather = LTORCH["all_gather"].fn
-        if self.shards is not None:
-            held = gather(held, self.shards)[: self.shape[0]]
-        return held if self.slice is None else gather(held, self.slice.group, False, self.slice.dim)
+    def __deepcopy__(self, memo: dict) -> Placement:
+        """That of a copy of the parameter."""
+        return replace(self, accumulated=Accumulated())
+
+    def __reduce__(self):
+        raise RuntimeError(f"parameter {self.name} is held by several ranks, and is not pickled: save a state dict")
 
     def __repr__(self) -> str:
         return f"<Placement of {self.name}>"
 
 
-_placements: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_NAME = "_thunder_placement"  # of the attribute of a tensor
+# of parameters that are DTensors: the module, the name in it and the placement. `module.to(dtype)` puts another DTensor
+# in their place, which has none of their attributes
+_owners: list[tuple[weakref.ref, str, Placement]] = []
 # how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of
 # placements; part of the key of compiled programs
 _state: list[Any] = [0, False]
@@ -159,8 +167,8 @@ def _tell() -> None:
 
 
 class _Copies:
-    """What copy.deepcopy makes of a placed parameter is placed as well; a pickle of it, of which another process could
-    not know, is refused."""
+    """What copy.deepcopy makes of an ordinary tensor that is placed is placed as well. A DTensor's copy has its
+    attributes."""
 
     def __init__(self, parameter: torch.Tensor):
         self.parameter = weakref.ref(parameter)
@@ -169,22 +177,47 @@ class _Copies:
         parameter = self.parameter()
         assert parameter is not None, "it is asked by the parameter itself"
         copied = type(parameter).__deepcopy__(parameter, memo)
-        place(copied, replace(_placements[parameter], accumulated=Accumulated()))
+        place(copied, replace(getattr(parameter, _NAME), accumulated=Accumulated()))
         return copied
 
-    def __reduce__(self):
-        raise RuntimeError(
-            f"parameter {_placements[self.parameter()].name} is held by several ranks, and is not pickled: save a "
-            "state dict"
-        )
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor; PyTorch's module of them is not imported for the question."""
+    return type(tensor).__module__.startswith("torch.distributed.tensor")
 
 
 def place(parameter: torch.Tensor, placement: Placement) -> None:
     """Says how the ranks hold a parameter. Programs that were compiled before are compiled anew."""
-    _placements[parameter] = placement
-    parameter.__deepcopy__ = _Copies(parameter)
+    setattr(parameter, _NAME, placement)
+    if is_dtensor(parameter):
+        for i, (module, name, _) in enumerate(_owners):
+            owner = module()
+            if owner is not None and owner._parameters.get(name) is parameter:
+                _owners[i] = module, name, placement
+    else:
+        parameter.__deepcopy__ = _Copies(parameter)  # type: ignore[method-assign]
     _state[0] += 1
     _tell()
+
+
+def own(module: torch.nn.Module, name: str, placement: Placement) -> None:
+    """Says that a module has a placed parameter, a DTensor, under a name."""
+    _owners[:] = [one for one in _owners if one[0]() is not None]
+    _owners.append((weakref.ref(module), name, placement))
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """In the place of the placement of a tensor that was a parameter before it was distributed."""
+
+    name: str
+
+
+def replaced(parameter: torch.Tensor, name: str) -> None:
+    """A DTensor stands for a parameter from now on; its memory is free, and programs that read it raise."""
+    if not is_dtensor(parameter):
+        parameter.data = parameter.new_empty(0)
+    setattr(parameter, _NAME, _Replaced(name))
 
 
 @contextlib.contextmanager
@@ -200,13 +233,26 @@ def placing_copies() -> Iterator[None]:
 
 def any_placed() -> bool:
     """Whether this process holds a parameter together with others."""
-    return bool(_placements)
+    return bool(_state[0])
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
     """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were
-    told to compute in one of their own."""
-    placement = _placements.get(tensor) if _placements else None
+    told to compute in one of their own. Raises CaptureError for a parameter that was replaced by a DTensor."""
+    if not _state[0]:
+        return None
+    placement = getattr(tensor, _NAME, None)
+    if placement is None and is_dtensor(tensor):
+        known = ((ref(), name, q) for ref, name, q in _owners)
+        placement = next((q for m, name, q in known if m is not None and m._parameters.get(name) is tensor), None)
+        if placement is not None:
+            place(tensor, placement)
+    if isinstance(placement, _Replaced):
+        raise CaptureError(
+            f"the tensor that was parameter {placement.name} before the module was distributed is read: the module has "
+            "a DTensor in its place",
+            remedy="read the parameter from the module, and make optimizers and lists of parameters afterwards",
+        )
     if placement is not None and tensor.dtype is not placement.held_dtype:
         placement = replace(
             placement,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,18 @@ from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.tables import table
 from thunder.core.utils import without_collection
+from thunder.distributed.boundary import local_of
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
-from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
+from thunder.distributed.placement import (
+    FSDPBucketingStrategy,
+    FSDPType,
+    Placement,
+    place,
+    placed_parameters,
+    placement_of,
+    placing_copies,
+)
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
 from thunder.options import NUMERICS_OPTIONS, JitOptions
@@ -150,7 +160,8 @@ def plan(
     world_size: a number of GPUs, or several, which give one plan each. sharding_strategy: that of `fsdp`; None: `ddp`,
     with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks
     parameters are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a
-    node next to each other. optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a
+    node next to each other. Layers that column_parallel and row_parallel split count among the GPUs: a world size is a
+    multiple of their ranks, and sharding_strategy=None with no more GPUs than that plans them alone. optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a
     parameter. machine: the machine of the projected times. device: "cuda", or "cpu" for the program that runs on CPUs.
 
     Raises TypeError where model is no module; RuntimeError for a module that is distributed already; OptionError for a
@@ -181,10 +192,14 @@ def plan(
         else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
     )
     options = _options(model, device)
+    split = {axis.group for _, q in placed_parameters(module) for axis in q.axes}
+    ranks = math.prod(group.size() for group in split)  # that compute with the same data
     found = []
     for size in sizes:
-        groups = _groups(size, shards)
-        if sharding_strategy is None:
+        groups = _groups(size, shards, ranks)
+        if sharding_strategy is None and split and size == ranks:  # nothing but split layers
+            strategy, prepare = "split layers", lambda name, p: placement_of(p)
+        elif sharding_strategy is None:
             strategy, prepare = "ddp", lambda name, p, groups=groups: replicated(name, p, groups[-1], bucket_size_in_mb)
         else:
             strategy = f"fsdp {sharding_strategy.name}" + (f" over {shards}" if shards is not None else "")
@@ -227,33 +242,41 @@ def _options(model, device: str) -> JitOptions:
     return options
 
 
-def _groups(size: int, shards: int | None) -> tuple:
+def _groups(size: int, shards: int | None, ranks: int) -> tuple:
     """Fake groups in the place of those that parameters are replicated over, and last the one that they are sharded
-    over."""
+    over. ranks: over how many ranks layers are split."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise OptionError(f"world_size={size!r} is not an option; valid: numbers of GPUs, 1 or more")
+    if size % ranks:
+        raise OptionError(
+            f"world_size={size!r} is not an option for layers that are split over {ranks} ranks; valid: multiples of it"
+        )
+    size //= ranks
     if shards is None or shards == size:
-        return (_FakeGroup(size),)
+        return (_FakeGroup(size, ranks),)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
         raise OptionError(f"shards={shards!r} is not an option for {size} GPUs; valid: a number that divides {size}")
-    return _FakeGroup(size // shards, shards), _FakeGroup(shards)
+    return _FakeGroup(size // shards, shards * ranks), _FakeGroup(shards, ranks)
 
 
 def _compiled(
-    module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement]
+    module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement | None]
 ) -> torch.nn.Module:
     """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
     known: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
-        empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        empty = torch.empty_like(local_of(tensor), device="meta", requires_grad=False)
         known[id(tensor)] = (
             torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
         )
+        if (split := placement_of(tensor)) is not None:  # a part of a layer
+            place(known[id(tensor)], split)
     compiled = jit_with(copy.deepcopy(module, known), options)
     for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
-        parameter.data = placement.shard_of(parameter.detach())
-        place(parameter, placement)
+        if placement is not None:
+            parameter.data = placement.shard_of(parameter.detach())
+            place(parameter, placement)
     return compiled
 
 

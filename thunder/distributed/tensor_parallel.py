@@ -15,7 +15,8 @@ import torch
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.distributed.agreement import check_same_module
-from thunder.distributed.placement import Placement, Slice, place, placement_of
+from thunder.distributed.boundary import Replacing, as_parameter, local_of
+from thunder.distributed.placement import Axis, Placement, Slice, placement_of
 from thunder.errors import OptionError
 from thunder.ops import LTORCH
 from thunder.ops.families.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
@@ -32,9 +33,10 @@ def column_parallel(
     """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their
     paths.
 
-    model: a module, compiled or not; it is changed in place and returned. Its weights (and biases) are
-    parts from then on: rows of a Linear's, columns of an Embedding's. process_group: a ProcessGroup or DeviceMesh of
-    one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
+    model: a module, compiled or not; it is changed in place and returned. All its parameters are DTensors from then on,
+    those of the target modules sharded: by rows of a Linear's, by columns of an Embedding's. process_group: a
+    ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the parts go; None:
+    where the parameters are.
     sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of
     norms and residual sums too (V. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
     Models", section 4.2.2); None: all of them. Every rank has to hold the same parameters before, and to call the
@@ -73,6 +75,7 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
             f"{type(model).__name__}"
         )
     check_same_module([group], module.named_parameters())
+    replacing = Replacing(module, at_once=False)
     for path in [target_modules] if isinstance(target_modules, str) else target_modules:
         target = module.get_submodule(path)
         split = dimensions.get(type(target))
@@ -81,19 +84,41 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
                 f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}"
             )
         for name, dim in split.items():
-            parameter = getattr(target, name)
+            parameter = replacing.now(getattr(target, name))
             if f"{path}.{name}" in getattr(model, "_overrides_parameters", ()):
                 raise RuntimeError(
                     f"thunder.distributed.{what}: a transform replaced {path}.{name}: split the module first, then "
                     "thunder.jit(module, transforms=[...])"
                 )
             if parameter is not None:
-                _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape), sequence_dim), device)
+                part = Slice(group, dim, tuple(parameter.shape), sequence_dim)
+                _split(replacing, parameter, f"{path}.{name}", part, device)
+    overridden = getattr(model, "_overrides_parameters", {})
+    for name, parameter in (*module.named_parameters(), *overridden.items()):
+        if not replacing.knows(parameter):
+            _share(replacing, parameter, name, group)
+    replacing.end(overridden)
     return model
 
 
-def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
-    split = placement_of(parameter)
+def _share(replacing: Replacing, parameter: torch.nn.Parameter, name: str, group) -> None:
+    """All ranks hold a parameter of no split layer: a DTensor as those of split ones, so that optimizers and norms take
+    them together."""
+    known = placement_of(parameter)
+    if parameter.is_meta or known is not None and (known.synchronizes or any(a.group is group for a in known.axes)):
+        return
+    axes = (*(() if known is None else known.axes), Axis(group, None, "ranks"))
+    placement = Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, axes=axes)
+    if known is not None:
+        placement = replace(known, axes=axes)
+    local = local_of(parameter)
+    replacing.by(parameter, as_parameter(local.clone(), placement, parameter.requires_grad), placement)
+
+
+def _split(replacing: Replacing, parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
+    known = split = placement_of(parameter)
+    if split is not None and not split.synchronizes and split.slice is None:
+        split = None  # all ranks hold it, for another layer's sake
     if (
         split is not None
         and split.name != name
@@ -118,11 +143,12 @@ def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> Non
             "of the group"
         )
     with torch.no_grad():
-        parameter.data = (
-            part.part_of(parameter.detach()).clone(memory_format=torch.contiguous_format).to(device or parameter.device)
-        )
-    parameter.grad = None
-    place(parameter, Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, slice=part))
+        own = part.part_of(local_of(parameter)).clone(memory_format=torch.contiguous_format)
+        own = own.to(device or parameter.device)
+    others = [] if known is None else [axis for axis in known.axes if axis.group is not part.group]
+    axes = (*others, Axis(part.group, part.dim, "ranks"))
+    placement = Placement(name, tuple(own.shape), parameter.dtype, parameter.dtype, slice=part, axes=axes)
+    replacing.by(parameter, as_parameter(own, placement, parameter.requires_grad), placement)
 
 
 # ----------------------------------------------------------------------------------------------------------------

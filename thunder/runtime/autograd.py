@@ -44,7 +44,9 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         tensors = ctx.saved_tensors
-        program, others, kept, versions, numbers, generators, joins, hooked = ctx.call
+        program, others, kept, versions, numbers, generators, joins, hooked, wholes = ctx.call
+        for whole, version in wholes:
+            _check_version(whole, version, whole._version)
         if program.derived:
             for result, place, sharing in getattr(ctx, "watched", ()):  # not by a transform of torch.func's
                 _check_unobserved(result(), place, any(cotangents[i] is not None for i in sharing))
@@ -122,6 +124,16 @@ def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
     return cotangent.contiguous() if broadcast else cotangent
 
 
+def _check_version(x: torch.Tensor, version: int, now: int) -> None:
+    """Raises where an input that a backward needs was written to since the forward."""
+    if now != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{x.type()} {list(x.shape)}], an input of a compiled function, is at version {now}; expected version "
+            f"{version} instead."
+        )
+
+
 def _versions(tensors: Sequence) -> list[int]:
     """The version counters of tensors; tensors of inference mode have none."""
     try:
@@ -157,7 +169,7 @@ class _Program:
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "make_watched", "made", "lock", "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
-        "decisions", "names", "tensors",
+        "decisions", "names", "tensors", "local",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +185,8 @@ class _Program:
             make_again,
         )
         self.decisions, self.names, self.tensors, self.make_watched = decisions, names, tensors, make_watched
+        # places of saved inputs that are local tensors of DTensors; known at the first call
+        self.local: list[int] | None = None
         self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -189,12 +203,7 @@ class _Program:
     def values(self, tensors: Sequence, kept: Sequence, versions: Sequence[int], numbers: Sequence) -> dict:
         """The inputs of a call that its backward is recomputed from, by place. Raises where one was written to."""
         for x, version, now in zip(kept, versions, _versions(kept), strict=True):
-            if now != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{x.type()} {list(x.shape)}], an input of a compiled "
-                    f"function, is at version {now}; expected version {version} instead."
-                )
+            _check_version(x, version, now)
         kept_at, saved_at, numbers_at = self.inputs
         return (
             dict(zip(kept_at, kept, strict=True))
@@ -287,7 +296,11 @@ def connected(
             tensors, others, joins = _apart(tensors, others)
         kept = take_kept(inputs) if take_kept is not None else ()
         numbers = take_numbers(inputs) if take_numbers is not None else ()
-        call = program, others, kept, kept and _versions(kept), numbers, generators, joins, hooked
+        if program.local is None:
+            program.local = [i for i, _ in program.inputs[1] if getattr(inputs[i], "local_of", None) is not None]
+        # autograd counts the writes to a DTensor, not to its local tensor
+        wholes = [(whole := inputs[i].local_of, whole._version) for i in program.local]  # type: ignore[union-attr]
+        call = program, others, kept, kept and _versions(kept), numbers, generators, joins, hooked, wholes
         given = outputs, tensors, call
         linked = inputs
         if unreached:

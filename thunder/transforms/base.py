@@ -197,9 +197,10 @@ def _results(prologue: Trace) -> int | None:
 
 
 def _print_read(operation: BoundSymbol, printer) -> list[str]:
-    name, table, key, check = operation.args
+    name, table, key, check, held = operation.args
     t, c = printer.object(table), printer.object(check)
-    return [f"{name} = {t}.get({key!r})", f"if (reason := {c}({name}, {key!r})): return reason"]
+    lines = [f"{name} = {t}.get({key!r})", f"if (reason := {c}({name}, {key!r})): return reason"]
+    return lines if held is None else [*lines, f"{name} = {printer.object(held)}({name})"]
 
 
 _read_parameter = Symbol("get_parameter", module="prims", is_prim=True, python_printer=_print_read)
@@ -238,7 +239,8 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
             requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
-    operation = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
+    given = (read, overrides, name, _Check(value), model.held_of(name))
+    operation = BoundSymbol(_read_parameter, given, {}, None, inputs=(), outputs=())
     info = computation.info.replace(parameters={**computation.info.parameters, variable: name})
     return (
         prologue.replace(bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))),
