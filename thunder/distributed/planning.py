@@ -161,8 +161,9 @@ def plan(
     with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks
     parameters are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a
     node next to each other. Layers that column_parallel and row_parallel split count among the GPUs: a world size is a
-    multiple of their ranks, and sharding_strategy=None with no more GPUs than that plans them alone. optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a
-    parameter. machine: the machine of the projected times. device: "cuda", or "cpu" for the program that runs on CPUs.
+    multiple of their ranks, and sharding_strategy=None with no more GPUs than that plans them alone. optimizer: one of
+    "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a parameter. machine: the machine of the
+    projected times. device: "cuda", or "cpu" for the program that runs on CPUs.
 
     Raises TypeError where model is no module; RuntimeError for a module that is distributed already; OptionError for a
     world size that `shards` does not divide, and for other values that are no options; CaptureError, and what the model
