@@ -2017,7 +2017,7 @@ def nan_complex():
     yield X, complex("nan")
 
 
-@row("miss")
+@row("hit")
 def digits_of_a_decimal():
     yield (lambda x, n: x * len(str(n))), (X, decimal.Decimal("1.0"))
     yield X, decimal.Decimal("1.00")

@@ -1,10 +1,13 @@
 """State around a program that others have set: methods of PyTorch's classes that the user has replaced, dispatch modes
-inside, the dtype that autocast takes by default."""
+inside, the dtype that autocast takes by default, settings of libraries."""
 
 from __future__ import annotations
 
+import csv
+import decimal
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -131,3 +134,43 @@ def test_the_dtype_that_autocast_takes_by_default():
 def test_the_inverse_of_a_float():
     with pytest.raises(TypeError, match="is only implemented on integer and Boolean-type tensors"):
         thunder.jit(lambda x: ~x, fallback="error")(X)
+
+
+class Row:
+    price = decimal.Decimal("1.2345678")
+
+
+SETTINGS = {
+    "decimal": (
+        lambda: decimal.Context(prec=4),
+        decimal.Context,
+        decimal.setcontext,
+        lambda x: (x * float(Row.price / 3), str(Row.price * 3), decimal.getcontext().prec, [Row.price][0].sqrt()),
+    ),
+    "texts of arrays": (
+        lambda: 3,
+        lambda: 8,
+        lambda digits: numpy.set_printoptions(precision=digits),
+        lambda x: (x, f"{numpy.array([1.23456])}", str([numpy.float32(1.23456)]), "%s" % numpy.array(0.123456)),
+    ),
+    "dialects": (
+        lambda: "|",
+        lambda: ";",
+        lambda mark: csv.register_dialect("marked", delimiter=mark),
+        lambda x: (x, next(csv.reader(["a|b;c"], "marked")), csv.get_dialect("marked").delimiter),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_libraries_hold_in_each_call(name):
+    """One program serves all settings: what depends on them runs on the host."""
+    new, old, put, f = SETTINGS[name]
+    compiled = thunder.jit(f, fallback="error")
+    try:
+        for make in (old, new, old, new):
+            put(make())
+            assert repr(compiled(X)) == repr(f(X))
+    finally:
+        put(old())
+    assert thunder.cache_misses(compiled) == 1

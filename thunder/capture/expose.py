@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-import numpy
 import torch
 
-from thunder.capture import callbacks, containers, settings
+from thunder.capture import callbacks, containers
 from thunder.capture.ask import IDENTITY, KEYS
 from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
@@ -112,8 +111,6 @@ def _elements(c, value, kind: type) -> tuple:
 
 
 def _check_shown(c, kind: type) -> None:
-    if issubclass(kind, (numpy.ndarray, numpy.generic)):
-        settings.look_beside(c, "texts of numpy")
     what = "tensor" if kind is TensorProxy else "module" if issubclass(kind, torch.nn.Module) else None
     if what is not None:
         c.refuse(f"the text of an object that holds a {what} is made by native code", f"make a text of the {what}")

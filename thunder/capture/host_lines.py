@@ -40,6 +40,7 @@ from thunder.core.host_calls import (
     call_method,
     host_call,
     kind_of,
+    next_or_end,
     warn_at,
 )
 from thunder.core.proxies import (
@@ -138,8 +139,13 @@ def _effect_on_shared(c, function: Callable, name: str, args: Sequence, pure: bo
     the arguments. Raises CaptureError where only that function may change it."""
     if is_held and function in _UNCALLED:
         c.refuse(f"{name}() changes an object that a function gave which runs as it is", "do it in that function")
-    is_shared = is_held or any(is_outside(c, a) for a in args)
+    is_shared = is_held or any(is_outside(c, a) or _is_used_up(a) for a in args)
     return "outside" * (not pure and function not in _LOOKING and is_shared)
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether a value is an iterator that a host call gives, which goes on where it stands."""
+    return type(value) is HostProxy and hasattr(value.kind, "__next__")
 
 
 def _check_gradient(c, name: str, kind: type, args: tuple, kwargs: dict) -> None:
@@ -198,7 +204,7 @@ def _check_owner(c, function: Callable, name: str, args) -> None:
 
 
 # functions that look at an object and change nothing
-_LOOKING = {getattr, len, operator.getitem, operator.contains, operator.truth, operator.is_}
+_LOOKING = {getattr, iter, len, operator.getitem, operator.contains, operator.truth, operator.is_}
 _OPERATORS = {f for symbol, f in ARITHMETIC.items() if symbol.endswith("=")}
 _TEXT_OF = (list, dict, set, frozenset)  # their methods that make text
 
@@ -364,6 +370,8 @@ def of_outside(c, function, receiver, args, kwargs):
 
 def native(c, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
+    if function is next and len(args) in (1, 2) and type(args[0]) is HostProxy:
+        return _next(c, *args)
     answer, takes_tensors = native_row(function).answer, TensorProxy in map(type, (*args, *kwargs.values()))
     if type(answer) is Host and not is_of_constant(function, args):
         return of_foreign(c, function, args, kwargs) if takes_tensors else run_impure(c, function, args, kwargs)
@@ -517,14 +525,19 @@ def elements(c, value: HostProxy):
 
 
 def _steps(c, iterator: HostProxy):
-    while (found := run(c, _next_or_end, (iterator,))) is not None:
+    while (found := run(c, next_or_end, (iterator,))) is not None:
         yield run(c, operator.getitem, (found, 0))
 
 
-def _next_or_end(iterator):
-    """A tuple of the next element, None at the end."""
-    return next(((element,) for element in iterator), None)
+def _next(c, iterator: HostProxy, *default):
+    """`next(iterator)`."""
+    found = run(c, next_or_end, (iterator,))
+    if found is not None:
+        return run(c, operator.getitem, (found, 0))
+    if default:
+        return default[0]
+    raise StopIteration
 
 
 # that no call of the program's makes, so that the log of a call does not tell what they gave
-_UNCALLED = {operator.setitem, operator.delitem, iter, _next_or_end, *_OPERATORS}
+_UNCALLED = {operator.setitem, operator.delitem, iter, next_or_end, *_OPERATORS}

@@ -263,7 +263,6 @@ def call_native(c, f, args, kwargs):
     if c.reading is not None:
         c.reading.call(c, f)
     items.given(c, *args)
-    settings.look_beside(c, plain_attribute(f, "__module__"))
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)

@@ -384,8 +384,9 @@ _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_
 
 
 def is_unknown_text(c, *values) -> bool:
-    """Whether the text of one of the values is known only when the program runs."""
-    unknown = (TensorProxy, NumberProxy) if not c.outer_recorders else TensorProxy
+    """Whether the text of one of the values is known only when the program runs. That of an array depends on NumPy's
+    settings."""
+    unknown = (numpy.ndarray, numpy.generic, TensorProxy, *([] if c.outer_recorders else [NumberProxy]))
     return (
         any(isinstance(v, unknown) for v in parts_of(*values))
         or host_lines.holds_host_values(c, *values)

@@ -38,7 +38,7 @@ from thunder.capture.expose import as_text, expose, is_for_library, with_numbers
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE
-from thunder.capture.policy import is_library
+from thunder.capture.policy import is_library, is_watched
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
@@ -144,7 +144,8 @@ def _without_tensors(c, symbol, a, b):
 def _in_library(c, function, a, b):
     """An operator that a library's class in C computes."""
     a, b = with_numbers(c, a, b)
-    return host_lines.operate(c, function, a, b) if host_lines.holds_host_values(c, a, b) else function(a, b)
+    of_host = host_lines.holds_host_values(c, a, b) or not (is_watched(a) and is_watched(b))
+    return host_lines.operate(c, function, a, b) if of_host else function(a, b)
 
 
 def _of_tensors(c, symbol, a, b):

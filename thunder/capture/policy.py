@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import decimal
 import enum
 import fnmatch
 import functools
@@ -137,6 +138,7 @@ _CHANGES = "gives another value at each call"
 _DRAWS = "draws from a generator of random numbers"
 _SYSTEM = "works with the operating system"
 _SETTING = "looks at a setting"
+_CONTEXT = "computes and prints as a context of this thread says"
 _READ = "Python code that is read like the user's"
 _LIBRARY: dict[str, Any] = {"python": Fold(), "library": True}
 
@@ -145,15 +147,15 @@ CODE: list[Row] = [
     *_modules(
         Fold(), _PURE,
         "builtins operator math itertools functools collections typing typing_extensions types inspect re abc enum "
-        "numbers fractions decimal string textwrap dataclasses ast tokenize json heapq bisect codecs pickle importlib "
+        "numbers fractions string textwrap dataclasses ast tokenize json heapq bisect codecs pickle importlib "
         "packaging traceback contextvars warnings threading logging optree thunder _thread",
         **_LIBRARY,
     ),
     *_modules(
         Fold(), _PURE,
-        "_operator cmath _functools _collections _typing _sre _abc _decimal _string _ast _tokenize _json _heapq "
+        "_operator cmath _functools _collections _typing _sre _abc _string _ast _tokenize _json _heapq "
         "_bisect _codecs _pickle _imp _contextvars _warnings _struct binascii unicodedata _datetime datetime "
-        "_statistics array _weakref weakref _csv _locale _stat errno marshal _queue _asyncio _hashlib _md5 _sha1 _sha2 "
+        "_statistics array _weakref weakref _stat errno marshal _queue _asyncio _hashlib _md5 _sha1 _sha2 "
         "_sha256 _sha512 _sha3 _blake2 zlib zoneinfo _zoneinfo _opcode _multibytecodec _winapi atexit",
     ),
     *_names(Host(gives=str), _SYSTEM, "builtins", "input"),
@@ -163,6 +165,8 @@ CODE: list[Row] = [
     *_names(Host(), _CHANGES, "_thread", "_count interrupt_main"),
     *_names(Host("random"), _CHANGES, "_datetime", "*.now *.today *.utcnow"),
     *_names(Host("random"), _CHANGES, "datetime", "*.now *.today *.utcnow"),
+    *_modules(Host("random"), _CONTEXT, "decimal"),
+    *_names(Host("random"), _SETTING, "_csv", "read* list_dialects get_dialect"),
     *_names(Host(), "shows a warning", "warnings", "warn_explicit showwarning"),
     *_names(Host(), "shows a warning", "_warnings", "warn_explicit"),
     *_names(Host(), "writes a record", "logging", "debug info warning warn error exception critical fatal log"),
@@ -249,8 +253,9 @@ CODE: list[Row] = [
     ),
     *(
         row
-        for module in "torch numpy threading _thread _locale warnings _asyncio functools optree importlib decimal "
-        "logging huggingface_hub".split()
+        for module in (
+            "torch numpy threading _thread warnings _asyncio functools optree importlib logging huggingface_hub"
+        ).split()
         for row in _names(Ask(), _SETTING, module, "get* is_* are_* has_* current_* active_* *enabled")
     ),
     # ---------------------------------------------------------------- Python code of libraries that is read
@@ -290,7 +295,8 @@ OBJECTS: list[Row] = [
 _EXPOSED = "the prologue compares its state, or nobody can change it"
 RECEIVERS: list[Row] = _objects(
     Fold(), _EXPOSED,
-    *MUTABLE, *IMMUTABLE, *BUFFERS, *TYPE_PARAMETERS, tuple, frozenset, slice, type, int, float, complex, str, bytes,
+    *MUTABLE, *(kind for kind in IMMUTABLE if kind is not decimal.Decimal), *BUFFERS, *TYPE_PARAMETERS,
+    tuple, frozenset, slice, type, int, float, complex, str, bytes,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MappingProxyType, types.GenericAlias,
     types.UnionType, types.SimpleNamespace, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, contextvars.ContextVar,
@@ -299,6 +305,7 @@ RECEIVERS: list[Row] = _objects(
     property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, enum.Enum, random.Random, BaseException,
     type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
+RECEIVERS += _objects(Host(), _CONTEXT, decimal.Decimal)
 RECEIVERS += _objects(Host(), "others write to the memory", memoryview, torch.UntypedStorage, torch.TypedStorage)
 
 # thunder's definitions: by the id of a function, by the class of a callable, and by module and name, where few programs

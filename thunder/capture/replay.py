@@ -4,10 +4,10 @@ results of the calls that others have seen from the log of the program that was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from thunder.core.host_calls import Effect, Log
+from thunder.core.host_calls import Effect, Log, next_or_end
 from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.eager_calls import Outcome, happened, module_of
@@ -27,7 +27,33 @@ class Replay(Host):
         return self._taken(args, kwargs) if self._is_next(f, args) else super().enter(f, args, kwargs)
 
     def call_native(self, f, args, kwargs):
-        return self._taken(args, kwargs) if self._is_next(f, args) else super().call_native(f, args, kwargs)
+        if self._is_next(f, args):
+            return self._taken(args, kwargs)
+        return super().call_native(f, [self._steps(a) if self._has_stepped(a) else a for a in args], kwargs)
+
+    def native_iter(self, value):
+        return self._steps(value) if self._has_stepped(value) else iter(value)
+
+    def native_next(self, iterator):
+        if not self._has_stepped(iterator):
+            return next(iterator)
+        found = self._effects.pop().value
+        if found is None:
+            raise StopIteration
+        return found[0]
+
+    def _has_stepped(self, iterator: Any) -> bool:
+        """Whether a step of an iterator is the next thing that has happened."""
+        effect = self._effects[-1] if self._effects else None
+        return effect is not None and effect.function is next_or_end and effect.owner is iterator
+
+    def _steps(self, iterator: Any) -> Iterator:
+        while True:
+            try:
+                element = self.native_next(iterator)
+            except StopIteration:
+                return
+            yield element
 
     def _is_next(self, f: Callable, args: Sequence) -> bool:
         if not self._effects or not _is_call_of(self._effects[-1], f, args):

@@ -3,13 +3,8 @@ calls them again."""
 
 from __future__ import annotations
 
-import csv
-import decimal
 import functools
-import locale
 from collections.abc import Callable
-
-import numpy
 
 from thunder.capture.ask import SUBCLASSES
 from thunder.capture.policy import Ask, native_row
@@ -51,40 +46,3 @@ def is_question(c, f) -> bool:
 
 
 ANSWERS = (bool, int, float, str)
-
-
-# ---------------------------------------------------------------- what a library's native code looks at besides
-
-
-def _decimal() -> tuple:
-    contexts = decimal.getcontext(), decimal.DefaultContext
-    return tuple((c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp, str(c.traps)) for c in contexts)
-
-
-def _dialects() -> tuple:
-    known = ((name, csv.get_dialect(name)) for name in csv.list_dialects())
-    return csv.field_size_limit(), tuple((n, *(getattr(d, x) for x in _OF_DIALECTS)) for n, d in known)
-
-
-def _printing() -> str:
-    return str(numpy.get_printoptions())
-
-
-_OF_DIALECTS = (
-    "delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict",
-)  # fmt: skip
-_STATES: dict[str | None, Callable] = {  # by the module of functions and classes in C
-    "decimal": _decimal,
-    "_csv": _dialects,
-    "_locale": functools.partial(locale.setlocale, locale.LC_ALL),
-    "texts of numpy": _printing,
-}
-
-
-def look_beside(c, module: str | None) -> None:
-    """Native code of a library runs, or an object of it comes in: the program depends on what it looks at besides."""
-    if (state := _STATES.get(module)) is None:
-        return
-    source = c.const(state, f"{module}.settings").call("__call__")
-    if source not in c.settings:
-        c.setting(source, state())

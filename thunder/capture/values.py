@@ -3,7 +3,6 @@ they are read."""
 
 from __future__ import annotations
 
-import decimal
 import functools
 import operator
 import types
@@ -13,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder.capture import changing, containers, settings, tensors
+from thunder.capture import changing, containers, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
 from thunder.capture.identities import known_itself
 from thunder.capture.native import (
@@ -37,6 +36,7 @@ from thunder.capture.policy import (
     is_constant,
     is_library,
     is_of_host,
+    is_watched,
     read_of_library,
 )  # fmt: skip
 from thunder.capture.remade import UNCHANGING
@@ -252,10 +252,8 @@ _RULES |= dict.fromkeys(DICT_VIEWS, _view) | dict.fromkeys(IDENTICAL, _identical
 
 def _other(c, value, t: type, source: Source):
     """A value that is neither a primitive, a tensor, a container nor a module."""
-    if issubclass(t, IMMUTABLE) and changing.changes(c, value, source):
+    if issubclass(t, IMMUTABLE) and (not is_watched(value) or changing.changes(c, value, source)):
         return changing.read(c, value, source)
-    if issubclass(t, decimal.Decimal):
-        settings.look_beside(c, "decimal")
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
         ask(c, source, VALUE)
         if not issubclass(t, IMMUTABLE):
@@ -293,7 +291,7 @@ def _is_primitive(value) -> bool:
     """Whether a value is a number or text, one of a library that is compared by value, or a tuple of such values."""
     kind = type(value)
     if issubclass(kind, IMMUTABLE):
-        return class_of_library(kind) or read_of_library(kind.__module__)
+        return is_watched(value) and class_of_library(kind) or read_of_library(kind.__module__)
     return kind in PRIMITIVE or issubclass(kind, tuple) and all(map(_is_primitive, tuple.__iter__(value)))
 
 

@@ -346,7 +346,8 @@ def taken_from_log(
         results.note_draw(function, args)
     value = function(*args, **kwargs)  # what raises has not happened
     if results is not None and effect == "outside":
-        owner, given_to_it = (args[0], args[2:]) if function is call_method else (None, args)
+        owner = args[0] if function in (call_method, next_or_end) else None
+        given_to_it = args[2:] if function is call_method else args
         arrays = {
             key: (a, a.copy())
             for key, a in (*enumerate(given_to_it), *kwargs.items())
@@ -391,6 +392,11 @@ def kind_of(value: Any, any_size: Collection[int] = ()) -> Kind:
         shape = ", ".join("?" if i in any_size else str(n) for i, n in enumerate(value.shape))
         return Kind(f"{t.__qualname__} {value.dtype} [{shape}] {value.device} {value.requires_grad}")
     return Kind(t.__qualname__)
+
+
+def next_or_end(iterator: Iterator) -> tuple | None:
+    """A tuple of the next element, None at the end."""
+    return next(((element,) for element in iterator), None)
 
 
 def call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
