@@ -285,7 +285,7 @@ def test_what_the_interpreter_leaves_to_python(function):
 
     compiled, _ = same_as_eager(Around(Uses()))
     assert names(compiled).count("eager_call") == 1
-    with pytest.raises(CaptureError, match="the class Scaled is made inside|code that is awaited|CHECK_EG_MATCH"):
+    with pytest.raises(CaptureError, match="runs code that is not there before|code that is awaited|CHECK_EG_MATCH"):
         thunder.jit(function, fallback="error")(torch.ones(2))
 
 
@@ -737,3 +737,26 @@ def test_an_entry_of_a_weak_table_dies_with_its_object():
             assert_same(compiled(torch.full((2,), n)), torch.full((2,), n + 1), 0)
             assert not alive
     assert len(compiled.programs) == 1
+
+
+def with_code(x):
+    scale, space = 2, {"x": x}
+    exec(compile("y = x * 3", "<text>", "exec"), space)
+    return space["y"] * eval("scale + 1") * scale
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_code_that_is_made_inside():
+    def f(x):
+        return with_code(x * 2).sum()
+
+    compiled = thunder.jit(f, fallback="eager")
+    for scale in (1.0, 2.0):
+        x, y = (torch.full((3,), scale, requires_grad=True) for _ in range(2))
+        compiled(x).backward()
+        f(y).backward()
+        assert torch.equal(x.grad, y.grad)
+    called = [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
+    assert called.count("eager_call") == 1 and "mul" in called
+    with pytest.raises(CaptureError, match="runs code that is not there before"):
+        thunder.jit(f, fallback="error")(torch.ones(3))

@@ -209,5 +209,5 @@ def test_functions_that_start_threads_are_eager_calls(program):
 
 
 def test_with_fallback_error_a_thread_is_refused():
-    with pytest.raises(CaptureError, match="runs Python code in a thread or an event loop"):
+    with pytest.raises(CaptureError, match="runs Python code that the program does not call"):
         thunder.jit(into_a_list, fallback="error")(torch.ones(3))

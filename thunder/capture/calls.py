@@ -236,9 +236,10 @@ def _call_function(c, f, args, kwargs):
 def _runs_natively(c, f, args, kwargs) -> bool:
     """Whether a library's function runs as it is: on the host, or because it is folded and is given nothing whose use
     must be seen."""
-    answer = native_row(f).answer
+    row = native_row(f)
+    answer = row.answer
     if type(answer) is Host:
         return True
-    if type(answer) not in (Fold, Ask) or _FRAMES.intersection(f.__code__.co_names):
+    if type(answer) not in (Fold, Ask) or not row.name and _FRAMES.intersection(f.__code__.co_names):
         return False
     return not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args))

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextvars
-import cProfile
+import builtins
 import functools
 import importlib
-import inspect
 import itertools
 import math
-import multiprocessing.process
 import operator
 import os
-import profile
 import sys
-import threading
-import traceback
 import types
-import weakref
 from typing import Any
 
 import torch
@@ -213,15 +204,6 @@ def _torch_compile(c, f, args, kwargs):
     return functools.partial(f, **kwargs) if fn is None else fn
 
 
-def _outside_of_programs(event: str):
-    """The handler of a function that starts another course of events: it refuses before anything has happened."""
-
-    def refuse(c, f, args, kwargs):
-        c.refuse(f"{event} inside the program", "compile the functions that it calls")
-
-    return refuse
-
-
 # handlers of functions whose modules are imported only by programs that use them
 DEFINED_BY_NAME |= {**higher_order.BY_NAME, **torch_func.BY_NAME}
 
@@ -350,7 +332,6 @@ def install() -> None:
     table = {
         **_of_python(), **_of_modules(), **_of_settings(), **_of_tensors(), **_of_derivatives(), **_of_private_names(),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
-        **dict.fromkeys(_ELSEWHERE, _runs_elsewhere), **dict.fromkeys(_WATCHING, _watches),
         **hooks.HANDLERS, **outside_hooks.HANDLERS,
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
@@ -361,7 +342,6 @@ def install() -> None:
 
 def _of_python() -> dict:
     """Handlers of builtins and of the standard library."""
-    finalizers = (weakref.finalize, weakref.finalize.__init__)
     return {
         type: _type, id: id_of, hash: _hash, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
@@ -369,10 +349,7 @@ def _of_python() -> dict:
         object.__reduce_ex__: reduced, weakref.ref.__new__: new_reference, type.__instancecheck__: _instance_check,
         vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
-        **dict.fromkeys(finalizers, _outside_of_programs("a finalizer is registered")),
-        asyncio.new_event_loop: _outside_of_programs("an event loop is made"),
-        multiprocessing.process.BaseProcess.start: _outside_of_programs("a process is started"),
-        contextvars.copy_context: _copy_context,
+        **dict.fromkeys((exec, eval, builtins.__build_class__), lambda c, f, a, k: host_lines.refuse(c, f)),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         min: _extreme, max: _extreme,
         **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},
@@ -449,35 +426,6 @@ def _is_users(function: types.FunctionType) -> bool:
 
 
 _LIBRARIES = sys.stdlib_module_names | {"torch", "thunder", "numpy", "triton"}
-
-
-def _copy_context(c, f, args, kwargs):
-    """A copy has all variables, thunder's own as well."""
-    c.refuse("the context variables are copied inside the program", "read each by its name, or copy them outside")
-
-
-_ELSEWHERE = (
-    threading.Thread.__init__, threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit,
-    asyncio.run, asyncio.Runner.run, asyncio.BaseEventLoop.run_until_complete, asyncio.BaseEventLoop.run_forever,
-)  # fmt: skip
-
-
-def _runs_elsewhere(c, f, args, kwargs):
-    """A thread or an event loop, whose Python code capture does not see."""
-    c.refuse(f"{f.__qualname__}() runs Python code in a thread or an event loop", "call it outside of the program")
-
-
-# that see the frames of Python, in which capture would stand
-_WATCHING = (
-    sys.settrace, sys.setprofile, threading.settrace, threading.setprofile, cProfile.Profile, profile.Profile,
-    inspect.stack, inspect.trace, inspect.getouterframes, traceback.print_stack, traceback.extract_stack,
-    traceback.format_stack, traceback.walk_stack, traceback.print_exc, traceback.print_exception, traceback.print_tb,
-    torch.profiler.profile.__enter__, torch.profiler.profile.start, torch.autograd.profiler.profile.__enter__,
-)  # fmt: skip
-
-
-def _watches(c, f, args, kwargs):
-    c.refuse(f"{f.__qualname__}() watches how Python runs the program", "call it outside of the compiled function")
 
 
 def _hook_saved_tensors(c, f, args, kwargs) -> None:

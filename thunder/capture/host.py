@@ -51,7 +51,7 @@ from thunder.capture.library import backward, collectives, higher_order, triton_
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.policy import is_library
+from thunder.capture.policy import Eager, is_library, native_row
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors, Writes
@@ -240,9 +240,6 @@ class Capture(Host):
     def compares(self, kind) -> bool:
         return kind is HostProxy or issubclass(kind, NumberProxy)
 
-    def build_class(self, body, name, bases, keywords):
-        self.refuse(f"the class {name} is made inside of it", "define the class outside")
-
     def setting(self, source: Source, answer) -> None:
         """The program depends on a setting of PyTorch's at a source."""
         self.settings.add(source)
@@ -275,11 +272,6 @@ class Capture(Host):
         source.label = f.__code__.co_freevars[index]
         return source
 
-    def namespace(self, given):
-        """`globals()` given to exec or eval: code that runs there reads and writes globals by their names."""
-        look = self.containers.looks.get(id(given))
-        return look.original if look is not None and id(look.original) in self.outside.namespaces else given
-
     def store_cell(self, f, cell, v):
         owner = self.outside.cells.get(id(cell))
         if owner is None:
@@ -303,6 +295,8 @@ class Capture(Host):
 
     def enter(self, f, args, kwargs):
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
+            if type(native_row(f).answer) is Eager:
+                host_lines.refuse(self, f)
             self.known.asked_functions.add(id(f))
             library = is_library(f.__globals__.get("__name__"))
             if not library:

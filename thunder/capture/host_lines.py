@@ -22,6 +22,7 @@ from thunder.capture.expose import expose, is_written, keeps, settle_keys
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, among, is_hashable, is_tracked
 from thunder.capture.policy import (
+    Eager,
     Host,
     class_of_library,
     is_constant,
@@ -360,6 +361,12 @@ def outside_state(c, o):
     return None if source is None or is_watched(o) else changing.read(c, o, source)
 
 
+def refuse(c, function) -> None:
+    """Refuses a call that a function around it may make, as the policy says."""
+    name = plain_attribute(function, "__qualname__", function)
+    c.refuse(f"{name}() {native_row(function).why}", "call it outside of the compiled function")
+
+
 def of_outside(c, function, receiver, args, kwargs):
     """A method in C of an object from outside whose state is not watched; NULL for others."""
     if (value := outside_state(c, receiver)) is None:
@@ -372,6 +379,8 @@ def native(c, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
     if function is next and len(args) in (1, 2) and type(args[0]) is HostProxy:
         return _next(c, *args)
+    if type(native_row(function).answer) is Eager:
+        refuse(c, function)
     answer, takes_tensors = native_row(function).answer, TensorProxy in map(type, (*args, *kwargs.values()))
     if type(answer) is Host and not is_of_constant(function, args):
         return of_foreign(c, function, args, kwargs) if takes_tensors else run_impure(c, function, args, kwargs)

@@ -92,7 +92,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Eager:
-    """The call is one bound symbol that runs the function on real values, with autograd through it."""
+    """The call is a part of an eager call, as lines are that cannot be captured: of the smallest Python function around
+    it that can be called as it is."""
 
 
 Answer = Record | Interpret | Fold | Ask | Host | Eager
@@ -142,7 +143,27 @@ _CONTEXT = "computes and prints as a context of this thread says"
 _READ = "Python code that is read like the user's"
 _LIBRARY: dict[str, Any] = {"python": Fold(), "library": True}
 
+_FRAMES = "watches how Python runs the program"
+_ELSEWHERE = "runs Python code that the program does not call"
 CODE: list[Row] = [
+    # ---------------------------------------------------------------- what capture cannot follow
+    *_names(Eager(), "runs code that is not there before", "builtins", "exec eval __build_class__"),
+    *_names(Eager(), _ELSEWHERE, "threading", "Thread.__init__ Thread.start"),
+    *_names(Eager(), _ELSEWHERE, "concurrent.futures", "ThreadPoolExecutor.submit"),
+    *_names(Eager(), _ELSEWHERE, "asyncio", "run Runner.run run_until_complete run_forever new_event_loop"),
+    *_names(Eager(), _ELSEWHERE, "multiprocessing", "BaseProcess.start"),
+    *_names(Eager(), _ELSEWHERE, "weakref", "finalize.__init__"),
+    *_names(Eager(), "copies thunder's own context variables, too", "_contextvars", "copy_context"),
+    *_names(Eager(), _FRAMES, "sys", "settrace setprofile"),
+    *_names(Eager(), _FRAMES, "threading", "settrace setprofile"),
+    *_modules(Eager(), _FRAMES, "_lsprof cProfile profile", python=Eager()),
+    *_names(Eager(), _FRAMES, "inspect", "stack trace getouterframes"),
+    *_names(
+        Eager(), _FRAMES, "traceback",
+        "print_stack extract_stack format_stack walk_stack print_exc print_exception print_tb",
+    ),
+    *_names(Eager(), _FRAMES, "torch.profiler", "profile.__enter__ profile.start"),
+    *_names(Eager(), _FRAMES, "torch.autograd.profiler", "profile.__enter__"),
     # ---------------------------------------------------------------- Python
     *_modules(
         Fold(), _PURE,
@@ -158,6 +179,7 @@ CODE: list[Row] = [
         "_statistics array _weakref weakref _stat errno marshal _queue _asyncio _hashlib _md5 _sha1 _sha2 "
         "_sha256 _sha512 _sha3 _blake2 zlib zoneinfo _zoneinfo _opcode _multibytecodec _winapi atexit",
     ),
+    *_names(Fold(), "asks for the module of its caller", "collections", "namedtuple"),
     *_names(Host(gives=str), _SYSTEM, "builtins", "input"),
     *_names(Host(gives=type(None)), _SYSTEM, "builtins", "print"),
     *_names(Host(), "runs at the end of the process", "atexit", "register unregister"),
@@ -333,12 +355,15 @@ def row_of(function: Any, receiver: Any = None) -> Row:
     """The row that decides about a call. Its answer is that for the code of the function: Python's or native."""
     if receiver is not None and not is_watched(receiver):
         return _of_receiver(receiver)
+    row = native_row(function)
+    if type(row.answer) is Eager:
+        return row
     by = DEFINED.get(id(function)) or DEFINED_BY_KIND.get(type(function))
     if by is not None:
         return Row(Interpret(by), "thunder defines it", of=function)
     if type(function) in _FUNCTIONS and (lookup(function) is not None or inplace_of(function) is not None):
         return _OPERATION
-    return native_row(function)
+    return row
 
 
 def native_row(function: Any) -> Row:

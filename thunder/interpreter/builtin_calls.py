@@ -5,7 +5,6 @@ Natively they would see the machine's own frames. A row here is `handler(host, f
 
 from __future__ import annotations
 
-import builtins
 import sys
 import types
 import warnings
@@ -16,12 +15,10 @@ from thunder.interpreter.tracebacks import stub_frame, swallow
 
 
 def frame_locals(host, frame):
-    """The variables of a frame by name, cells unwrapped; a class body's or exec's namespace itself.
+    """The variables of a frame by name, cells unwrapped.
 
     Before 3.13 it is one dict for each frame, which keeps the values that the program puts into it under other names.
     """
-    if frame.names is not None:
-        return frame.names
     code = frame.fn.__code__
     cells = {*code.co_cellvars, *code.co_freevars}
     values = {}
@@ -94,46 +91,26 @@ def _dir(host, function, args, kwargs):
     return host.names(args[0]) if args else sorted(_locals(host, function, args, kwargs))
 
 
-def _namespaces(host, args):
-    """Globals and locals of exec and eval, with the calling frame's where they are not given."""
-    frame = host.stack_of_frames[-1]
-    given_globals = args[0] if args else None
-    given_locals = args[1] if len(args) > 1 else None
-    if given_globals is None:
-        names = given_locals if given_locals is not None else frame_locals(host, frame)
-        return frame.fn.__globals__, names
-    given_locals = given_globals if given_locals is None else given_locals
-    given_globals, given_locals = host.namespace(given_globals), host.namespace(given_locals)
-    given_globals.setdefault("__builtins__", builtins)
-    return given_globals, given_locals
-
-
 def _exec_or_eval(mode):
     def run(host, function, args, kwargs):
-        source, *namespaces = args
-        closure = kwargs.pop("closure", None)
-        namespaces += [kwargs[name] for name in ("globals", "locals") if name in kwargs]
-        if not host.stack_of_frames or (namespaces and not isinstance(namespaces[0], (dict, type(None)))):
-            return host.call_native(function, args, kwargs)
-        if not isinstance(source, types.CodeType):
-            if isinstance(source, str) and mode == "eval":
-                source = source.lstrip(" \t")
-            source = compile(source, "<string>", mode, host.stack_of_frames[-1].fn.__code__.co_flags & _FUTURE, True)
-        global_names, names = _namespaces(host, namespaces)
-        if source.co_freevars and closure is None:
-            return host.call_native(function, args, kwargs)  # raises
-        result = host.run_code(source, global_names, names, closure)
-        return result if mode == "eval" else None
+        """The code runs natively, in the namespaces of the calling frame where it is given none."""
+        source, *spaces = args
+        keywords = {name: kwargs[name] for name in kwargs if name not in ("globals", "locals")}
+        spaces += [kwargs[name] for name in ("globals", "locals") if name in kwargs]
+        if host.stack_of_frames:
+            frame = host.stack_of_frames[-1]
+            if isinstance(source, (str, bytes)):
+                source = source.lstrip(" \t") if isinstance(source, str) and mode == "eval" else source
+                source = compile(source, "<string>", mode, frame.fn.__code__.co_flags & _FUTURE, True)
+            if not spaces or spaces[0] is None:
+                names = spaces[1] if len(spaces) > 1 else None
+                spaces = [frame.fn.__globals__, frame_locals(host, frame) if names is None else names]
+        return host.call_native(function, [source, *spaces], keywords)
 
     return run
 
 
 _FUTURE = 0x1FF0000  # CO_FUTURE_*: the `from __future__` imports of the calling code
-
-
-def _build_class(host, function, args, kwargs):
-    body, name, *bases = args
-    return host.build_class(body, name, tuple(bases), kwargs)
 
 
 def _get_frame(host, function, args, kwargs):
@@ -220,7 +197,6 @@ _ROWS = {
     dir: _dir,
     exec: _exec_or_eval("exec"),
     eval: _exec_or_eval("eval"),
-    builtins.__build_class__: _build_class,
     sys._getframe: _get_frame,
     sys.exc_info: _exc_info,
     sys.exception: _exception,

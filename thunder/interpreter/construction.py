@@ -1,4 +1,4 @@
-"""Making objects: `C(...)` with the Python code in it interpreted."""
+"""Making objects: `C(...)` with the Python code in it interpreted. Class statements run natively."""
 
 from __future__ import annotations
 

@@ -140,10 +140,6 @@ class Host:
         """A callable for native code in the place of `f`: the call comes back to the machine."""
         return f if not callable(f) else lambda *args, **kwargs: self.call(f, list(args), kwargs)
 
-    def namespace(self, given):
-        """The dict that code of `exec` and `eval` runs in, for the one that the program gives."""
-        return given
-
     def enter(self, f, args, kwargs):
         """Interpret a call of a Python function; generators give their object at once."""
         code = f.__code__
@@ -176,14 +172,6 @@ class Host:
         """A call of a function with a construct that is not interpreted: `except*`, generic syntax, a coroutine, which
         runs when somebody awaits it."""
         return f(*args, **kwargs)
-
-    def run_code(self, code, global_names, names, closure=None):
-        """Run the code of a module, class body, `exec` or `eval` in the namespace `names`."""
-        record = decode(code)
-        self.calls[record] = self.calls.get(record, 0) + 1
-        self.history.append(code)
-        f = self.made_function(types.FunctionType(code, global_names, closure=closure))
-        return Frame(f, record, {}, self, names).run()
 
     def call_native(self, f, args, kwargs):
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
@@ -430,10 +418,6 @@ class Host:
     def made_function(self, f):
         """A `def` or `lambda` made a function; returns it."""
         return f
-
-    def build_class(self, body, name, bases, keywords):
-        """A `class` statement, which is not interpreted: `body` is the function whose code fills the namespace."""
-        return builtins.__build_class__(body, name, *bases, **keywords)
 
     def import_name(self, f, name, names, level):
         """`import name` or `from name import names`."""

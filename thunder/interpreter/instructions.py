@@ -129,33 +129,6 @@ def DELETE_GLOBAL(frame, stack, name):
     frame.host.delete_global(frame.fn, name)
 
 
-def LOAD_NAME(frame, stack, name):
-    try:
-        stack.append(frame.names[name])
-        return
-    except KeyError:
-        pass
-    stack.append(frame.host.load_global(frame.fn, name))
-
-
-def STORE_NAME(frame, stack, name):
-    frame.names[name] = stack.pop()
-
-
-def DELETE_NAME(frame, stack, name):
-    try:
-        del frame.names[name]
-        return
-    except KeyError:
-        pass
-    raise NameError(f"name {name!r} is not defined", name=name)
-
-
-def SETUP_ANNOTATIONS(frame, stack, _):
-    if "__annotations__" not in frame.names:
-        frame.names["__annotations__"] = {}
-
-
 # ---------------------------------------------------------------- attributes, items, imports
 
 
@@ -206,16 +179,6 @@ def IMPORT_NAME(frame, stack, name):
 
 def IMPORT_FROM(frame, stack, name):
     stack.append(frame.host.import_from(stack[-1], name))
-
-
-def IMPORT_STAR(frame, stack, _):
-    module = stack.pop()
-    names = getattr(module, "__all__", None)
-    if names is None:
-        names = [n for n in vars(module) if not n.startswith("_")]
-    for n in names:
-        frame.names[n] = frame.host.load_attr(module, n)
-    stack.append(None)  # 3.12's intrinsic has a result; 3.11 never reads this slot
 
 
 # ---------------------------------------------------------------- stack

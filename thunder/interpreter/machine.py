@@ -16,13 +16,12 @@ class Frame:
     """One activation of a function: variables by name (cells among them), value stack, position."""
 
     __slots__ = (
-        "fn", "record", "program", "host", "locals", "names", "stack", "ip", "exc", "outer_exc", "delegate",
+        "fn", "record", "program", "host", "locals", "stack", "ip", "exc", "outer_exc", "delegate",
         "suspended", "reraising", "named_type", "snapshot",
     )  # fmt: skip
 
-    def __init__(self, fn, record, variables, host, names=None):
+    def __init__(self, fn, record, variables, host):
         self.fn, self.record, self.locals, self.host = fn, record, variables, host
-        self.names = names  # the namespace of a class body or of exec'd code
         self.program = record.program if host.log is None else host.log.program(fn.__code__, record)
         self.stack, self.ip = [], 0
         self.exc = self.outer_exc = self.delegate = self.snapshot = None
