@@ -1,11 +1,13 @@
 """A special method that a class lacked and gets later changes what the program means."""
 
 import enum
+import re
 
 import pytest
 import torch
 
 import thunder
+from thunder.errors import CaptureError
 
 
 def test_truth_and_comparison_of_objects_follow_methods_added_later():
@@ -84,3 +86,48 @@ def test_a_text_that_percent_makes_in_python_is_made_in_each_call(base):
     for _ in range(3):
         assert compiled(torch.ones(1), noted)[1] == "a noted"
     assert len(shown) == 3
+
+
+class Size:
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __len__(self):
+        return self.n
+
+    __hash__ = None
+    __repr__ = lambda self: "n" * self.n
+
+
+NATIVELY = {
+    "index": lambda x, a, b: x * [b, a].index(a),
+    "count": lambda x, a, b: x * [b].count(a),
+    "text": lambda x, a, b: x * len(str([a])),
+    "percent": lambda x, a, b: x * len("%s" % a),  # noqa: UP031
+    "format": lambda x, a, b: x * len("{}".format(a)),  # noqa: UP032
+    "field": lambda x, a, b: x * len("{0.n}".format(a)),  # noqa: UP032
+    "pattern": lambda x, a, b: x * len(re.sub("a", lambda m: "n" * a.n, "banana")),
+    "names": lambda x, a, b: x * len([n for n in dir(a) if n == "n"]),
+    "a class": lambda x, a, b: x * type("Other", (Size,), {})(a.n).n,
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+@pytest.mark.parametrize("name", NATIVELY)
+def test_native_code_that_would_call_the_users_is_in_eager_calls(name):
+    """It would run unseen: objects that it looks at may change."""
+    inner = NATIVELY[name]
+
+    def f(x, a, b):
+        return inner(x * 2, a, b) + 1
+
+    compiled, x, a, b = thunder.jit(f, fallback="eager"), torch.ones(2), Size(2), Size(3)
+    for n in (2, 3, 2):
+        a.n = n
+        assert torch.equal(compiled(x, a, b), f(x, a, b))
+    assert [s.sym.name for s in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call") == 1
+    with pytest.raises(CaptureError):
+        thunder.jit(f, fallback="error")(x, a, b)

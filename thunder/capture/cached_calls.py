@@ -22,8 +22,7 @@ from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIV
 from thunder.capture.sources import Source
 from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
 from thunder.interpreter import NULL, Host
-from thunder.interpreter.attributes import parts_of, type_attribute
-from thunder.interpreter.standins import stands_alone
+from thunder.interpreter.attributes import parts_of, stands_alone, type_attribute
 
 
 class _Place(NamedTuple):
@@ -132,7 +131,7 @@ def _by_identity(x) -> bool:
 def _is_made_again(c, x) -> bool:
     """Whether an object of the program's own is made of constants, so that each call makes an equal one."""
     kind = type(x)
-    if slots(kind) or not stands_alone(kind) or id(kind) in c.fresh:
+    if slots(kind) or not stands_alone(kind):
         return False
     return all(_is_constant(c, settled(value)) for value in vars(x).values())
 

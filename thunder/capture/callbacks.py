@@ -1,18 +1,18 @@
-"""Python code of the user's that native code would call: it comes back to the machine, or the call is refused.
+"""Python code of the user's that native code would call: the call is refused.
 
 Native code reaches the special methods of its arguments. Capture would not see the code that it runs there, and effects
-would happen while the program is captured. So native code gets stand-ins (`interpreter/standins.py`); a call with
-an object that has none is refused.
+would happen while the program is captured. Where it sorts or maps, that comes back to the machine
+(`interpreter/standins.py`); keys that are hashed are asked by the machine.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
-import contextlib
 import functools
+import heapq
 import math
 import operator
-import pickle
 import random
 import sys
 import types
@@ -41,9 +41,12 @@ def called_in(c, kind: type, f=None) -> str:
     return next((found[n] for n in found if names is None or n in names), "")
 
 
-def calls(f, value) -> bool:
-    """Whether native code `f` may call a value that is given to it, and that runs Python code of the user's."""
-    return runs_python(value) and ((names := _names(f)) is None or "__call__" in names)
+def check_functions(c, f, values) -> None:
+    """Native code `f` is given values, and may call those that run Python code of the user's."""
+    names = _names(f)
+    if (names is None or "__call__" in names) and any(map(runs_python, values)):
+        shown = plain_attribute(f, "__qualname__", f)
+        c.refuse(f"{shown}, which runs natively, may call a function, which thunder would not see", _REMEDY)
 
 
 def copies(f) -> bool:
@@ -98,8 +101,8 @@ _NAMES = {
     **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
     id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
     id(type.__new__): (), id(ord): (), id(slice): (), id(types.MappingProxyType): (),
-    id(pickle.dumps): _COPIED, id(abs): ("__abs__",), id(len): ("__len__",),
-    id(dir): ("__dir__", "__getattr__", "__getattribute__"),
+    **{id(f): ("__lt__",) for module in (bisect, heapq) for f in vars(module).values() if callable(f)},
+    id(abs): ("__abs__",), id(len): ("__len__",),
     id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
 }  # fmt: skip
 _NOT_CALLED = standins.CALLED - {"__call__"}
@@ -119,16 +122,25 @@ _OBJECTS_OWN = {
 
 def _of_builtins(owner: type, name: str) -> tuple | None:
     """The methods that a slot of a builtin class calls of its operands: of most it looks at nothing but the class."""
-    if owner in _SCALARS and name in _BY_CLASS or owner in _SEQUENCES and name in ("__len__", "__iter__", "__add__"):
+    if (
+        owner in _NUMBERS_OWN
+        and name != "__format__"
+        or owner in (str, bytes)
+        and name in _BY_CLASS
+        or owner in _SEQUENCES
+        and name in ("__len__", "__iter__", "__add__")
+    ):
         return ()
     if issubclass(owner, dict) and name in _OF_KEYS:
         return ()  # `check_hashed` sees the keys
+    if name in ("index", "count", "remove"):
+        return ("__eq__",)
     if issubclass(owner, set):
         return _COPIED if name == "__reduce__" else ()  # likewise the elements
     return ("__index__",) if owner in _SEQUENCES and name in ("__mul__", "__rmul__", "__getitem__") else None
 
 
-_SCALARS = (int, float, complex, bool, str, bytes)
+_NUMBERS_OWN = (int, float, complex, bool)
 _SEQUENCES = (list, tuple, str, bytes)
 # methods of dicts that hash and compare keys, and call nothing of values
 _OF_KEYS = frozenset(("__contains__", "__getitem__", "__delitem__", "__len__", "__iter__", "get", "pop", "setdefault"))
@@ -136,7 +148,7 @@ _BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__m
 
 
 def _called_in(c, kind: type) -> dict[str, str]:
-    if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__) and id(kind) not in c.fresh:
+    if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__):
         return {}
     found: dict[str, str] = {}
     for base in kind.__mro__:
@@ -155,23 +167,12 @@ def check_given(c, value, caller) -> None:
         refuse(c, value, caller)
     if issubclass(kind, _STATEFUL) and id(value) in c.sources:
         c.refuse(f"native code is given a {kind.__name__}, whose state is not watched", "call its methods")
-    if caller is pickle.dumps:
-        _ask_name(c, value if isinstance(value, (type, types.FunctionType)) else kind)
     for base in kind.__mro__[:-1] if kind not in PRIMITIVE and kind not in _KINDS else ():
-        if not _of_library(base.__module__) and id(base) not in c.fresh:
+        if not _of_library(base.__module__):
             c.ask(c.const(base, base.__qualname__).attr("__dict__"), KEYS)
 
 
-def _ask_name(c, named) -> None:
-    """`pickle` looks for a class or a function under its name."""
-    if _of_library(named.__module__) or id(named) in c.fresh:
-        return
-    found = sys.modules.get(named.__module__)
-    with contextlib.suppress(AttributeError):  # which `pickle` says in its own words
-        for name in named.__qualname__.split(".") if found is not None else ():
-            found = c.load_attr(found, name)
-
-
+_REMEDY = "write this part in Python, or call it outside of the compiled function"
 _STATEFUL = (random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
 
 
@@ -183,61 +184,13 @@ def _of_library(module) -> bool:
 _LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
-def stand_in(c, value, known: dict, caller):
-    """The argument of native code in the place of a function, or of an object whose special methods the user wrote."""
-    if runs_python(value):
-        return known.setdefault(id(value), standins.called_as(type(value))(c, value, known))
-    if not standins.stands_alone(type(value)):
-        refuse(c, value, caller)
-    return standins.substitute(c, value, known)
-
-
 def refuse(c, value, caller):
     """caller: native code, a callable or in words."""
     name, shown = called_in(c, type(value), caller), plain_attribute(caller, "__qualname__", caller)
     c.refuse(
         f"{shown}, which runs natively, may call {name}, which thunder would not see",
-        "write this part in Python, or call it outside of the compiled function",
+        _REMEDY,
     )
-
-
-def released(c, f, result, known: dict):
-    """The result of native code, with objects in the place of their stand-ins."""
-    kind = type(result)
-    if isinstance(result, standins.StandIn):
-        return result.value
-    if kind in PRIMITIVE:
-        return result
-    if kind in (list, tuple):
-        return kind(released(c, f, x, known) for x in result)
-    if not hasattr(result, "__dict__") and kind in _SETTLED:
-        return result
-    return c.refuse(
-        f"{plain_attribute(f, '__qualname__', f)} keeps an object of a class with special methods in Python",
-        "write this part in Python, or call it outside of the compiled function",
-    )
-
-
-_SETTLED = {bytearray, types.NotImplementedType}
-
-
-def check_class(c, f, args) -> None:
-    """A class is about to be made natively, which calls methods of its namespace and its bases."""
-    bases, space = args[-2:] if len(args) > 2 else ((), {})
-    bases, attributes = bases if isinstance(bases, tuple) else (), space.values() if isinstance(space, dict) else ()
-    for kind in {type(base) for base in bases if not isinstance(base, type)}:
-        if called_in(c, kind):
-            c.refuse(f"making a class asks a {kind.__qualname__} for __mro_entries__", "make the class outside")
-    hooks = [(type(value), "__set_name__") for value in attributes]
-    hooks += [(base, "__init_subclass__") for base in bases if isinstance(base, type)]
-    for kind, name in hooks:
-        method = c.lookup(kind, name)
-        method = plain_attribute(method, "__func__", method)
-        if type(method) is types.FunctionType and _of_users(method):
-            c.refuse(
-                f"making a class calls {kind.__qualname__}.{name} natively, which thunder would not see",
-                "make the class outside of the compiled function",
-            )
 
 
 # ---------------------------------------------------------------- hash tables

@@ -49,9 +49,8 @@ def _look_up(c, kind, name, after):
         c.known.looked_up[kind, name, after] = NULL
         return NULL
     mro = kind.__mro__
-    passed, found, owner, lasting = [], NULL, None, True
+    passed, found, owner = [], NULL, None
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
-        lasting = lasting and id(base) not in c.fresh
         if c.writes.overlay and (id(base), name) in c.writes.overlay:
             found, owner = c.writes.overlay[id(base), name], None
             if found is DELETED:
@@ -61,14 +60,13 @@ def _look_up(c, kind, name, after):
         if name in base.__dict__:
             found, owner = base.__dict__[name], base
             break
-        if id(base) not in c.fresh and not of_library(base) and not base.__module__.startswith("torch."):
+        if not of_library(base) and not base.__module__.startswith("torch."):
             passed.append(base)
-    if owner is not None and id(owner) not in c.fresh and not of_library(owner):
+    if owner is not None and not of_library(owner):
         _depend(c, kind, name, after, found, owner, passed)
     else:
         _depend_on_absence(c, kind, name, after, found, passed)
-    if lasting:
-        c.known.looked_up[kind, name, after] = found
+    c.known.looked_up[kind, name, after] = found
     return found
 
 
@@ -108,14 +106,14 @@ def _depend_on_absence(c, kind, name, after, found, passed) -> None:
 
 def ask_bases(c, kind) -> None:
     """The order in which bases are looked up stays the same."""
-    if len(kind.__mro__) > 2 and id(kind) not in c.fresh and not of_library(kind):
+    if len(kind.__mro__) > 2 and not of_library(kind):
         c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
 def _by_class(c, kind, name, after, found) -> bool:
     """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
     made = type(found)
-    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
+    if after is not None or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
         return False
     if plain_attribute(kind, name) is not (found.__func__ if made is staticmethod else found):
         return False
@@ -141,7 +139,7 @@ def is_fixed(found) -> bool:
 def class_value(c, kind, name, found):
     """A class attribute that is no descriptor: read like anything from outside."""
     owner = owner_of(kind, name, found)
-    if owner is None or id(owner) in c.fresh or of_library(owner):
+    if owner is None or of_library(owner):
         return found
     if is_fixed(found) and bound_method(found) is None:
         return found

@@ -19,8 +19,8 @@ from thunder.capture.operations import record, size
 from thunder.capture.policy import Interpret, folded, is_library, native_row, read_of_library
 from thunder.capture.watched import check_watched
 from thunder.core.proxies import Size
-from thunder.interpreter import NULL, Host, construction, standins
-from thunder.interpreter.attributes import plain_attribute, type_attribute
+from thunder.interpreter import NULL, Host, construction
+from thunder.interpreter.attributes import plain_attribute, stands_alone, type_attribute
 from thunder.ops import lookup
 
 
@@ -43,7 +43,7 @@ def reduced(c, f, args, kwargs):
         return c.call(by_class, [o], {})
     state_of = c.slot(type(o), "__getstate__")
     by_class = any(c.slot(type(o), n) for n in ("__getnewargs__", "__getnewargs_ex__"))
-    if state_of is not None and not by_class and standins.stands_alone(type(o)) and args[-1:] >= [2]:
+    if state_of is not None and not by_class and stands_alone(type(o)) and args[-1:] >= [2]:
         return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None  # pyright: ignore[reportAttributeAccessIssue]
     if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)

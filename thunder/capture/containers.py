@@ -8,17 +8,16 @@ holds nothing but data is asked for its content at once.
 from __future__ import annotations
 
 import collections
-import copy
 import operator
 import types
 from typing import Any
 
 import torch
 
-from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, content, is_data
+from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
 from thunder.capture.ask import length as native_length
 from thunder.capture.identities import real_id, told_apart
-from thunder.capture.native import BUFFERS, CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
+from thunder.capture.native import CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.numbers import length as known_length
 from thunder.capture.numbers import source_of
 from thunder.capture.sources import MISSING, Source
@@ -39,15 +38,6 @@ def snapshot(c, value, source: Source):
     c.ask(source, TYPE)
     if isinstance(value, collections.deque):
         c.reach(source.attr("maxlen"))
-    return s
-
-
-def buffer(c, value, source: Source):
-    """A copy of a bytearray or an array of numbers that came in through a source, which stands for the original."""
-    s = _known(c, value, source)
-    if s is None:
-        s = copy.copy(value)
-        _stand_for(c, s, value, source).was = c.ask(source, CONTENT)
     return s
 
 
@@ -382,8 +372,6 @@ def state(c) -> dict[Any, Any]:
 
 def _identities(kind: str, value) -> Any:
     """A change of a container, to compare: values by their identity, but for a container that stands for the whole."""
-    if kind == "buffer":
-        return content(value)
     inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
     identities = map(id, inside)
     return id(value) if kind == "item" else None, tuple(sorted(identities) if type(value) is set else identities)
@@ -398,8 +386,6 @@ def is_changed(c, s) -> bool:
 def _changes(s, look: Look) -> list[tuple]:
     """(kind, original, source, key, value) of each change of one snapshot."""
     original, source, was = look.original, look.source, look.was
-    if isinstance(s, BUFFERS):
-        return [("buffer", original, source, None, copy.copy(s))] if content(s) != was else []
     if isinstance(s, dict) and was is None:  # only written to, or single keys read
         now, mine = container_base(type(s)).items(s), look.items
         found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import operator
-import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
-from thunder.capture.remade import GENERATORS, UNCHANGING, goes_on, is_global, made_of, native_new
+from thunder.capture.remade import UNCHANGING, is_global, made_of, native_new, stays
 from thunder.capture.sources import MISSING, STEPS
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
@@ -73,7 +71,6 @@ class EpilogueWriter:
         # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
-        self.pinned: set[int] = set()  # ids of what is inside of what is pinned
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
         outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
@@ -148,19 +145,14 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, GENERATORS) or goes_on(value):
-            return self._going_on(value)
         if (again := self._about_outside(value, t)) is not None:
             return again
         if isinstance(value, types.FunctionType):
             return self._function(value) if id(value) in c.fresh else self.pin(value)
+        if stays(value):
+            name = operations.type_of(c, value).__name__
+            return c.refuse(f"a {name} leaves the compiled function", "return what is in it: list(...) of an iterator")
         return self._other(value, t)
-
-    def _going_on(self, value) -> str:
-        kind = operations.type_of(self.c, value)
-        return self.c.refuse(
-            f"a {kind.__name__} leaves the compiled function", "return a list or a tuple: list(...) of it"
-        )
 
     def _other(self, value, t: type) -> str:
         if t is outside_hooks.OutsideHandle and not value.is_removed:
@@ -232,34 +224,10 @@ class EpilogueWriter:
 
     def _is_fixed(self, value, t: type) -> bool:
         if isinstance(value, _FIXED) or t in _LITERAL:
-            if isinstance(value, type) and self._holds_values(value):
-                self.c.refuse(
-                    f"the class {value.__name__} leaves the compiled function with values of the program",
-                    "make the class outside, and objects of it inside",
-                )
             return True
-        if isinstance(value, (operator.itemgetter, operator.methodcaller)) and self._holds_values(value):
-            return False
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
 
-    def _holds_values(self, value) -> bool:
-        """Whether something that is pinned leads to proxies, to snapshots, or to what each call makes anew."""
-        inside = remade.pinned_with(self.c, value, self.built, self._is_made)
-        self.pinned |= inside or set()
-        return inside is None
-
-    def _is_made(self, kind: type) -> bool:
-        """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
-        if id(kind) in self.c.fresh:
-            return True
-        known = id(kind) in self.c.outside.constant_sources or not of_python(kind)
-        module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
-        return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
-
     def variable(self, value, expression: str) -> str:
-        if id(value) in self.pinned and type(value) is not tuple:
-            kind = type(value).__name__
-            self.c.refuse(f"a {kind} and a class with it leave the compiled function", "return one of them")
         name = self.built[id(value)] = self.names.make("o")
         self.c.keep[id(value)] = value
         self.lines.append(f"{name} = {expression}")
@@ -344,9 +312,6 @@ class EpilogueWriter:
         builtin = next(c for c in t.__mro__ if not of_python(c))
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self.variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
-        if isinstance(value, property):
-            parts = ", ".join(map(self.build, (value.fget, value.fset, value.fdel, value.__doc__)))
-            self.lines.append(f"{self.pin(property.__init__)}({name}, {parts})")
         self._attributes(value, name)
         if isinstance(value, BaseException):
             self.lines.append(f"{self.pin(remade.SET_ARGS, 'set_args')}({name}, {self.build(value.args)})")
@@ -446,8 +411,6 @@ class EpilogueWriter:
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)
-        if kind == "buffer":
-            return f"{x}[:] = {self.pin(v)}"
         # a subclass's own methods ran while the program was captured
         base = None if t in CONTAINERS else container_base(t)
         if kind == "item":

@@ -6,7 +6,6 @@ from outside are read.
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import operator
@@ -27,7 +26,7 @@ from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
-from thunder.interpreter import NULL, standins, text
+from thunder.interpreter import standins
 from thunder.interpreter.attributes import parts_of, plain_attribute, type_attribute
 from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.operators import METHOD_OF
@@ -239,33 +238,10 @@ def _can_be_asked(c, value, source, name: str) -> bool:
     return True
 
 
-def as_operand(c, value):
-    """A value that native code is to make a part of a string: where its text is made in Python, that comes back."""
-    kind = type(value)
-    if kind not in _LEAVES and standins.stands_alone(kind):
-        if text.is_in_python(c, kind) or callbacks.called_in(c, kind, int):
-            return standins.substitute(c, value, {})
-    elif by := next((f for f in (int, str) if callbacks.called_in(c, kind, f)), None):
-        callbacks.refuse(c, value, by)
-    if text.holds_python(c, value):
-        return standins.stand_in(c, value, {})
-    return as_text(c, value)
-
-
-def as_text(c, value):
-    """A value that goes into a string: exposed, with the values of symbolic numbers."""
-    expose(c, value, shown=True)
-    if not any(callbacks.called_in(c, type(x)) or isinstance(x, (AnyProxy, NumberProxy)) for x in parts_of(value)):
-        return value
-    if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
-        value = copy.copy(value)
-        for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            value[k] = as_operand(c, x)
-        return value
-    if type(value) in (list, tuple) or isinstance(value, tuple) and type_attribute(type(value), "_make") is not NULL:
-        parts = [as_operand(c, x) for x in value]
-        return parts if type(value) is list else tuple.__new__(type(value), parts)
-    return concrete(value)
+def as_text(c, value, function: Callable):
+    """A value of which native code makes a text, exposed."""
+    expose(c, value, called=function, shown=True)
+    return value
 
 
 _WALKED = 1000  # objects; larger ones that are no containers are a library's: loggers, files

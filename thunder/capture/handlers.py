@@ -349,7 +349,7 @@ def _of_python() -> dict:
         object.__reduce_ex__: reduced, weakref.ref.__new__: new_reference, type.__instancecheck__: _instance_check,
         vars(itertools.chain)["from_iterable"]: _chained,
         itertools.accumulate: _accumulate, itertools.compress: _compress,
-        **dict.fromkeys((exec, eval, builtins.__build_class__), lambda c, f, a, k: host_lines.refuse(c, f)),
+        **dict.fromkeys((dir, exec, eval, builtins.__build_class__), lambda c, f, a, k: host_lines.refuse(c, f)),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         min: _extreme, max: _extreme,
         **{f: _of_numbers for f in MATH.values() if id(f) not in PROTOCOL_CALLS},

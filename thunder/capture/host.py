@@ -114,7 +114,7 @@ class Capture(Host):
         # where values come from, by their ids, and the values themselves, whose ids stay theirs
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
-        self.fresh: set[int] = set()  # ids of functions and classes that the program made
+        self.fresh: set[int] = set()  # ids of functions that the program made
         self.made: dict[int, weakref.ref] = {}  # these functions
         # the answers that the program depends on
         self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
@@ -235,7 +235,7 @@ class Capture(Host):
         found = self.lookup(t, name)
         return found if type(found) is types.FunctionType else None
 
-    names, native_special = objects.names, native_calls.special
+    native_special = native_calls.special
 
     def compares(self, kind) -> bool:
         return kind is HostProxy or issubclass(kind, NumberProxy)
@@ -392,14 +392,6 @@ class Capture(Host):
                         expose(self, k)
                     told_apart(self, k, others)
         return keys
-
-    def handed(self, value):
-        inside = type(value) in (list, tuple, dict) and host_lines.holds_host_values(self, value)
-        if inside or type(value) in (TensorProxy, HostProxy):
-            kind = "a tensor" if type(value) is TensorProxy else "a tensor's values"
-            self.refuse(f"native code gets {kind} from an object", "call the object's method in Python before")
-        expose(self, value)
-        return value
 
     def materialize(self, value):
         if self.containers.lazy and id(value) in self.containers.lazy:

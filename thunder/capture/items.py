@@ -15,7 +15,7 @@ import torch
 from thunder.capture import arrays, changing, containers, host_lines, numpy_values, opaque_values
 from thunder.capture.expose import expose, is_for_library
 from thunder.capture.identities import Id, real_id, told_apart
-from thunder.capture.native import CONTAINERS, PRIMITIVE
+from thunder.capture.native import CONTAINERS, PRIMITIVE, is_hashable
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
@@ -27,14 +27,6 @@ from thunder.options import SHARP_EDGES_OPTIONS
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
 
 
-def _hashable(k) -> bool:
-    try:
-        hash(k)
-    except TypeError:
-        return False
-    return True
-
-
 def getitem(c, o, k):
     t = type(o)
     if c.reading is not None:
@@ -43,7 +35,7 @@ def getitem(c, o, k):
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
             return found
-        if isinstance(o, dict) and _hashable(k):
+        if isinstance(o, dict) and is_hashable(k):
             return containers.dict_item(c, o, k)
         if type(k) is int and isinstance(o, list) and not list.__len__(o):
             return containers.list_item(c, o, k)
@@ -117,7 +109,7 @@ def setitem(c, o, k, v) -> None:
             return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
-            v = standins.Listed(c, v, {})
+            v = standins.Listed(c, v)
     o[k] = v
     containers.write_attributes(c, o)
 
@@ -127,7 +119,7 @@ def contains(c, o, v) -> bool:
         c.reading.look_at(c, o)
     v = changing.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
     if c.containers.lazy and id(o) in c.containers.lazy:
-        if isinstance(o, dict) and _hashable(v):
+        if isinstance(o, dict) and is_hashable(v):
             return containers.has_key(c, o, v)
         if type(o) is set and not o and id(v) not in c.sources:
             found = containers.has_element(c, o, v)
@@ -171,7 +163,7 @@ def pairs(c, a):
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
-        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a, {})
+        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a)
     keys = []
     for k in c.steps(c.call(c.load_attr(a, "keys"), [], {})):  # `list` would ask for a length
         keys.append(k)  # noqa: PERF402
@@ -207,7 +199,7 @@ def _pair(c, p):
     if not known or type(p) is tuple:
         return p
     try:
-        elements = iter(standins.Listed(c, p, {}))
+        elements = iter(standins.Listed(c, p))
     except TypeError as error:
         swallow(error)
         return None  # of which native code says that it is no sequence

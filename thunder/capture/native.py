@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import ast
 import collections
 import contextlib
@@ -122,7 +121,6 @@ def is_iterator(value) -> bool:
     return type_attribute(type(value), "__next__") is not NULL
 
 
-BUFFERS = (bytearray, array.array)  # compared by value with a copy
 _TABLES = ({}, collections.OrderedDict())
 DICT_VIEWS = {type(getattr(table, n)()): n for table in _TABLES for n in ("keys", "values", "items")}
 ENUM = enum.Enum

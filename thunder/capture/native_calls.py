@@ -8,6 +8,7 @@ import contextvars
 import functools
 import math
 import queue
+import re
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ from thunder.capture import (
     settings,
 )
 from thunder.capture.classes import of_library
-from thunder.capture.expose import as_operand, expose, in_tuples, is_for_library, with_numbers
+from thunder.capture.expose import as_text, expose, in_tuples, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, is_iterator
@@ -40,7 +41,7 @@ from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import NULL, standins, text
+from thunder.interpreter import NULL, standins
 from thunder.interpreter import Host as Machine
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 from thunder.interpreter.sequences import iterates_in_python
@@ -102,7 +103,7 @@ def call_builtin(c, f, args, kwargs):
     if (found := host_lines.of_outside(c, f, looked_at, args, kwargs)) is not NULL:
         return found
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
-        args = [list(iter(standins.Listed(c, args[0], {})))]  # data-dependent texts among them
+        args = [list(iter(standins.Listed(c, args[0])))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
@@ -139,10 +140,10 @@ def _hashed(c, a):
     if isinstance(a, (list, tuple)):
         return [changing.settled(c, x) for x in c.steps(a)]
     if isinstance(a, Iterator):
-        return _Hashed(c, a, {})
+        return _Hashed(c, a)
     changing.settle_inside(c, a)
     found = c.materialize(a) if isinstance(a, (set, frozenset)) else iterable(c, a)
-    return _Hashed(c, a, {}) if type(found) is standins.Iterated else found
+    return _Hashed(c, a) if type(found) is standins.Iterated else found
 
 
 class _Hashed(standins.Iterated):
@@ -188,13 +189,16 @@ def _by_receiver(c, f, s, args, kwargs):
     return NULL
 
 
+_LOOKS_INSIDE = re.compile(r"\{[^{}:!]*[.\[]")  # a text for `format`, of whose fields one has a path
+
+
 def _formatted(c, f, args, kwargs):
-    if f.__name__ == "format_map" or f.__name__ == "format" and text.looks_inside(f.__self__):
+    if f.__name__ == "format_map" or f.__name__ == "format" and _LOOKS_INSIDE.search(f.__self__):
         c.refuse("a text is formatted of attributes or items of values", "write an f-string")
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
-    return call_native(c, f, [as_operand(c, a) for a in args], {k: as_operand(c, v) for k, v in kwargs.items()})
+    return call_native(c, f, [as_text(c, a, f) for a in args], {k: as_text(c, v, f) for k, v in kwargs.items()})
 
 
 def stepping(c, f, s, args) -> list:
@@ -214,7 +218,7 @@ def stepping(c, f, s, args) -> list:
 
 def iterated(c, a, kind=standins.Iterated):
     """Native code will iterate over `a`, when it asks for an iterator."""
-    return a if type(a) in PRIMITIVE else kind(c, a, {})
+    return a if type(a) in PRIMITIVE else kind(c, a)
 
 
 def iterable(c, a, kind=standins.Iterated):
@@ -266,10 +270,9 @@ def call_native(c, f, args, kwargs):
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
     args, kwargs = standins.with_functions(c, f, args, kwargs)
-    if _makes_class(f):
-        callbacks.check_class(c, f, args)
-    known: dict = {}
-    args, kwargs = _expose_to(c, f, args, kwargs, known)
+    if _makes_class(f) and len(args) > 2:
+        c.refuse("a class is made inside the program", "make the class outside, and objects of it inside")
+    args, kwargs = _expose_to(c, f, args, kwargs)
     # values in containers from outside are seen now
     if (c.outside.host_values or c.numbers.proxies) and (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
@@ -289,7 +292,7 @@ def call_native(c, f, args, kwargs):
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         if {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE and settings.is_question(c, f):
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
-        return callbacks.released(c, f, result, known) if known else result
+        return result
     return _call_torch(c, f, args, kwargs)
 
 
@@ -339,9 +342,8 @@ def _makes_class(f) -> bool:
 
 
 def _note_made(c, f, args, result) -> None:
-    """Native code has run: a class or a cache that it made is the program's own; arrays from outside are as they
-    were."""
-    if f is functools._lru_cache_wrapper or len(args) > 2 and _makes_class(f):
+    """Native code has run: a cache that it made is the program's own; arrays from outside are as they were."""
+    if f is functools._lru_cache_wrapper:
         c.fresh.add(id(result))
         c.keep[id(result)] = result
     if c.outside.arrays:
@@ -368,9 +370,8 @@ def _expose_container(c, f, s, given) -> None:
         expose(c, s, *given, called=None if standins.compares(f) else f)
 
 
-def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
-    """Expose everything that native code may look at; return the arguments, with stand-ins for objects whose methods it
-    may call."""
+def _expose_to(c, f, args, kwargs) -> tuple:
+    """Expose everything that native code may look at; return the arguments. Refuses functions that it may call."""
     s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     owner = plain_attribute(f, "__objclass__")
     if s is None and args and isinstance(owner, type) and issubclass(owner, _HOLDING):
@@ -382,9 +383,8 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         stands = not _is_torch(f)
         if stands:
             if c.outside.host_values:
-                args = [_HashedSteps(c, a, {}) if _steps(c, a) else a for a in args]
-            args = [_stand_in(c, f, a, known) for a in args]
-            kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
+                args = [_HashedSteps(c, a) if _steps(c, a) else a for a in args]
+            callbacks.check_functions(c, f, given)
         called = f if stands and not standins.compares(f) else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
@@ -416,11 +416,6 @@ def _with_hashed(c, a):
 _HOLDING = (tuple, *MUTABLE)
 
 
-def _stand_in(c, f, a, known: dict):
-    called = callbacks.calls(f, a) or callbacks.called_in(c, type(a), f)
-    return callbacks.stand_in(c, a, known, f) if called else a
-
-
 def _check_keys(c, table, given) -> None:
     keys: list = []
     for a in given:
@@ -448,7 +443,7 @@ def _asks_for_types(f) -> bool:
 _PLAIN = (int, float, complex)
 _NUMERIC = {
     "builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder",
-    "collections", "_collections",
+    "collections", "_collections", "_bisect", "_heapq",
 }  # fmt: skip
 _STORING = {
     "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values",

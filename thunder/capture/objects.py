@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from thunder import compat
 from thunder.capture import containers, host_lines, opaque_values, reads
-from thunder.capture.ask import KEYS, PRESENT, TYPE, VALUE
+from thunder.capture.ask import PRESENT, TYPE, VALUE
 from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.namespaces import namespace, namespace_value
@@ -26,8 +25,7 @@ from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes
-from thunder.interpreter.attributes import call_special, in_python, native_method, of_python, type_attribute
-from thunder.ops.infer import fake
+from thunder.interpreter.attributes import call_special, native_method, of_python, type_attribute
 
 # ---------------------------------------------------------------- objects
 
@@ -65,7 +63,7 @@ def own(c, o, name):
     said = lookup(c, t, name)
     if found is not NULL:
         owner = None if said is NULL or is_fixed(said) else owner_of(t, name, said)
-        if owner is not None and id(owner) not in c.fresh:
+        if owner is not None:
             # it is no data descriptor, which would come first; a number is looked up together with others
             c.ask(entry(c, owner, name), VALUE if type(said) in PRIMITIVE else TYPE)
         return c.read(found, source.attr(name))
@@ -78,8 +76,7 @@ def own_of_class(c, kind, name):
     """An attribute of a class itself, or NULL."""
     if c.writes.overlay and (id(kind), name) in c.writes.overlay:
         return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
-    if id(kind) not in c.fresh:
-        c.ask(entry(c, kind, name), PRESENT)
+    c.ask(entry(c, kind, name), PRESENT)
     return kind.__dict__.get(name, NULL)
 
 
@@ -101,7 +98,7 @@ def native_get(c, get, found, o, kind, name):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType and name == "cell_contents":
         return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
-    if source is None or name in _CONSTANT.get(type(o), ()) or issubclass(type(o), type) and id(o) in c.fresh:
+    if source is None or name in _CONSTANT.get(type(o), ()):
         return get(found, o, kind)
     return _read_outside(c, get, found, o, kind, name, source)
 
@@ -284,33 +281,6 @@ def of_torch_module(c, m, n: str):
             c.ask(source.attr(where).item(n) if where in m.__dict__ else source.attr(where), PRESENT)
         c.ask(source.attr("__dict__").item(n), PRESENT)
     raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
-
-
-def names(c, o):
-    """`dir(o)`: with the program's writes and without its deletions; classes of the user's are asked for theirs."""
-    if isinstance(o, NumberProxy):
-        return dir(o.python_type)
-    if type(o) is TensorProxy:
-        with compat.DisableTorchFunction():
-            real, source = c.tensors.real.get(c.recorder.memory.holder(o), (None, None))
-            if source is not None:
-                c.ask(source.attr("__dict__"), KEYS)
-            return dir(fake(o) if real is None else real)
-    method = c.lookup(type(o), "__dir__")
-    if in_python(method):
-        return sorted([*c.steps(call_special(c, method, o, [], "__dir__"))])
-    kinds = (o if issubclass(type(o), type) else type(o)).__mro__
-    for kind in kinds:
-        if id(kind) not in c.fresh and not of_library(kind):
-            c.ask(c.const(kind).attr("__dict__"), KEYS)
-    found = c.call_native(dir, [o], {})
-    changed = {id(x): x for x in (o, *kinds)}
-    written = [(n, value, changed[i]) for (i, n), value in c.writes.overlay.items() if i in changed]
-    if type(found) is not list or not written:
-        return found
-    deleted = [(n, owner) for n, value, owner in written if value is DELETED]
-    gone = {n for n, owner in deleted if all(n not in vars(kind) for kind in kinds if kind is not owner)}
-    return sorted({*found, *(n for n, value, _ in written if value is not DELETED and type(n) is str)} - gone)
 
 
 # ---------------------------------------------------------------- writes

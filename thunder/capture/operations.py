@@ -15,7 +15,7 @@ from thunder import compat
 from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
-from thunder.capture.expose import as_operand, expose, keeps
+from thunder.capture.expose import as_text, expose, keeps
 from thunder.capture.library import backward, gradients, leaves, outside_hooks
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, plain_base
@@ -402,10 +402,10 @@ def formatted_text(c, text: str, values):
     if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
     if isinstance(values, tuple):
-        return text % tuple(as_operand(c, v) for v in tuple.__iter__(values))
+        return text % tuple(as_text(c, v, str.__mod__) for v in tuple.__iter__(values))
     if isinstance(values, dict) and "%(" in text:
-        return text % {k: as_operand(c, v) for k, v in dict.items(values)}
-    return text % as_operand(c, values)
+        return text % {k: as_text(c, v, str.__mod__) for k, v in dict.items(values)}
+    return text % as_text(c, values, str.__mod__)
 
 
 _WARNED: dict = {}  # once a site

@@ -385,7 +385,7 @@ def native_text(c, function, value, *spec):
         return found
     if operations.is_unknown_text(c, value, *spec):
         return host_lines.text(c, function, value, *spec)
-    return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
+    return native_calls.call_native(c, function, [as_text(c, value, function), *spec], {})
 
 
 def _text_of_exception(c, function, value: BaseException):

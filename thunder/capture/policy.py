@@ -13,6 +13,7 @@ native code runs on the host: nobody knows what it looks at. `python -m thunder 
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import contextvars
@@ -39,7 +40,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder.capture.native import BUFFERS, IMMUTABLE, MUTABLE, PRIMITIVE, TYPE_PARAMETERS, is_iterator
+from thunder.capture.native import IMMUTABLE, MUTABLE, PRIMITIVE, TYPE_PARAMETERS, is_iterator
 from thunder.compat.names import FUNCTORCH, READ_MODULES
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, plain_attribute, type_attribute
@@ -148,6 +149,7 @@ _ELSEWHERE = "runs Python code that the program does not call"
 CODE: list[Row] = [
     # ---------------------------------------------------------------- what capture cannot follow
     *_names(Eager(), "runs code that is not there before", "builtins", "exec eval __build_class__"),
+    *_names(Eager(), "looks at all attributes of an object and of its classes", "builtins", "dir"),
     *_names(Eager(), _ELSEWHERE, "threading", "Thread.__init__ Thread.start"),
     *_names(Eager(), _ELSEWHERE, "concurrent.futures", "ThreadPoolExecutor.submit"),
     *_names(Eager(), _ELSEWHERE, "asyncio", "run Runner.run run_until_complete run_forever new_event_loop"),
@@ -317,7 +319,7 @@ OBJECTS: list[Row] = [
 _EXPOSED = "the prologue compares its state, or nobody can change it"
 RECEIVERS: list[Row] = _objects(
     Fold(), _EXPOSED,
-    *MUTABLE, *(kind for kind in IMMUTABLE if kind is not decimal.Decimal), *BUFFERS, *TYPE_PARAMETERS,
+    *MUTABLE, *(kind for kind in IMMUTABLE if kind is not decimal.Decimal), *TYPE_PARAMETERS,
     tuple, frozenset, slice, type, int, float, complex, str, bytes,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MappingProxyType, types.GenericAlias,
     types.UnionType, types.SimpleNamespace, types.GetSetDescriptorType, types.MemberDescriptorType,
@@ -328,7 +330,10 @@ RECEIVERS: list[Row] = _objects(
     type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
 RECEIVERS += _objects(Host(), _CONTEXT, decimal.Decimal)
-RECEIVERS += _objects(Host(), "others write to the memory", memoryview, torch.UntypedStorage, torch.TypedStorage)
+RECEIVERS += _objects(
+    Host(), "others write to the memory",
+    bytearray, array.array, memoryview, torch.UntypedStorage, torch.TypedStorage,
+)  # fmt: skip
 
 # thunder's definitions: by the id of a function, by the class of a callable, and by module and name, where few programs
 # import the module. `handlers`, `calls` and `library` fill them

@@ -16,7 +16,6 @@ from thunder.capture import changing, containers, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
 from thunder.capture.identities import known_itself
 from thunder.capture.native import (
-    BUFFERS,
     CONTAINERS,
     DICT_VIEWS,
     ENUM,
@@ -259,8 +258,6 @@ def _other(c, value, t: type, source: Source):
         if not issubclass(t, IMMUTABLE):
             c.know(value, source)
         return value
-    if issubclass(t, BUFFERS):
-        return containers.buffer(c, value, source)
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside.iterators[id(value)] = value
     if issubclass(t, (type, ENUM, frozenset)) or is_constant(value):

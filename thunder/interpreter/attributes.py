@@ -69,6 +69,11 @@ def of_python(kind: type) -> bool:
     return kind.__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
 
 
+def stands_alone(kind: type) -> bool:
+    """Whether objects of a class have no part that code in C reads by itself, as a list's items."""
+    return next(base for base in kind.__mro__ if not of_python(base)) is object
+
+
 def lacks_dict(value) -> bool:
     """Whether asking for a partial's `__dict__` would make it: functools.partial joins those that have none."""
     return issubclass(type(value), functools.partial) and functools.partial.__reduce__(value)[2][3] is None

@@ -88,7 +88,7 @@ def _vars(host, function, args, kwargs):
 
 
 def _dir(host, function, args, kwargs):
-    return host.names(args[0]) if args else sorted(_locals(host, function, args, kwargs))
+    return host.call_native(function, args, kwargs) if args else sorted(_locals(host, function, args, kwargs))
 
 
 def _exec_or_eval(mode):

@@ -87,7 +87,6 @@ class Host:
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
         self.history = collections.deque(maxlen=SHORT_LOG_LENGTH)
-        self.shown: set[int] = set()  # containers whose text is being written
 
     def passes(self, error: BaseException) -> bool:
         """Whether the interpreted program cannot catch an exception, and runs no `finally` for it."""
@@ -246,10 +245,6 @@ class Host:
             value = self.steps(value)
         return unpacker(before, after)(value)
 
-    def handed(self, value) -> Any:
-        """A value that native code gets from a stand-in."""
-        return value
-
     # `a + b`, or in place `a += b` when the symbol is "+="; `-a`; `a < b`
     binary, unary, compare = operators.binary, operators.unary, operators.compare
     format_value = text.format_value
@@ -284,10 +279,6 @@ class Host:
     def compares(self, kind) -> bool:
         """Whether the host compares objects of a class itself."""
         return False
-
-    def names(self, value):
-        """`dir(value)`."""
-        return self.call_native(dir, [value], {})
 
     # ---------------------------------------------------------------- native code
 

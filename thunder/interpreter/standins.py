@@ -1,27 +1,20 @@
-"""Stand-ins: the arguments of native code in the place of objects whose special methods are written in Python.
+"""Stand-ins: what native code is given where it would sort, iterate over, or call what is written in Python.
 
     sorted([a, b])   # list.sort would call a.__lt__ natively
     sorted over stand-ins of a and b, whose __lt__ is host.compare("<", ...); the result is a and b again
 
-CPython's own code runs, so that comparisons come in its order and errors are its own. A stand-in answers to every
-special method that its object has, through the host.
+CPython's own code runs, so that comparisons come in its order and errors are its own.
 """
 
 from __future__ import annotations
 
-import bisect
-import contextvars
 import functools
-import heapq
 import itertools
-import json.encoder
-import operator
-import re
 import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, call_special, in_python, of_python, parts_of, type_attribute
+from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -42,32 +35,21 @@ CALLED = frozenset(
             "getnewargs getnewargs_ex copy deepcopy class_getitem").split()),
     }
 )  # fmt: skip
-FORWARDED = sorted(CALLED - {"__getattribute__", "__getattr__", "__hash__"})
 
 
 class StandIn:
-    """The object `value` for native code; `known` has the stand-ins of one call by the ids of their objects."""
+    """The object `value` for native code."""
 
-    __slots__ = ("host", "value", "known")
+    __slots__ = ("host", "value")
 
-    def __init__(self, host, value, known):
-        self.host, self.value, self.known = host, value, known
-
-    def __hash__(self):
-        return self.host.handed(self.host.call(hash, [self.value], {}))
-
-    def __repr__(self):
-        return self.host.handed(self.host.call(repr, [self.value], {}))
+    def __init__(self, host, value):
+        self.host, self.value = host, value
 
 
 class Compared(StandIn):
-    """An object that native code compares with other stand-ins."""
+    """An object that native code sorts, or takes the least or the largest of."""
 
     __slots__ = ()
-    __hash__ = StandIn.__hash__
-
-    def __eq__(self, other):
-        return self.host.truth(self.host.compare("==", self.value, original(other)))
 
     def __lt__(self, other):
         return self.host.truth(self.host.compare("<", self.value, original(other)))
@@ -76,41 +58,6 @@ class Compared(StandIn):
         if not isinstance(other, StandIn):  # of `other < self`, of which a key is a number
             return self.host.truth(self.host.compare("<", other, self.value))
         return self.host.truth(self.host.compare(">", self.value, original(other)))
-
-
-class Sorted(Compared):
-    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
-
-    __slots__ = ()
-    __hash__ = StandIn.__hash__
-
-    def __lt__(self, other):
-        method = self.host.lookup(type(self.value), "__lt__")
-        if in_python(method):
-            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
-            if result is not NotImplemented:
-                return self.host.truth(result)
-        return Compared.__lt__(self, other)
-
-
-class Called(Compared):
-    """A callable for native code that keeps nothing of it."""
-
-    __slots__ = ()
-    __hash__ = StandIn.__hash__
-
-    def __call__(self, *args, **kwargs):
-        return self.host.handed(self.host.call(self.value, [original(a) for a in args], kwargs))
-
-    def __getattr__(self, name):
-        return self.host.handed(self.host.load_attr(self.value, name))
-
-
-@functools.cache
-def called_as(kind: type) -> type[Called]:
-    """The class of the stand-ins of functions of a class, with its name in errors."""
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return type(name, (Called,), {"__slots__": (), "__hash__": StandIn.__hash__})
 
 
 class Iterated(StandIn):
@@ -131,14 +78,6 @@ class Listed(Iterated):
     def __iter__(self):
         has_items = self.host.lookup(type(self.value), "__iter__") is NULL  # which are asked for the length themselves
         return iter(self.host.steps(self.value if has_items else self.host.iterate(self.value)))
-
-
-def stand_in(host, value, known, kind=Compared):
-    """The stand-in of a value that native code compares or hashes."""
-    found = known.get(id(value))
-    if found is None:
-        found = known[id(value)] = kind(host, value, known)
-    return found
 
 
 def original(value) -> Any:
@@ -192,15 +131,12 @@ CALLS = {sum: _sum, any: _any, all: _all}
 # ---------------------------------------------------------------- functions that call an argument
 
 _KEY_FUNCTION = (-1, "key")
-_ENCODER = getattr(json.encoder, "c_make_encoder", None)  # of the module `json`
 # the place and the name of the function among the arguments
 _CALLING: dict[Any, tuple[int, str]] = {
     map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
     sorted: _KEY_FUNCTION, min: _KEY_FUNCTION, max: _KEY_FUNCTION, list.sort: _KEY_FUNCTION,
     itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"), itertools.dropwhile: (0, ""),
     itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
-    re.Pattern.sub: (0, "repl"), re.Pattern.subn: (0, "repl"), contextvars.Context.run: (0, ""),
-    _ENCODER: (1, "default"),
 }  # fmt: skip
 CALLING = {id(function): place for function, place in _CALLING.items()}
 
@@ -213,56 +149,34 @@ def with_functions(host, f, args, kwargs) -> tuple:
         return args, kwargs
     place, name = found
     place += type(f) is types.MethodDescriptorType  # which takes the object first
-    called = _RESULTS.get(id(method), type(host).called_back)
+    called = _decided if id(method) in _DECIDING else type(host).called_back
     return (
         [called(host, a) if i == place else a for i, a in enumerate(args)],
         {k: called(host, a) if k == name else a for k, a in kwargs.items()},
     )
 
 
-def _used_up(host, function):
-    """A function whose result native code uses up: the text that a pattern puts in."""
-    called = host.called_back(function)
-    return function if called is function else lambda *args: host.handed(called(*args))
-
-
 def _decided(host, function):
-    """A function whose result native code asks for the truth."""
+    """A function whose result native code asks for the truth; without one, it asks elements themselves."""
     called = host.called_back(function)
-    return function if called is function else lambda value: host.truth(called(value))
-
-
-def _filtered(host, function):
-    """`_decided`; without a function, elements themselves are asked."""
-    return host.truth if function is None else _decided(host, function)
+    return (
+        host.truth if function is None else function if called is function else lambda value: host.truth(called(value))
+    )
 
 
 # functions whose results native code does not hand on
-_RESULTS = {
-    **dict.fromkeys(map(id, (re.Pattern.sub, re.Pattern.subn, _ENCODER)), _used_up),
-    **dict.fromkeys(map(id, (itertools.takewhile, itertools.dropwhile)), _decided),
-    **dict.fromkeys(map(id, (filter, itertools.filterfalse)), _filtered),
-}
+_DECIDING = set(map(id, (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)))
 
 
 # ---------------------------------------------------------------- functions that compare their arguments
 
-# function -> positions of the elements among its arguments; the first argument is the container
-_COMPARING: dict[Any, tuple[int, ...]] = {
-    sorted: (), min: (), max: (), list.sort: (), list.index: (1,), list.count: (1,), list.remove: (1,),
-    tuple.index: (1,), tuple.count: (1,), deque.index: (1,), deque.count: (1,), deque.remove: (1,),
-    operator.indexOf: (1,), operator.countOf: (1,),
-    heapq.heappush: (1,), heapq.heappop: (), heapq.heapify: (), heapq.heapreplace: (1,), heapq.heappushpop: (1,),
-    bisect.bisect_left: (1,), bisect.bisect_right: (1,), bisect.insort_left: (1,), bisect.insort_right: (1,),
-}  # fmt: skip
-_BY_ID = {id(function): elements for function, elements in _COMPARING.items()}
+_SORTING = {id(sorted), id(min), id(max), id(list.sort)}
 _HOLDERS = (list, tuple, deque)
-_OF_ITERABLES = (sorted, min, max, operator.indexOf, operator.countOf)
 
 
 def compares(f) -> bool:
-    """Whether a function does nothing with elements but compare them."""
-    return id(descriptor(f)[0]) in _BY_ID
+    """Whether a function does nothing with elements but sort them, or take one of them."""
+    return id(descriptor(f)[0]) in _SORTING
 
 
 def descriptor(f):
@@ -281,121 +195,45 @@ def compares_in_python(host, values) -> bool:
 
 
 def run(host, f, args, kwargs) -> Any:
-    """The call of a function that compares its arguments, over stand-ins; NULL where none compares in Python, or the
-    function is another. An iterator in `args` is a list afterwards."""
+    """The call of a function that sorts, over stand-ins; NULL where no element compares in Python, or the function is
+    another. An iterator in `args` is a list afterwards."""
     function, owner = descriptor(f)
-    elements = _BY_ID.get(id(function))
-    if elements is None or not args and owner is NULL:
+    if id(function) not in _SORTING or not args and owner is NULL:
         return NULL
-    bound = owner is not NULL
-    first: Any = owner if bound else args[0]
-    several = not bound and function in (min, max) and len(args) > 1
-    if not several and function in _OF_ITERABLES and type(first) not in _HOLDERS:
+    several = function in (min, max) and len(args) > 1
+    first: Any = args[0] if owner is NULL else owner
+    if not several and function is not list.sort and type(first) not in _HOLDERS:
         values = host.steps(first)  # of which only `sorted` asks for the length
         first = args[0] = list(values) if function is sorted else [x for x in values]
     if not several and not isinstance(first, _HOLDERS):
         return NULL
     base: Any = next((b for b in _HOLDERS if isinstance(first, b)), list)
-    given: list[Any] = [first, *(args if bound else args[1:])]
-    elements = range(len(given)) if several else elements
-    inside = [] if several else list(base.__iter__(host.materialize(first)))
-    held = [*inside, *(given[i] for i in elements if i < len(given))]
-    if kwargs.get("key") is None and not compares_in_python(host, held):
+    elements = args if several else list(base.__iter__(host.materialize(first)))
+    if kwargs.get("key") is None and not compares_in_python(host, elements):
         return NULL
-    return _run(host, function, None if several else base, inside, elements, given, kwargs)
-
-
-def _run(host, function, base: Any, inside: list, elements, given: list, kwargs: dict) -> Any:
-    """The call, over stand-ins for the arguments at `elements`, and for the elements of the first, a `base`; None
-    where the arguments themselves are compared."""
-    first, key = given[0], kwargs.get("key")
     if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
         kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
-    known: dict[int, StandIn] = {}
-    given = [stand_in(host, a, known) if i in elements else a for i, a in enumerate(given)]
-    if base is not None:
-        alike = function in (sorted, list.sort) and len(set(map(type, inside))) == 1
-        given[0] = base(stand_in(host, x, known, Sorted if alike else Compared) for x in inside)
-    if key is not None:
-        kwargs = kwargs | {"key": _key(host, key, known)}
+    if (key := kwargs.get("key")) is not None:
+        kwargs = kwargs | {"key": _key(host, key)}
+    stand_ins = [Compared(host, x) for x in elements]
+    if several:
+        return original(function(*stand_ins, **kwargs))
+    rest = args if function is list.sort and owner is not NULL else args[1:]
     try:
-        result = function(*given, **kwargs)
+        result = function(stand_ins, *rest, **kwargs)
     finally:
-        if base in (list, deque):
-            _write_back(base, first, inside, [original(x) for x in given[0]])
+        if function is list.sort and not all(x.value is y for x, y in zip(stand_ins, elements, strict=True)):
+            base.clear(first)
+            base.extend(first, map(original, stand_ins))
     return [original(x) for x in result] if function is sorted else original(result)
 
 
 _KEY = type(functools.cmp_to_key(lambda a, b: 0))  # which compares by the program's function
 
 
-def _key(host, key, known):
+def _key(host, key):
     def compared(x):
         found = host.call(key, [original(x)], {})
-        return found if type(found) in PLAIN or type(found) is _KEY else stand_in(host, found, known)
+        return found if type(found) in PLAIN or type(found) is _KEY else Compared(host, found)
 
     return compared
-
-
-def _write_back(base: Any, holder, before: list, elements: list) -> None:
-    if len(before) != len(elements) or any(x is not y for x, y in zip(before, elements, strict=True)):
-        base.clear(holder)
-        base.extend(holder, elements)
-
-
-# ---------------------------------------------------------------- objects given to any native function
-
-
-_CLASSES: dict[tuple, type] = {}
-
-
-def stands_alone(kind: type) -> bool:
-    """Whether objects of a class have no part that code in C reads by itself, as a list's items."""
-    return next(base for base in kind.__mro__ if not of_python(base)) is object
-
-
-def substitute(host, value, known):
-    """A stand-in of the name of the value's class, with the special methods of its class."""
-    kind = type(value)
-    found = known.get(id(value))
-    if found is None:
-        found = known[id(value)] = _class_for(host, kind)(host, value, known)
-    return found
-
-
-def _class_for(host, kind: type) -> type:
-    methods = {name: method for name in FORWARDED if in_python(method := host.lookup(kind, name))}
-    key = kind.__name__, *((name, method is None) for name, method in methods.items())
-    made = _CLASSES.get(key)
-    if made is None:
-        space = {name: None if method is None else _forward(name) for name, method in methods.items()}
-        made = _CLASSES[key] = type(
-            kind.__name__,
-            (_Object,),
-            {"__slots__": (), "__module__": kind.__module__, "__hash__": StandIn.__hash__, **space},
-        )
-    return made
-
-
-def _forward(name: str):
-    if name == "__iter__":
-        return lambda self: self.host.steps(self.value)
-
-    def method(self, *args, **kwargs):
-        found = self.host.load_special(self.value, name)
-        return self.host.handed(self.host.call(found, [original(a) for a in args], kwargs))
-
-    return method
-
-
-class _Object(StandIn):
-    """A stand-in that has the methods of its object's class and no others. Its copy is one of the object."""
-
-    __slots__ = ()
-    __class__ = property(lambda self: type(self.value))
-
-    def __reduce_ex__(self, protocol):
-        return self.host.handed(self.host.call(self.host.load_attr(self.value, "__reduce_ex__"), [protocol], {}))
-
-    def __getattr__(self, name):
-        return self.host.handed(self.host.load_attr(self.value, name))

@@ -3,7 +3,6 @@ containers."""
 
 from __future__ import annotations
 
-import json.scanner
 import operator
 import pickle
 import random
@@ -13,11 +12,11 @@ import warnings
 import numpy
 import torch
 
-from thunder.capture import callbacks, host_lines, operations
+from thunder.capture import host_lines, operations
 from thunder.capture.native_calls import call_native
 from thunder.core.host_calls import warn_at
 from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete
-from thunder.interpreter import format_location, standins
+from thunder.interpreter import format_location
 from thunder.interpreter.attributes import parts_of
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -95,20 +94,9 @@ def _warn(c, f, args, kwargs):
     return host_lines.run(c, warn_at, (message, category or UserWarning, file, line, module), effect="outside")
 
 
-_OF_SCANNERS = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
-
-
-def _scanner(c, f, args, kwargs):
-    """The scanner of `json` calls the functions of its decoder: they come back to the machine."""
-    given = {n: c.load_attr(args[0], n) for n in _OF_SCANNERS}
-    called = {n: standins.Called(c, x, {}) if callbacks.runs_python(x) else x for n, x in given.items()}
-    return call_native(c, f, [types.SimpleNamespace(**called)], kwargs)
-
-
 def handlers() -> dict:
     """By function."""
     return {
-        getattr(json.scanner, "c_make_scanner", None): _scanner,
         operator.call: lambda c, f, a, k: c.call(a[0], a[1:], k) if a else f(),
         warnings.warn: _warn, random.Random.shuffle: _shuffle, numpy.random.shuffle.__func__: _shuffle,
         torch.save: _written, pickle.dumps: _written,
