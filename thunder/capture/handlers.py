@@ -11,6 +11,7 @@ import operator
 import os
 import sys
 import types
+import weakref
 from typing import Any
 
 import torch
