@@ -1337,7 +1337,7 @@ def list_subclass_attribute():
     yield
 
 
-@row("miss")
+@row("hit")
 def bytes_in_a_bytearray():
     b = bytearray(b"ab")
     yield (lambda x: x * b[0]), (X,)
@@ -1345,7 +1345,7 @@ def bytes_in_a_bytearray():
     yield
 
 
-@row("miss")
+@row("hit")
 def number_in_an_array():
     a = array.array("i", [2])
     yield (lambda x: x * a[0]), (X,)

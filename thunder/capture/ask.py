@@ -11,7 +11,6 @@ import array
 import marshal
 import operator
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,11 +111,6 @@ def keys(value) -> tuple:
     return tuple(value) if base is None else tuple(base.__iter__(value))
 
 
-def subclasses(kind: type) -> tuple:
-    """The classes that come from a class, which the program does not keep alive."""
-    return tuple(map(weakref.ref, type.__subclasses__(kind)))
-
-
 def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
     """How two tensors lie in one memory: their strides, and how many elements the first is behind the second; None in
     two memories."""
@@ -183,9 +177,6 @@ KEYS = Question(
     "the keys of {path} changed: were {was}, are {now}",
 )
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed: were {was}, are {now}")
-SUBCLASSES = KEYS._replace(
-    name="subclasses", ask=lambda v, _: subclasses(v), text="subclasses({v})", words="the subclasses of {path} changed"
-)
 CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
 HOLDS = Question(
     "holds",
@@ -216,7 +207,7 @@ HOOKED = Question(
 
 HELPERS: dict[str, Any] = {
     f.__name__: f for f in (
-        same_value, same_elements, content, length, keys, subclasses, placement, history, one_history, hooked,
+        same_value, same_elements, content, length, keys, placement, history, one_history, hooked,
         hookless, kind)
 }  # fmt: skip
 

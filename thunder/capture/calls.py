@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import cached_calls, callbacks, eager, host_lines, settings
+from thunder.capture import cached_calls, callbacks, eager, host_lines
 from thunder.capture.ask import KEYS, LENGTH
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
@@ -91,7 +91,7 @@ def _following(c, f, args, kwargs):
 
 
 _BOUND = {  # methods that an object gives anew
-    "__reduce_ex__": reduced, "__subclasses__": settings.subclasses, "__next__": _following,
+    "__reduce_ex__": reduced, "__next__": _following,
     **dict.fromkeys(("__getattribute__", "__setattr__", "__delattr__"), _attribute_by_name),
 }  # fmt: skip
 

@@ -156,6 +156,8 @@ CODE: list[Row] = [
     *_names(Eager(), _ELSEWHERE, "multiprocessing", "BaseProcess.start"),
     *_names(Eager(), _ELSEWHERE, "weakref", "finalize.__init__"),
     *_names(Eager(), "copies thunder's own context variables, too", "_contextvars", "copy_context"),
+    *_names(Eager(), "sets a variable of the context", "_contextvars", "ContextVar.set ContextVar.reset"),
+    *_names(Eager(), "looks at classes that others make", "builtins", "type.__subclasses__"),
     *_names(Eager(), _FRAMES, "sys", "settrace setprofile"),
     *_names(Eager(), _FRAMES, "threading", "settrace setprofile"),
     *_modules(Eager(), _FRAMES, "_lsprof cProfile profile", python=Eager()),
@@ -405,8 +407,9 @@ def code_of(function: Any) -> tuple[str, str]:
     if kind in NATIVE_METHODS or kind in (types.MethodWrapperType, types.ClassMethodDescriptorType):
         return _of_class(function.__objclass__, function.__name__)
     if kind in BUILTINS and function.__module__ is None:
-        receiver = function.__self__
-        return _of_class(receiver if isinstance(receiver, type) else type(receiver), function.__name__, native=True)
+        receiver, name = function.__self__, function.__name__
+        of_class = isinstance(receiver, type) and type_attribute(receiver, name) is not NULL
+        return _of_class(receiver if of_class else type(receiver), name, native=True)
     module = plain_attribute(function, "__module__")
     name = plain_attribute(function, "__qualname__") or plain_attribute(function, "__name__")
     has_own_name = isinstance(module, str) and isinstance(name, str) and "__name__" in dir(kind)

@@ -6,9 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from thunder.capture.ask import SUBCLASSES
 from thunder.capture.policy import Ask, native_row
-from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.recursion import original_limit
 
 
@@ -17,14 +15,6 @@ def asked_again(c, f, args, kwargs, call: Callable):
     key = f, *map(type, args), *args, *kwargs.items()
     asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
     return c.read(call(asked), c.const(asked, getattr(f, "__name__", "")).call("__call__"))
-
-
-def subclasses(c, f, args, kwargs):
-    """`kind.__subclasses__()`: a class is told of those that others make."""
-    kind = plain_attribute(f, "__self__", *args)
-    if not isinstance(kind, type):
-        return f(*args, **kwargs)  # raises
-    return [found() for found in c.ask(c.const(kind), SUBCLASSES)]
 
 
 def _recursion_limit(c) -> int:
