@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import cProfile
+import ctypes
 import inspect
 import logging
 import random
@@ -245,6 +246,41 @@ def test_a_backward_through_its_arguments_raises():
         pytest.raises(RuntimeError, match="runs a backward through the tensors that it is given"),
     ):
         thunder.jit(f, fallback="eager")(w, torch.ones(2))
+
+
+def memory_of(x):
+    """An array of a tensor's memory that holds no reference to it, as libraries make them to write files."""
+    refused(x)
+    return numpy.ctypeslib.as_array(ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_float)), (x.numel(),)), x
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sums: list[float] = []
+
+    def forward(self, x):
+        kept = []
+        shown, tensor = memory_of((x.detach() * 2).contiguous())
+        kept.append(tensor)  # alive while the array is
+        y = (x + 1).exp() + torch.zeros_like(x) - x
+        self.sums.append(float(shown.sum()))
+        return y * 1
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (512, 4)])
+def test_memory_that_an_object_shows_stays(shape):
+    """The program frees values behind their last use, and writes results to their memory."""
+    model = Writes()
+    compiled = thunder.jit(model, fallback="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for value in (1.0, 2.0, 3.0, 4.0):
+            x = torch.full(shape, value, requires_grad=True)
+            model.sums.clear()
+            compiled(x).sum().backward()
+            assert model.sums == [2 * value * x.numel()]
+            assert torch.equal(x.grad, (x + 1).exp().detach() - 1)
 
 
 def makes_a_class(x):

@@ -77,6 +77,7 @@ class Captured:
         rebuilt_hooks.finish(c, (result, output))
         assigned_data.check_saved(c, output)
         checkpoints.check_left(c, output)
+        c.path.keep_alive()
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constants = constants(c)

@@ -66,6 +66,7 @@ class Path:
         self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
         self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
+        self.shown: dict[TensorProxy, None] = {}  # whose memory such objects may show
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
         self.lent: list[Lent] = []  # the program's own containers
         self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors
@@ -206,6 +207,11 @@ class Path:
         """Host code is given a copy of a container, and may keep it: the program must not change it any more."""
         self.lent.append(Lent(container, ""))
 
+    def keep_alive(self) -> None:
+        """At the end of the program."""
+        if self.shown:
+            eager_calls.keep_alive.record(self.c.recorder, tuple(self.shown), {}, None)
+
     def check_watched(self) -> None:
         memory = self.c.recorder.memory
         if any(one.is_changed for one in self.lent):
@@ -338,7 +344,7 @@ class _Values:
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         with self.log.at(self.c.location()):
-            self.log.happens(index, function, eager_calls.module_of(args), outcome)
+            self.log.happens(index, function, eager_calls.module_of(args), outcome, (args, kwargs))
         if outcome.beside is not None:
             self.c.request.eager.exclude(codes)
             self.c.refuse(f"{name}() {outcome.beside}")

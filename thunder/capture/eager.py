@@ -217,6 +217,8 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     graph = AnyProxy("") if outcome.graph is not None else None
     arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad, pending)
     symbol_for((results, graph)).record(c.recorder, arguments, {}, (results, graph))
+    if any(type(result) is HostProxy for result in results):
+        c.path.shown |= dict.fromkeys(proxies.values())
     for result, value in (*zip(results, results_of(outcome), strict=True), (graph, outcome.graph)):
         if isinstance(result, Proxy):
             c.path.knows(result, value)

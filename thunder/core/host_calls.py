@@ -163,7 +163,8 @@ class Effect(NamedTuple):
     """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls. An
     owner without a name is the module that a function is called of. value: its result, or the `Outcome` of an eager
     call. arrays: those that it was given, by position or keyword, with what was in them behind it. kinds: of its
-    arguments. where: the code and instruction of the call, where capture has made it."""
+    arguments. where: the code and instruction of the call, where capture has made it. given: arguments, whose memory
+    the result may show without a reference to it."""
 
     function: Callable
     owner: Any
@@ -172,6 +173,7 @@ class Effect(NamedTuple):
     arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
     kinds: tuple[type, ...] | None = None
     where: tuple[types.CodeType, int] | None = None
+    given: Any = None
 
 
 class Log(dict[int, Any]):
@@ -206,10 +208,10 @@ class Log(dict[int, Any]):
             if id(generator) not in self._states[-1] and (state := _state_of(generator)) is not None:
                 self._states[-1][id(generator)] = state
 
-    def happens(self, index: int, function: Callable, owner: Any, outcome: Any) -> None:
-        """An eager call, number `index`, has run. owner: the module that it calls."""
+    def happens(self, index: int, function: Callable, owner: Any, outcome: Any, given: Any) -> None:
+        """An eager call, number `index`, has run. owner: the module that it calls. given: its arguments."""
         self[index], self.called[index] = outcome, _called(function, ())
-        self.effects.append(Effect(function, owner, None, outcome, where=self.where))
+        self.effects.append(Effect(function, owner, None, outcome, where=self.where, given=given))
 
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
         """The result of host call number `index`."""

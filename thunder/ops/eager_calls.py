@@ -521,7 +521,7 @@ def _run(
         before = state.versions() if state is not None else []
         outcome = call(function, args, kwargs, tensors, wanted, kinds, grad, shown)
         log = Log() if log is None else log
-        log.happens(index, function, module_of(args), outcome)
+        log.happens(index, function, module_of(args), outcome, (args, kwargs))
         if outcome.error is not None:
             raise RunAgain(log, None) from outcome.error
         if state is not None and not state.holds(before):
@@ -590,6 +590,13 @@ def symbol_for(output: tuple[tuple, AnyProxy | None]) -> Symbol:
 def module_of(args: Sequence) -> torch.nn.Module | None:
     """The module that a function is called of: `Module.__call__` is the same function for all."""
     return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
+# Objects that a function gives may show the memory of tensors that it was given without a reference to them, as
+# pointers of ctypes do. What else kept these alive, such as a list of the program's, is no part of the program.
+keep_alive = Symbol(
+    "keep_alive", lambda *tensors: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=lambda *tensors: None
+)  # fmt: skip
 
 
 def is_eager_call(symbol: Symbol) -> bool:
