@@ -344,7 +344,8 @@ class _Values:
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         with self.log.at(self.c.location()):
-            self.log.happens(index, function, eager_calls.module_of(args), outcome, (args, kwargs))
+            memory = eager_calls.shown_by(outcome, args, kwargs)
+            self.log.happens(index, function, eager_calls.module_of(args), outcome, memory)
         if outcome.beside is not None:
             self.c.request.eager.exclude(codes)
             self.c.refuse(f"{name}() {outcome.beside}")

@@ -163,7 +163,7 @@ class Effect(NamedTuple):
     """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls. An
     owner without a name is the module that a function is called of. value: its result, or the `Outcome` of an eager
     call. arrays: those that it was given, by position or keyword, with what was in them behind it. kinds: of its
-    arguments. where: the code and instruction of the call, where capture has made it. given: arguments, whose memory
+    arguments. where: the code and instruction of the call, where capture has made it. shown: arguments whose memory
     the result may show without a reference to it."""
 
     function: Callable
@@ -173,7 +173,7 @@ class Effect(NamedTuple):
     arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
     kinds: tuple[type, ...] | None = None
     where: tuple[types.CodeType, int] | None = None
-    given: Any = None
+    shown: Any = None
 
 
 class Log(dict[int, Any]):
@@ -208,10 +208,10 @@ class Log(dict[int, Any]):
             if id(generator) not in self._states[-1] and (state := _state_of(generator)) is not None:
                 self._states[-1][id(generator)] = state
 
-    def happens(self, index: int, function: Callable, owner: Any, outcome: Any, given: Any) -> None:
-        """An eager call, number `index`, has run. owner: the module that it calls. given: its arguments."""
+    def happens(self, index: int, function: Callable, owner: Any, outcome: Any, shown: Any) -> None:
+        """An eager call, number `index`, has run. owner: the module that it calls. shown: see `Effect`."""
         self[index], self.called[index] = outcome, _called(function, ())
-        self.effects.append(Effect(function, owner, None, outcome, where=self.where, given=given))
+        self.effects.append(Effect(function, owner, None, outcome, where=self.where, shown=shown))
 
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
         """The result of host call number `index`."""

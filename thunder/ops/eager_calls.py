@@ -521,7 +521,7 @@ def _run(
         before = state.versions() if state is not None else []
         outcome = call(function, args, kwargs, tensors, wanted, kinds, grad, shown)
         log = Log() if log is None else log
-        log.happens(index, function, module_of(args), outcome, (args, kwargs))
+        log.happens(index, function, module_of(args), outcome, shown_by(outcome, args, kwargs))
         if outcome.error is not None:
             raise RunAgain(log, None) from outcome.error
         if state is not None and not state.holds(before):
@@ -597,6 +597,11 @@ def module_of(args: Sequence) -> torch.nn.Module | None:
 keep_alive = Symbol(
     "keep_alive", lambda *tensors: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=lambda *tensors: None
 )  # fmt: skip
+
+
+def shown_by(outcome: Outcome, args: tuple, kwargs: dict) -> tuple:
+    """The arguments whose memory the objects in an outcome may show."""
+    return (args, kwargs) if outcome.error is None and closed_parts(outcome) else ()
 
 
 def is_eager_call(symbol: Symbol) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -130,19 +131,18 @@ def _function_apply(forward_graph, backward_graph, *args, **options):
     graphs take a context first, which they do not use."""
     context = (None,) * (len(forward_graph.graph.find_nodes(op="placeholder")) - len(args))
 
-    class Apply(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *inputs):
-            outputs, ctx.kept = forward_graph(*context, *inputs)
-            constant = options["non_differentiable_idx"]
-            ctx.mark_non_differentiable(*[outputs[i] for i in constant])
-            return outputs
+    def forward(ctx, *inputs):
+        outputs, ctx.kept = forward_graph(*context, *inputs)
+        constant = options["non_differentiable_idx"]
+        ctx.mark_non_differentiable(*[outputs[i] for i in constant])
+        return outputs
 
-        @staticmethod
-        def backward(ctx, *gradients):
-            return backward_graph(*context, *gradients, *ctx.kept)
+    def backward(ctx, *gradients):
+        return backward_graph(*context, *gradients, *ctx.kept)
 
-    return Apply.apply(*args)
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type("Apply", (torch.autograd.Function,), methods)  # a class statement is not interpreted
+    return function.apply(*args)
 
 
 # operators that graphs hold, by name
