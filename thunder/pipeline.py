@@ -40,6 +40,7 @@ from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.separate_biases import separate_biases
+from thunder.transforms.two_backwards import two_backwards
 from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
@@ -296,6 +297,19 @@ def lower_backward_without(
     among those that require grad."""
     lowering = Lowering(options, tuple(executors))
     return _expected(_run_again(cut, missing, lowering), lowering)
+
+
+def lower_two_backwards(
+    cut: ForwardBackward, later: Sequence[int], options: JitOptions, executors: Sequence
+) -> tuple[Trace, Trace, int] | None:
+    """The backward of the gradients that are not at the places `later`, that of the others, and how many values the
+    second takes of the first (see `two_backwards`); None where it is not done in two."""
+    found = two_backwards(cut, later)
+    if found is None:
+        return None
+    lowering = Lowering(options, tuple(executors))
+    first, second = (_expected(_run_again(one, (), lowering), lowering)[-1] for one in found[:2])
+    return first, second, found[2]
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:

@@ -33,6 +33,7 @@ from thunder.pipeline import (
     lower,
     lower_backward_for_batches,
     lower_backward_without,
+    lower_two_backwards,
     lower_with_derivatives,
 )
 from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
@@ -321,11 +322,17 @@ def _connect(
         computation, cut, _told(computation, cut), _unreached(computation, cut),
     )  # fmt: skip
     apart = apart_from_autocast(connection)
+
+    def parts(later: tuple[int, ...]) -> tuple[Callable, Callable, int] | None:
+        found = lower_two_backwards(cut, later, options, executors)
+        return None if found is None else (apart(program(found[0])), apart(program(found[1])), found[2])
+
     run = connect(
         connection, program(forward[-1]), when_called(lambda: program(backward[-1])), modes,
         make_without=lambda missing: apart(program(connection.variants(missing))),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again,
+        make_parts=parts,
         make_watched=lambda missing: in_anomaly_mode(
             connection.variants(missing) if missing else backward[-1], computation, where
         ),
@@ -359,6 +366,7 @@ def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable
 def connect(
     connection: Connection, forward: Callable, backward: Callable, modes: tuple, *, make_without: Callable,
     make_batched: Callable, make_again: Callable, decisions: Decisions, make_watched: Callable | None = None,
+    make_parts: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
     given = connection
@@ -371,6 +379,7 @@ def connect(
         make_batched=make_batched,
         make_again=make_again,
         make_watched=make_watched,
+        make_parts=make_parts,
         inputs=given.inputs,
         random=given.random,
         dense=given.dense,

@@ -66,6 +66,10 @@ class ThunderFunction(torch.autograd.Function):
         elif not torch.is_grad_enabled():
             make = program.batched if batches else program.without
             run = make(missing, numbers) if batches or missing else program.backward
+        if run is program.backward and program.make_parts and (hasattr(ctx, "left") or compat.keeps_graph()):
+            parts = _parts(ctx, program, given, numbers)
+            if parts is not None:
+                run, given = parts
         if run is None:  # a program from disk has no backward for each case
             values = program.values(tensors, kept, versions, numbers)
             return (None, *_differentiable_gradients(program, values, numbers, generators, given, missing))
@@ -78,6 +82,49 @@ class ThunderFunction(torch.autograd.Function):
             backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
         ):
             return (None, *run(saved, given))
+
+
+class _Left:
+    """What a backward for some of the inputs left to do. later: places of the others. cotangents: of the call, with
+    their versions. second: the program of the others. handed: what that takes of the first."""
+
+    __slots__ = ("later", "cotangents", "second", "handed")
+
+    def __init__(self, later: set[int], cotangents: list, second: Callable):
+        self.later, self.second, self.handed = later, second, ()
+        self.cotangents = [(c, c._version) for c in cotangents]
+
+    def goes_on(self, wanted: set[int], cotangents: list) -> bool:
+        """Whether a backward is the rest of this one."""
+        pairs = zip(self.cotangents, cotangents, strict=True)
+        return wanted <= self.later and all(c is known and c._version == v for (known, v), c in pairs)
+
+
+def _parts(ctx, program: _Program, given: list, numbers: Sequence) -> tuple[Callable, list] | None:
+    """The program, and its cotangents, of a backward that autograd wants some gradients of and others later."""
+    edges = dict(zip(program.places, ctx.next_functions, strict=True))
+    wanted = {i for i, edge in edges.items() if edge[0] is not None and compat.will_run(edge)}
+    later = {i for i, edge in edges.items() if edge[0] is not None} - wanted
+    left: _Left | None = getattr(ctx, "left", None)
+    if left is not None:
+        del ctx.left
+        if left.goes_on(wanted, given):
+            return left.second, [*given, *left.handed]
+    if not wanted or not later or not compat.keeps_graph():
+        return None
+    parts = program.once("parts", program.make_parts, tuple(sorted(later)), numbers)
+    if parts is None:
+        return None
+    first, second, count = parts
+    left = ctx.left = _Left(later, given, second)
+
+    def run(saved: list, cotangents: list) -> tuple:
+        found = first(saved, cotangents)
+        end = len(found) - count
+        left.handed = found[end:]
+        return found[:end]
+
+    return run, given
 
 
 def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:
@@ -169,14 +216,14 @@ class _Program:
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "make_watched", "made", "lock", "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
-        "decisions", "names", "tensors", "local",
+        "decisions", "names", "tensors", "local", "make_parts", "places",
     )  # fmt: skip
 
     def __init__(
         self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
         requires_grad: list[bool | None], inputs: Sequence,
         random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]], decisions: Decisions,
-        names: Sequence[str], tensors: Sequence[str], make_watched: Callable | None,
+        names: Sequence[str], tensors: Sequence[str], make_watched: Callable | None, make_parts: Callable | None,
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = (
             backward,
@@ -187,6 +234,8 @@ class _Program:
         self.decisions, self.names, self.tensors, self.make_watched = decisions, names, tensors, make_watched
         # places of saved inputs that are local tensors of DTensors; known at the first call
         self.local: list[int] | None = None
+        self.make_parts = make_parts
+        self.places: list[int] | None = None  # of the inputs that are tensors; known at the first call
         self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -243,6 +292,7 @@ def connected(
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
     decisions: Decisions, names: Sequence[str], tensors: Sequence[str], unreached: Sequence[int],
     own: Sequence[int], shown: Sequence[int], make_watched: Callable | None = None,
+    make_parts: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -274,6 +324,7 @@ def connected(
         names,
         tensors,
         make_watched,
+        make_parts,
     )
     (transforming, apply), saved_hooks = compat.applying(ThunderFunction), compat.saved_hooks
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
@@ -305,6 +356,8 @@ def connected(
         linked = inputs
         if unreached:
             linked = [None if i in unreached else x for i, x in enumerate(inputs)]
+        if program.places is None:
+            program.places = [i for i, x in enumerate(linked) if isinstance(x, torch.Tensor)]
         outputs = ThunderFunction.apply(given, *linked) if transforming() else apply(given, *linked)
         if program.derived:
             program.watch(outputs)
