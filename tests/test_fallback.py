@@ -201,6 +201,48 @@ def test_a_refusal_ends_with_its_cause(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_function_that_thunder_fails_on_is_an_eager_call(monkeypatch):
+    """The program around it stays captured. A function that raises by itself costs one capture more, once."""
+    monkeypatch.setitem(policy.DEFINED, id(math.sqrt), int)  # which raises, given what a definition is given
+
+    def root(x):
+        return x * math.sqrt(4)
+
+    compiled, x = thunder.jit(lambda x: root(x) + 1, fallback="eager"), torch.ones(3)
+    counted = captures(monkeypatch)
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 2 + 1)
+    assert len(compiled.programs) == 1 and len(counted) == 1 and compiled.programs[0].captured.has_eager_calls
+
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.ReLU())
+    compiled = thunder.jit(model, fallback="eager")
+    for n in (3, 3, 4, 3, 4):
+        if n == 4:
+            assert torch.equal(compiled(torch.ones(4)), model(torch.ones(4)))
+            continue
+        with pytest.raises(RuntimeError, match="mat1 and mat2|size mismatch"):
+            compiled(torch.ones(n))
+    assert len(compiled._compiled.programs) == 1 and not compiled._compiled.programs[0].captured.has_eager_calls
+
+
+def test_the_users_own_exception_is_captured_once(monkeypatch):
+    def program(x, kind):
+        if kind == "bad":
+            raise ValueError("bad")
+        return x * len(kind)
+
+    compiled = thunder.jit(program)
+    for n, kind in ((1.5, "a"), (2.5, "bb"), (3.5, "ccc")):
+        assert compiled(n, kind) == n * len(kind)
+    counted, read = [], thunder.capture._read
+    monkeypatch.setattr(thunder.capture, "_read", lambda c: counted.append(c) or read(c))
+    for n in (3.5, 4.5, 5.5):
+        with pytest.raises(ValueError, match="bad"):
+            compiled(n, "bad")
+    assert len(counted) == 1
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 def test_a_refusal_is_tried_again_sometimes(monkeypatch):
     """It may have had a cause that the program does not ask about."""
     refuses = [True]

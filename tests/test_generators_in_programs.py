@@ -197,7 +197,6 @@ REFUSED = {
         r"initial_seed\(\) gives a number": lambda x: x * torch.initial_seed(),
     "torch.cuda.manual_seed asks": lambda x: (torch.cuda.manual_seed(1), x)[1],
     r"initial_seed\(\) gives": lambda x: x * G.initial_seed(),
-    "a torch.Generator made inside": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(1)),
 }  # fmt: skip
 
 

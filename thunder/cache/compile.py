@@ -80,7 +80,7 @@ class Compilation(NamedTuple):
                     try:
                         return self._run_with(held)
                     except Exception as error:  # noqa: BLE001 - with fewer it succeeds, or raises its own error
-                        if interrupts(error):
+                        if interrupts(error) or isinstance(error, ProgramFails) and error.theirs:
                             raise
                         if before is not None:
                             self.log.rewind(before)  # type: ignore[union-attr]

@@ -24,6 +24,7 @@ import thunder.compat.distributed
 import thunder.compat.modes  # noqa: F401 - the first call would import these four
 from thunder import compat
 from thunder.capture.changing import constants, outgrown_sizes, read_numbers
+from thunder.capture.eager import note_failure
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library import assigned_data, checkpoints, rebuilt_hooks
@@ -232,21 +233,22 @@ class Captured:
 
 
 def _with_generators(c: Capture) -> tuple[list[BoundSymbol], dict[Proxy, Source]]:
-    """The operations, with inputs in the place of generators that each call may make anew; these, and their sources."""
-    anew = {i for i in c.outside.anew if type(c.keep[i]) is torch.Generator}
-    proxies: dict[int, AnyProxy] = {}
+    """The operations, with values of the program in the place of generators that the program makes, or that each call
+    may make anew; these are inputs, and come with their sources."""
+    proxies, anew = c.tensors.generators, {i for i in c.outside.anew if type(c.keep[i]) is torch.Generator}
 
-    def as_input(x: Any) -> Any:
-        if type(x) is not torch.Generator or id(x) not in anew:
-            return x
-        return proxies.setdefault(id(x), AnyProxy(c.recorder.context.names.make("generator")))
+    def as_value(x: Any) -> Any:
+        if type(x) is torch.Generator and id(x) in anew and id(x) not in proxies:
+            proxies[id(x)] = AnyProxy(c.recorder.context.names.make("generator"))
+        return proxies.get(id(x), x) if type(x) is torch.Generator else x
 
     operations = []
     for operation in c.recorder.bound_symbols:
-        args, kwargs = (map_structure(as_input, part) if anew else part for part in (operation.args, operation.kwargs))
+        parts = operation.args, operation.kwargs
+        args, kwargs = (map_structure(as_value, part) if anew or proxies else part for part in parts)
         is_same = args is operation.args and kwargs is operation.kwargs
         operations.append(operation if is_same else operation.replace(args=args, kwargs=kwargs))
-    return operations, {p: c.sources[i] for i, p in proxies.items()}
+    return operations, {p: c.sources[i] for i, p in proxies.items() if i in anew}
 
 
 def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
@@ -358,9 +360,10 @@ _EAGER_CALLS = 32  # functions of one compiled function that are eager calls, or
 
 def _with_eager_call(request: Request, c: Capture, error: BaseException) -> bool:
     """Whether the program is to be captured again, in which the function around what was refused is called as it is."""
-    if c.candidate is None or not isinstance(error, CaptureError):
+    if c.candidate is None or c.raises or not isinstance(error, Exception):
         return False
-    request.eager.reasons[c.candidate.unit] = str(error)
+    is_refused = isinstance(error, CaptureError)
+    request.eager.reasons[c.candidate.unit] = str(error) if is_refused else f"{type(error).__name__}: {error}"
     return c.candidate.again and len(request.eager.reasons) <= _EAGER_CALLS
 
 
@@ -448,6 +451,8 @@ def _run_or_fail(c: Capture) -> tuple[Any, Exception | None]:
     except c.uncatchable:
         raise
     except Exception as error:
+        if c.request.original_stands_in and not interrupts(error):
+            note_failure(c, error)
         if c.request.original_stands_in or c.tensors.passed_twice or interrupts(error):
             raise
         return None, error

@@ -19,9 +19,12 @@ from thunder.capture.operations import record, size
 from thunder.capture.policy import Interpret, folded, is_library, native_row, read_of_library
 from thunder.capture.watched import check_watched
 from thunder.core.proxies import Size
+from thunder.core.symbol import current_recorder
 from thunder.interpreter import NULL, Host, construction
 from thunder.interpreter.attributes import plain_attribute, stands_alone, type_attribute
 from thunder.ops import lookup
+from thunder.ops.families import random
+from thunder.ops.torch_types import from_tensor_device
 
 
 def _refuse_steps(c, o) -> None:
@@ -91,7 +94,18 @@ def _check_finalizer(c, cls) -> None:
         c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
 
 
+def _generator(c, args, kwargs) -> torch.Generator:
+    """A generator that the program makes, which is a value of the program."""
+    made = torch.Generator(*args, **kwargs)
+    if current_recorder() is c.recorder and not c.outer_recorders and not c.recorder.context.checkpoint:
+        c.keep[id(made)] = made
+        c.tensors.generators[id(made)] = random.new_generator(from_tensor_device(made.device))
+    return made
+
+
 def construct_object(c, cls, args, kwargs):
+    if cls is torch.Generator:
+        return _generator(c, args, kwargs)
     if cls is weakref.ref:
         _check_callback(c, args)
     if lookup(cls) is not None:

@@ -33,7 +33,7 @@ from thunder.capture.state import Candidate
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import current_recorder
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, user_line
 from thunder.interpreter import NULL, UnsupportedError
 from thunder.interpreter.attributes import cell_value, parts_of, plain_attribute
 from thunder.interpreter.decode import COROUTINE, decode
@@ -75,6 +75,22 @@ class Reading:
                 note_library(c, self)
             if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
                 _note_function(c, self.function, self.args, self.kwargs, self.happened)
+        elif isinstance(error, Exception):
+            if not c.failing or c.failing[0] is not error:
+                c.failing = [error]
+            c.failing.append((self.function, self.args, self.kwargs, self.happened))
+
+
+def note_failure(c, error: Exception) -> None:
+    """The program fails with an exception that no code of the user's raises: thunder fails on it, or it does by itself.
+    The innermost function around it is tried as an eager call, which shows which."""
+    if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER or not c.failing or user_line(error)[1]:
+        return
+    for call in c.failing[1:] if c.failing[0] is error else ():
+        if c.candidate is None:
+            _note_function(c, *call)
+    if c.candidate is not None:
+        c.request.eager.failing.add(c.candidate.unit)
 
 
 def _note_function(c, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
@@ -207,6 +223,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     index = c.path.next_host_call(False)
     outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad), pending)
     if outcome.error is not None:
+        c.raises = c.request.eager.not_failing(getattr(f, "__code__", f))
         c.refuse(f"{_name(f)}() raises {type(outcome.error).__name__}, which the program may handle")
     leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
     kind = kind_with_leaves(outcome)

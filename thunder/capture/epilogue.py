@@ -126,6 +126,8 @@ class EpilogueWriter:
         t = type(value)
         if isinstance(value, (Proxy, NumberProxy)):
             return self._proxy(value)
+        if t is torch.Generator and id(value) in c.tensors.generators:
+            return self.value(c.tensors.generators[id(value)])
         if t is Condition:
             return f"({self.build(value.a)} {value.relation} {self.build(value.b)})"
         if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):

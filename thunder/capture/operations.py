@@ -281,11 +281,9 @@ def check_asked(c, t: type) -> None:
 def _object(c, v, t: type, typed: bool):
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
-    if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
-        c.refuse(
-            "a torch.Generator made inside the program is used: every call would go on where the last one stopped",
-            "make it outside and pass it in",
-        )
+    known = t is not torch.Generator or v is torch.default_generator
+    if not known and id(v) not in c.sources and id(v) not in c.tensors.generators:
+        c.refuse("a torch.Generator is made in a transform of functions or a checkpoint", "make it outside of that")
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 

@@ -25,10 +25,11 @@ from thunder.options import CACHE_OPTIONS, JitOptions
 class EagerFunctions:
     """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
     the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
-    depends on."""
+    depends on. failing: functions in which thunder failed, or which raise by themselves."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
+    failing: set[types.CodeType | type] = field(default_factory=set)
 
     def __contains__(self, unit: types.CodeType | type) -> bool:
         return unit in self.reasons
@@ -41,6 +42,14 @@ class EagerFunctions:
         for code in codes:
             self.reasons.pop(code, None)
             self.excluded.add(code)
+
+    def not_failing(self, unit: types.CodeType | type) -> bool:
+        """The function has raised by itself. Gives whether it was called as it is to see that."""
+        raises = unit in self.failing
+        if raises:
+            self.failing.discard(unit)
+            self.reasons.pop(unit, None)
+        return raises
 
 
 class Candidate(NamedTuple):
@@ -145,6 +154,7 @@ class Tensors:
     # id of a sparse or nested tensor, or of one of a subclass with its own rules
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)
     holds_opaque: bool = False
+    generators: dict[int, AnyProxy] = field(default_factory=dict)  # by id, generators that the program makes
     leaves: set[TensorProxy] = field(default_factory=set)  # those that the program makes itself, by its prologue
     # those that the program calls requires_grad_() of -> what the prologue returns for them
     required: dict[TensorProxy, Source] = field(default_factory=dict)

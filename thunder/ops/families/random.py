@@ -490,4 +490,11 @@ def set_rng_state(state, device, generator=None):
     return None
 
 
+@prim(lambda device: torch.Generator(to_torch_device(device)), tags=_TAGS)
+def new_generator(device):
+    """A generator in its first state, which is the same one in each call."""
+    return AnyProxy("")
+
+
+declare(new_generator, holds_generator=True)
 declare(LTORCH["multinomial"], LTORCH["poisson"], synchronises=True)
