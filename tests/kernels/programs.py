@@ -81,12 +81,12 @@ def reduced(x: torch.Tensor, which: int, d: int, e: int) -> torch.Tensor:
     both = (d, e) if d != e else (d,)
     plain: list[Callable] = [
         lambda: x.sum(d), lambda: x.sum(both, keepdim=True), lambda: x.sum(), lambda: x.amax(d),
-        lambda: x.amin(both, keepdim=True),
+        lambda: x.amin(both, keepdim=True), lambda: x.cumsum(-1).to(x.dtype),
     ]  # fmt: skip
     of_floats: list[Callable] = [
         lambda: x.mean(d, keepdim=True), lambda: x.logsumexp(d), lambda: torch.softmax(x, d),
         lambda: F.layer_norm(x, x.shape[-1:]), lambda: x.var(both, unbiased=False), lambda: x - x.mean(d, keepdim=True),
-        lambda: torch.log_softmax(x, d), lambda: x.prod(d),
+        lambda: torch.log_softmax(x, d), lambda: x.prod(d), lambda: x.cumsum(d), lambda: x.cumprod(-1),
     ]  # fmt: skip
     choices = plain + of_floats if x.is_floating_point() else plain
     return choices[which % len(choices)]()

@@ -251,6 +251,34 @@ def test_an_embedding_and_its_norm_read_each_their_index(always):
     check(f, [torch.randint(20, (4, 12)), torch.randn(20, 48), torch.randn(48)], always, 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_running_sums_and_products(dtype, always):
+    def f(x, row):
+        y = torch.cat([x, x.flip(1)], 1)
+        sums = [x.cumsum(1), x.t().contiguous().t().flip(1).cumsum(-1), y.cumsum(-1), x.view(3, 2, -1).cumsum(2)]
+        return *sums, (row + row).cumsum(0), x.cumprod(1), x[:, 1:].cumsum(1)[:, :-1] * 2, x.sum(1).cumsum(0)
+
+    torch.manual_seed(0)
+    x, row = torch.randn(6, 37).mul(3).to(dtype), torch.randn(1003).to(dtype)
+    check(f, [x, row], always, 1e-2 if dtype is torch.bfloat16 else 1e-5)
+    compiled = thunder.jit(f, executors=[always])
+    compiled(x, row)
+    names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
+    assert not {"cumsum", "cumprod"} & {*names}
+
+
+def test_the_gradient_of_running_sums(always):
+    def f(x):
+        return (x.sigmoid().cumsum(-1) * torch.softmax(x, -1)).cumsum(1).sin()
+
+    x = torch.randn(5, 70, dtype=torch.float64)
+    results = []
+    for g in (f, thunder.jit(f, executors=[always])):
+        y = x.clone().requires_grad_()
+        results.append([out := g(y), *torch.autograd.grad(out.square().sum(), [y])])
+    torch.testing.assert_close(*results)
+
+
 def test_two_indices_of_one_table(always):
     def f(x, i, j):
         return x[i] - x[j] * 2, x[i].sum(1)

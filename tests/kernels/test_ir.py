@@ -24,7 +24,7 @@ def region_of(f, *args) -> Region:
     compiled(*args)
     trace = thunder.last_traces(compiled)[0]
     operations = [b for b in trace.bound_symbols if b.outputs]
-    assert all(map(lower.lowers, operations))
+    assert all(lower.lowers(b, scans=True) for b in operations)
     return Region(operations, set(trace.output_proxies))
 
 
@@ -58,6 +58,16 @@ def test_reductions_bind_axes_and_equal_nodes_are_one():
         "    v8: float32 = sum over r2_0:3 of v7\n"
         "    v9: float32 = true_divide(v4, v8)\n"
         "store output0[d0:4, d1:3] = v9"
+    )
+
+
+def test_a_scan_is_written_to_memory():
+    text = text_of(lambda x: (x * 2).cumsum(1), torch.randn(2, 3))
+    assert text == (
+        "    v0: float32 = load input0[d0, d1]\n"
+        "    v1: float32 = 2.0\n"
+        "    v2: float32 = mul(v0, v1)\n"
+        "store output0[d0:2, d1:3] = sum along d1 of v2"
     )
 
 

@@ -69,7 +69,7 @@ class CppFuser(FusionExecutor):
             bool(tensors)
             and all(t.device.type == "cpu" for t in tensors)
             and fusible(operation)
-            and lower.lowers(operation)
+            and lower.lowers(operation, scans=True)
             and cpp.unavailable() is None
         )
 
@@ -295,7 +295,7 @@ def _classes(operation: BoundSymbol) -> set[str]:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")
         else:
-            is_slow = function is not None and function.rate == "exp" or lower.is_formula(p)
+            is_slow = function is not None and function.rate == "exp" or lower.is_formula(p) or lower.is_scan(p)
             classes.add("function" if is_slow else "map")
     return classes
 

@@ -672,6 +672,9 @@ class _Writer:
         parts = _Sweep(self, stage, accumulators)
         for n, name in parts.sums.items():
             row.lines.append(f"V<{_element(n.dtype)}> {name} = {_identity(n.what[0], n.dtype)};")
+        for w, name in parts.scans.items():
+            kind = "double" if w.value.dtype.category == FLOAT else "i64"
+            row.lines.append(f"{kind} {name} = {_IDENTITY[w.scan]};")
         inner: list[str] = []
         for c, name in parts.held.items():
             inner.append(f"V<{_element(c.value.dtype)}> {name} = {_identity(c.combine, c.value.dtype)};")
@@ -711,7 +714,7 @@ class _Writer:
         if may_fill:
             lines += [f"const i64 begin_ = {v};", f"for (; {v} + L <= end_; {v} += L) {{", *full, "}"]
         if self.is_flat or (high - low) % lanes():
-            lines += self.remainder(parts, row, may_fill)
+            lines += self.remainder(parts, row, may_fill and not parts.scans)
         return [*lines, "}"]
 
     def remainder(self, parts: _Sweep, row: _Scope, may_fill: bool) -> list[str]:
@@ -743,7 +746,11 @@ class _Writer:
             else:
                 self.accumulate(c, start, value, scope)
         for w in parts.writes:
-            self.write(w, self.value(w.value, scope), scope)
+            value = self.value(w.value, scope)
+            if w in parts.scans:
+                t = _element(w.value.dtype)
+                value = self.emit(scope, f"V<{t}>", f"running_{w.scan}<{t}>({value}, {parts.scans[w]}, {n or 'L'})")
+            self.write(w, value, scope)
         for node, pointer in self.row_buffers.items():
             if node not in self.stored and (name := scope.names.get(node)) is not None:
                 self.buffered_now = self.buffered_now | {node}
@@ -882,8 +889,9 @@ class _Writer:
 class _Sweep:
     """What one sweep of a kernel computes. columns: with the start of the thread's accumulator.
 
-    sums: the names of the vectors that row reductions add up in. held: of those of columns that stay at one element.
-    far: of those names, with their types, the long sums: after each `FLUSH` vectors they are added to another vector.
+    scans: for writes of scans, the names of the combinations so far. sums: the names of the vectors that row reductions
+    add up in. held: of those of columns that stay at one element. far: of those names, with their types, the long sums:
+    after each `FLUSH` vectors they are added to another vector.
     """
 
     def __init__(self, writer: _Writer, stage: int, accumulators: Sequence[tuple[Column, int]]):
@@ -895,6 +903,7 @@ class _Sweep:
         reductions = [n for n in kernel.rows if writer.stages[n] == stage]
         self.columns = [(c, start) for c, start in accumulators if is_computed_here(c)]
         self.writes = [w for w in kernel.writes if is_computed_here(w)]
+        self.scans = {w: writer.fresh() for w in self.writes if w.scan is not None}
         self.values = [kernel.rows[n] for n in reductions] + [x.value for x in (*dict(self.columns), *self.writes)]
         self.sums = {n: writer.fresh() for n in reductions}
         self.held = {c: writer.fresh() for c, _ in self.columns if writer.vector not in variables_of(c.index)}

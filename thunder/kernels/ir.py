@@ -41,10 +41,12 @@ class Combine(enum.StrEnum):
 
 COMBINES = frozenset(Combine)
 EXTREMES = (Combine.AMAX, Combine.AMIN)
+SCANS = (Combine.SUM, Combine.PROD)
 
 
 class Buffer:
-    """Memory of a region. kind: "input", "output" or "scratch"; number: among those of its kind."""
+    """Memory of a region. kind: "input", "output" or "scratch"; number: among those of its kind. `lower` may make
+    scratch an output."""
 
     __slots__ = ("kind", "number", "shape", "dtype")
 
@@ -206,12 +208,15 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 
 class Store:
-    """Writes a value to all elements of a buffer. axes: one for each dimension."""
+    """Writes a value to all elements of a buffer. axes: one for each dimension. scan: (combine, dimension): written is
+    the combination of the values up to each element, along the dimension."""
 
-    __slots__ = ("buffer", "axes", "value")
+    __slots__ = ("buffer", "axes", "value", "scan")
 
-    def __init__(self, buffer: Buffer, axes: tuple[Variable, ...], value: Node):
-        self.buffer, self.axes, self.value = buffer, axes, value
+    def __init__(
+        self, buffer: Buffer, axes: tuple[Variable, ...], value: Node, scan: tuple[Combine, int] | None = None
+    ):
+        self.buffer, self.axes, self.value, self.scan = buffer, axes, value, scan
 
 
 class Program:
@@ -245,6 +250,8 @@ def verify(program: Program) -> None:
             raise Invalid(f"{store.buffer}: its axes are not those of its shape")
         if store.value.dtype is not store.buffer.dtype:
             raise Invalid(f"{store.buffer} of {store.buffer.dtype} gets {store.value.dtype}")
+        if store.scan is not None and (store.scan[0] not in SCANS or not 0 <= store.scan[1] < len(store.axes)):
+            raise Invalid(f"{store.buffer}: no such scan")
         for node in in_order([store.value]):
             _verify_node(node, FUNCTIONS, written)
         written.add(store.buffer)
@@ -295,7 +302,8 @@ def show(program: Program) -> str:
                 numbers[node] = f"v{len(numbers)}"
                 lines.append(f"    {numbers[node]}: {node.dtype.name} = {line(node, numbers)}")
         axes = ", ".join(f"{a.name}:{a.size}" for a in store.axes)
-        lines.append(f"store {store.buffer}[{axes}] = {numbers[store.value]}")
+        scan = f"{store.scan[0]} along {store.axes[store.scan[1]].name} of " if store.scan is not None else ""
+        lines.append(f"store {store.buffer}[{axes}] = {scan}{numbers[store.value]}")
     return "\n".join(lines)
 
 

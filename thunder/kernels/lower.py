@@ -53,10 +53,10 @@ class Lowering:
         kind = args[-1].dtype
         return self.node(name, args, bool8 if FUNCTIONS[name].truth else kind)
 
-    def stored(self, a: Node, shape: Sequence[int]) -> Node:
-        """A value of this shape, read from memory."""
+    def stored(self, a: Node, shape: Sequence[int], scan: tuple[Combine, int] | None = None) -> Node:
+        """A value of this shape, or its scan, read from memory."""
         buffer = Buffer("scratch", len(self.scratch), tuple(shape), a.dtype)
-        self.scratch.append(Store(buffer, axes_of(shape), a))
+        self.scratch.append(Store(buffer, axes_of(shape), a, scan))
         return self.node("load", (), a.dtype, (buffer, _here(shape), ()))
 
     def at(self, a: Node, index: Sequence[Index], shape: Sequence[int]) -> Node:
@@ -208,6 +208,20 @@ def _reduce(to: Lowering, b: BoundSymbol) -> Node:
     return to.node("reduce", (body,), body.dtype, (Combine(b.sym.name), bound)) if bound else body
 
 
+def _scan(to: Lowering, b: BoundSymbol) -> Node:
+    a, dim = b.args
+    value = to.cast(to.values[a], computed(_out(b).dtype))
+    return to.stored(value, a.shape, (_SCANS[b.sym.id], dim % len(a.shape)))
+
+
+_SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD}
+
+
+def is_scan(b: BoundSymbol) -> bool:
+    """Whether a primitive is a scan, which not every target has."""
+    return b.sym.id in _SCANS
+
+
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
     """Elements of a value at indices of which some are nodes. depth: of gathers in these. Elements of what the region
     computes are read from memory."""
@@ -276,12 +290,12 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     "prims.squeeze": _view(_reshape_index), "prims.transpose": _view(_permuted_index),
     "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
     "prims.cat": _cat, "prims.pad": _pad,
-    "ltorch.gather": _along, "prims.take": _take, "prims.index": _index,
+    "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
 
-DEAR_ROWS = {_reduce, _along, _take, _index}
+DEAR_ROWS = {_reduce, _along, _take, _index, _scan}
 
 # ------------------------------------------------------------------------------------------------ which operations
 
@@ -305,6 +319,9 @@ def _is_primitive(b: BoundSymbol) -> bool:
     row = ROWS[b.sym.id]
     if row is _elementwise:
         return _is_function(b)
+    if row is _scan:  # along rows; other scans are PyTorch's
+        a, dim = b.args
+        return len(a.shape) > 0 and dim % len(a.shape) == len(a.shape) - 1 and a.shape[-1] > 1
     if row is _reduce:
         return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
     if row is _full or row is _pad:
@@ -346,13 +363,13 @@ def _fits(number: int, kind: dtype) -> bool:
     return -(1 << (bits - 1)) <= number < 1 << (bits - 1) if kind.signed else 0 <= number < 1 << bits
 
 
-def lowers(b: BoundSymbol) -> bool:
-    """Whether an operation, or each one of its decomposition, has a row."""
+def lowers(b: BoundSymbol, scans: bool = False) -> bool:
+    """Whether an operation, or each one of its decomposition, has a row. scans: whether the target has them."""
     if is_primitive(b):
-        return True
+        return scans or not is_scan(b)
     if b.sym.decomposition is None or not all(isinstance(p, TensorProxy) for p in (*b.inputs, *b.outputs)):
         return False
-    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub) for sub in b.subsymbols)
+    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub, scans) for sub in b.subsymbols)
 
 
 def primitives(b: BoundSymbol) -> list[BoundSymbol]:
@@ -378,8 +395,22 @@ def lowered(region: Region) -> Program:
     for i, p in enumerate(region.outputs):
         assert isinstance(p, TensorProxy), "regions of kernels make tensors"
         value = to.cast(to.values[p], p.dtype)
-        stores.append(Store(Buffer("output", i, tuple(p.shape), p.dtype), axes_of(p.shape), value))
+        if not _is_scanned_into(to, value, i):
+            stores.append(Store(Buffer("output", i, tuple(p.shape), p.dtype), axes_of(p.shape), value))
     return Program(to.graph, inputs, [*to.scratch, *stores])
+
+
+def _is_scanned_into(to: Lowering, value: Node, number: int) -> bool:
+    """Makes the memory of a scan that of an output, where that is all that the output is."""
+    if value.op != "load" or value.args:
+        return False
+    buffer, index, _ = value.what
+    if buffer.kind != "scratch" or [i.key for i in index] != [i.key for i in _here(buffer.shape)]:
+        return False
+    if all(s.buffer is not buffer or s.scan is None for s in to.scratch):
+        return False
+    buffer.kind, buffer.number = "output", number
+    return True
 
 
 def _wide_load(to: Lowering, buffer: Buffer) -> Node:

@@ -99,6 +99,27 @@ template<class X> static inline X add_(X a, X b) { return a + b; }
 template<class X> static inline X mul_(X a, X b) { return a * b; }
 #define ACROSS(name, function) template<class T> static inline T name(V<T> v) { T t[2 * L]; store(t, v); \
   for (int k = L / 2; k; k /= 2) { V<T> a = load(t), b = load(t + k); store(t, function(a, b)); } return t[0]; }
+// of n elements, each one combined with those before it; all: what was before them, and then with them
+template<class A> struct half_of { typedef A type __attribute__((vector_size(L * 4))); };  // L / 2 elements of 8 bytes
+template<class A> using H = typename half_of<A>::type;
+#ifdef __clang__
+#define RUNNING(name, sign, none) template<class T, class A> static inline V<T> name(V<T> v, A& all, i64 n) { T t[L]; store(t, v); \
+  for (i64 i = 0; i < n; ++i) { all = all sign t[i]; t[i] = (T)all; } return load(t); }
+#else
+static const i64 HALF_LANES[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+template<int k, class A> static inline H<A> later(H<A> v, A none) {
+  H<i64> lane; __builtin_memcpy(&lane, HALF_LANES, sizeof lane);
+  return __builtin_shuffle(H<A>{} + none, v, (lane < k) ? lane : lane + (L / 2 - k));
+}
+#define RUNNING(name, sign, none) \
+  template<class A> static inline H<A> half_##name(H<A> v, A& all) { \
+    v = v sign later<1, A>(v, none); if (L > 4) v = v sign later<2, A>(v, none); if (L > 8) v = v sign later<4, A>(v, none); \
+    v = v sign (H<A>{} + all); all = v[L / 2 - 1]; return v; } \
+  template<class T, class A> static inline V<T> name(V<T> x, A& all, i64 n) { \
+    V<A> wide = convert<A>(choose<T>(active(n), x, splat<T>(none))); H<A> h[2]; __builtin_memcpy(h, &wide, sizeof wide); \
+    h[0] = half_##name<A>(h[0], all); h[1] = half_##name<A>(h[1], all); __builtin_memcpy(&wide, h, sizeof wide); return convert<T>(wide); }
+#endif
+RUNNING(running_sum, +, 0) RUNNING(running_prod, *, 1)
 ACROSS(across_sum, add_) ACROSS(across_prod, mul_) ACROSS(across_amax, maximum) ACROSS(across_amin, minimum)
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num(void); extern "C" int omp_get_num_threads(void);

@@ -54,6 +54,7 @@ class Item:
     def __init__(self, node: Node, free: Sequence[Variable], bound: Sequence[Variable], store: Store | None):
         self.node, self.store = node, store
         self.free, self.bound = tuple(free), tuple(bound)
+        self.scan = None if store is None else store.scan
         self.body = node if store is not None else node.args[0]
         self.reductions = [n for n in above_reductions(self.body) if n.op == "reduce"]
         self.buffers = {n.what[0] for n in above_reductions(self.body) if n.op == "load"}
@@ -82,6 +83,10 @@ class Item:
             own = [self.by[a] for a in self.store.axes]
             accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * math.prod(self.store.buffer.shape)))
         self.axes = _in_memory_order(axes, accesses)
+        if self.scan is not None and self.store is not None:  # one element after the other
+            along = self.by[self.store.axes[self.scan[1]]].terms
+            last = sorted((a for a in self.axes if a in along), key=lambda a: -along[a])
+            self.axes = [a for a in self.axes if a not in along] + last
         self._own_bound = {v for b in self.bound for v in self.by[b].terms if isinstance(v, Variable)}
 
     @property
@@ -102,7 +107,9 @@ class Item:
 
     @property
     def row(self) -> int | None:
-        """For a reduction over the last axes, of more than one row: the elements of a row."""
+        """For a reduction over the last axes, of more than one row, and for a scan: the elements of a row."""
+        if self.scan is not None and self.store is not None:
+            return self.store.axes[self.scan[1]].size
         if self.store is not None:
             return None
         last = 0
@@ -263,12 +270,13 @@ def of_free(item: Item, by: Mapping[Variable, Index]) -> dict[Variable, Index]:
 
 
 class Write:
-    """A store of a kernel. index: the distance in elements from the buffer's start."""
+    """A store of a kernel. index: the distance in elements from the buffer's start. scan: how it is combined with the
+    values before it in its row; None where it is not."""
 
-    __slots__ = ("buffer", "index", "value")
+    __slots__ = ("buffer", "index", "value", "scan")
 
-    def __init__(self, buffer: Buffer, index: Index, value: Node):
-        self.buffer, self.index, self.value = buffer, index, value
+    def __init__(self, buffer: Buffer, index: Index, value: Node, scan: Combine | None = None):
+        self.buffer, self.index, self.value, self.scan = buffer, index, value, scan
 
 
 class Column:
@@ -420,7 +428,7 @@ def scheduled(
     for item in items:
         item.lay_out(graph, strides)
     groups = groups_of(items, reductions, graph, Group)
-    scratch = sum(s.buffer.kind == "scratch" for s in program.stores)
+    scratch = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
 
     def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
         nonlocal scratch
@@ -599,6 +607,8 @@ class Assembly:
         while group.row is not None and inner < group.row:
             outer -= 1
             inner *= loops[outer].size
+        if outer == 0 and any(item.scan is not None for item in self.by_item):
+            loops, outer = [axis("l", "row", 1), *loops], 1  # the only row
         kernel = Kernel(loops, outer if group.row is not None else max(len(loops) - 1, 0))
         rows = {node: self.at(self.raw(item)) for node, item in self.own.items()}
         writes, columns = [], []
@@ -608,7 +618,8 @@ class Assembly:
             free = [by[a] for a in (item.store.axes if item.store is not None else item.free)]
             if item.store is not None:
                 buffer = item.store.buffer
-                writes.append(Write(buffer, offset(free, strides[buffer]), self.at(self.raw(item))))
+                scan = None if item.scan is None else item.scan[0]
+                writes.append(Write(buffer, offset(free, strides[buffer]), self.at(self.raw(item)), scan))
             elif item.scratch is None:
                 continue
             elif item.row is not None:
@@ -646,10 +657,10 @@ def _merged(
     def there(node: Node) -> Node:
         return graph.substitute(node, by) if by else node
 
-    if vectors:
+    if vectors and all(w.scan is None for w in writes):
         result.loops = _vector_last(result.loops, result.outer if has_rows else 0)
     result.rows = {there(n): there(body) for n, body in rows.items()}
-    result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value)) for w in writes]
+    result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value), w.scan) for w in writes]
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
     for n in in_order([*result.rows.values(), *(w.value for w in result.writes), *(c.value for c in result.columns)]):
         if n.op == "load":
@@ -759,6 +770,7 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
     work = 0.0
     if vector is not None:  # the last vector is computed whole
         elements = elements // vector.size * -(-vector.size // machine.lanes) * machine.lanes
+    work += sum(6 * elements * machine.element["simple"] for w in kernel.writes if w.scan is not None)
     for nodes in sweeps.values():
         work += elements * seconds_of([n for n in nodes if n.axes & inner], machine)
         work += elements * machine.element["simple"] * 2 + rows * 2e-8
@@ -785,5 +797,6 @@ def describe(kernels: Sequence[Kernel]) -> str:
             at = index_text(c.index)
             lines.append(f"    sweep {k._stage_of(c.value, stages)}: column {c.combine} into {c.buffer}[{at}]")
         for w in k.writes:
-            lines.append(f"    sweep {k._stage_of(w.value, stages)}: write {w.buffer}[{index_text(w.index)}]")
+            verb = "write" if w.scan is None else f"write the {w.scan} so far to"
+            lines.append(f"    sweep {k._stage_of(w.value, stages)}: {verb} {w.buffer}[{index_text(w.index)}]")
     return "\n".join(lines)
