@@ -232,12 +232,10 @@ DONE = [
     "match {o}:\n    case {C}(v=1): out.append('v')\n    case {C}(a, b): out.append((a, b))\n"
     "    case [a, *r]: out.append(a)\n    case {{'k': v}}: out.append(v)\n    case _: out.append('no')",
     "assert {o}", "while {o}:\n    out.append(1)\n    break", "if {o}: out.append('true')", "{o}.k = 8", "{C}.k = 9",
-    "class X({C}): pass\nout.append(X.__name__)", "class X({C}, z=1): d = Data()\nout.append(X.__mro__[1].__name__)",
-    "class X(metaclass=Meta): a = 1\nout.append(X.prepared)", "{o}.__class__ = {C}",
+    "{o}.__class__ = {C}",
     "def g():\n    r = yield from {o}\n    return r\nout.append(list(g()))", "raise {o}",
     "try: raise KeyError\nexcept {o}: pass", "{C}.method = lambda self, k=1: 'new'", "del {C}.k", "{o}.v = x * 2",
     "x = x + x_of({o})", "out += {o}", "out.extend({o})", "global TOTAL; TOTAL += 1",
-    "async def co():\n    return await {o}\nco().send(None)",
 ]  # fmt: skip
 
 
@@ -599,7 +597,7 @@ class Writer:
             else ""
         )
         text = f"try:\n{indent(inside)}"
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.01:  # which is not interpreted
             text += (
                 f"\nexcept* (ValueError, TypeError) as g:\n    out.append(len(g.exceptions))\n"
                 f"except* Exception as g:\n{indent(self.block(1))}"
@@ -715,11 +713,6 @@ class Writer:
             f"        LOG.append('end')\nh = {g}()\nnext(h)\nout.append(h.throw(Error(8)))\ndel h",
             f"def {g}():\n    {self.raising()}\n    yield\nout.append(list({g}()))",
             f"def {g}():\n    raise StopIteration(4)\n    yield\nout.append(list({g}()))",
-            f"async def {g}(): return {self.any(1)}\ntry: {g}().send(None)\n"
-                f"except StopIteration as e: out.append(e.value)",
-            f"async def {g}():\n    for v in {self.ints(1)}: yield v\n"
-            f"async def {g}b(): return [v async for v in {g}()]\ntry: {g}b().send(None)\n"
-                f"except StopIteration as e: out.append(e.value)",
             f"a, b = itertools.tee({self.iterable()})\nout.append((list(a), list(b)))",
         ]))  # fmt: skip
 
@@ -752,6 +745,8 @@ class Writer:
         )
 
     def inner_class(self) -> str:
+        if self.rng.random() < 0.97:  # no program makes a class
+            return self.simple()
         c = self.name("Z")
         base = self.pick([*self.classes, "", "nn.Module", "dict"])
         lines = [self.method(c) for _ in range(self.rng.randint(1, 2))] + [
