@@ -14,7 +14,7 @@ import torch
 from thunder.capture.numbers import MARK
 from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
-from thunder.distributed.placement import is_dtensor, placement_of
+from thunder.distributed.placement import is_dtensor, is_under_fsdp, placement_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
@@ -206,7 +206,7 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         after = "compile the module first, then wrap the result in DistributedDataParallel"
         raise NotImplementedError(f"{what}DistributedDataParallel module: {after}")
-    if any(kind.__module__.startswith("torch.distributed.fsdp") for m in module.modules() for kind in type(m).__mro__):
+    if any(map(is_under_fsdp, module.modules())):
         after = "compile the module first, then shard the result, or use thunder.distributed.fsdp"
         raise NotImplementedError(f"{what}module under FSDP: {after}")
     for name, parameter in module.named_parameters():

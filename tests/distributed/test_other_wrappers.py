@@ -1,12 +1,14 @@
 """PyTorch's own data parallelism around compiled modules."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import thunder
@@ -76,3 +78,58 @@ def refuses(rank, size):
 
 def test_what_compiled_modules_do_not_read_is_refused(ranks):
     ranks(2)(refuses)
+
+
+def prepared_by_torch(size):
+    mesh = init_device_mesh("cpu", (size,))
+    return {
+        "fully_shard": (fully_shard(mlp(), mesh=mesh), "a module that fully_shard prepared is called inside"),
+        "parallelize_module": (
+            parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
+            "DTensor.from_local is called inside of it, and programs have no values that are DTensors",
+        ),
+        "DistributedDataParallel": (DistributedDataParallel(mlp()), None),
+    }
+
+
+def inside_of_functions(rank, size):
+    """Modules that PyTorch prepared, called by a compiled function: right, or refused in words."""
+    data = batches(size, torch.float64)[0]
+    for name, (module, words) in prepared_by_torch(size).items():
+        whole, x = mlp(), data if name == "parallelize_module" else data.chunk(size)[rank]
+        if words is not None:
+            with pytest.raises(thunder.errors.CaptureError, match=words):
+                thunder.jit(lambda x, m=module: m(x), fallback="error", executors=[])(x)
+        compiled = thunder.jit(lambda x, m=module: m(x), fallback="eager", executors=[])
+        with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
+            compiled(x).square().mean().backward()
+        whole(data).square().mean().backward()
+        for (key, p), q in zip(module.named_parameters(), whole.parameters(), strict=True):
+            assert p.grad is not None, f"{key} under {name} has no gradient"
+            close(whole_of(p.grad), q.grad, f"gradient of {key} under {name}")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_prepared_modules_inside_of_functions(ranks, size):
+    ranks(size)(inside_of_functions)
+
+
+def dtensor_values(rank, size):
+    mesh = init_device_mesh("cpu", (size,))
+    x = batches(size, torch.float64)[0]
+    of_all = distribute_tensor(x, mesh, [Shard(0)])
+    for function, given in (
+        (lambda d: (d * 2).sin(), of_all),
+        (lambda d: d.redistribute(mesh, [Replicate()]).to_local() * 2, of_all),
+        (lambda x: (DTensor.from_local(x, mesh, [Shard(0)]) * 2).full_tensor(), x),
+        (lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(), x),
+    ):
+        with pytest.raises(thunder.errors.CaptureError, match="DTensor"):
+            thunder.jit(function, fallback="error", executors=[])(given)
+        with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
+            found = thunder.jit(function, fallback="eager", executors=[])(given)
+        assert type(found) is type(function(given)) and torch.equal(whole_of(found), whole_of(function(given)))
+
+
+def test_dtensor_values_are_refused_in_words(ranks):
+    ranks(2)(dtensor_values)

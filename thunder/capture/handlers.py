@@ -45,6 +45,7 @@ from thunder.core.numbers import application
 from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, converted, extreme
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
+from thunder.distributed.placement import is_under_fsdp
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import parts_of
@@ -99,6 +100,11 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
+        if is_under_fsdp(m):
+            c.refuse(
+                "a module that fully_shard prepared is called inside, whose hooks gather its parameters",
+                "compile the module first, fully_shard(thunder.jit(module)), or use thunder.distributed.fsdp",
+            )
         _guard_hooks(c, m)
         if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
             return result

@@ -13,7 +13,7 @@ import torch
 
 from thunder import compat
 from thunder.distributed.boundary import held
-from thunder.distributed.placement import Placement, any_placed, placement_of
+from thunder.distributed.placement import Placement, any_placed, is_dtensor, placement_of
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
@@ -66,9 +66,17 @@ def reached_placements(values: Iterable) -> list[Placement]:
     are not followed."""
     if not any_placed():
         return []
+    return [placement for x in _reached_tensors(values) if (placement := placement_of(x)) is not None]
+
+
+def reaches_dtensors(values: Iterable) -> bool:
+    """Whether functions can reach DTensors."""
+    return compat.distributed_is_used() and any(map(is_dtensor, _reached_tensors(values)))
+
+
+def _reached_tensors(values: Iterable) -> list[torch.Tensor]:
     reach = Reach(values, follows=lambda value: type_attribute(type(value), "_lc_cd") is NULL)
-    tensors = (x for x in reach.seen.values() if isinstance(x, torch.Tensor))
-    return [placement for x in tensors if (placement := placement_of(x)) is not None]
+    return [x for x in reach.seen.values() if isinstance(x, torch.Tensor)]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -186,6 +186,11 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return type(tensor).__module__.startswith("torch.distributed.tensor")
 
 
+def is_under_fsdp(module: torch.nn.Module) -> bool:
+    """Whether PyTorch's FSDP or `fully_shard` prepared a module."""
+    return any(kind.__module__.startswith("torch.distributed.fsdp") for kind in type(module).__mro__)
+
+
 def place(parameter: torch.Tensor, placement: Placement) -> None:
     """Says how the ranks hold a parameter. Programs that were compiled before are compiled anew."""
     setattr(parameter, _NAME, placement)

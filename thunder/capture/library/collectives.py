@@ -182,6 +182,8 @@ def handlers() -> dict[Callable, Callable]:
     found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
         getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)
     }
+    if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
+        found |= dict.fromkeys((tensor.DTensor.from_local, tensor.distribute_tensor), _refuse_dtensor)
     for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
             found |= {
@@ -229,4 +231,12 @@ def _refuse(c, f, args, kwargs):
     c.refuse(
         f"torch.distributed.{f.__name__} is called inside of it",
         "call it outside of the compiled function, or use a collective of all ranks of a group",
+    )
+
+
+def _refuse_dtensor(c, f, args, kwargs):
+    c.refuse(
+        f"{f.__qualname__} is called inside of it, and programs have no values that are DTensors",
+        "make DTensors outside of the compiled function, or use thunder.distributed (fsdp, column_parallel, "
+        "row_parallel) in the place of parallelize_module",
     )
