@@ -1,7 +1,6 @@
 """Eager calls: a refusal costs the function around it, and no more."""
 
 import collections
-import contextvars
 import cProfile
 import ctypes
 import inspect
@@ -797,25 +796,3 @@ def test_code_that_is_made_inside():
     assert called.count("eager_call") == 1 and "mul" in called
     with pytest.raises(CaptureError, match="runs code that is not there before"):
         thunder.jit(f, fallback="error")(torch.ones(3))
-
-
-VARIABLE: contextvars.ContextVar = contextvars.ContextVar("VARIABLE", default=1)
-
-
-def counts_calls(x):
-    VARIABLE.set(VARIABLE.get() + 1)
-    return x * 2
-
-
-@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
-def test_a_variable_of_the_context_that_is_set_inside():
-    def f(x):
-        return counts_calls(x + 1) * VARIABLE.get()
-
-    def three(run):
-        return [run(torch.ones(2)) for _ in range(3)], VARIABLE.get()
-
-    compiled = thunder.jit(f, fallback="eager")
-    assert_same(*(contextvars.copy_context().run(three, run) for run in (compiled, f)), 0)
-    with pytest.raises(CaptureError, match="sets a variable of the context"):
-        contextvars.copy_context().run(thunder.jit(f, fallback="error"), torch.ones(2))

@@ -566,6 +566,40 @@ def library_classes_of_users():
     yield
 
 
+VARIABLE = contextvars.ContextVar("VARIABLE", default=1)
+
+
+@row
+def context_variables():
+    def program(x):
+        before = VARIABLE.get()
+        token = VARIABLE.set(x * 2)
+        inside = VARIABLE.get()
+        VARIABLE.reset(token)
+        return x * before, inside, VARIABLE.get()
+
+    yield program
+    token = VARIABLE.set(3)
+    yield
+    VARIABLE.reset(token)
+    yield
+
+
+@row
+def context_variables_left_set():
+    variable = contextvars.ContextVar("variable")
+
+    def program(x):
+        n = variable.get(0)
+        variable.set(n + 1)
+        return x * n
+
+    yield program
+    yield
+    variable.set(10)
+    yield
+
+
 @row
 def locals_written_to():
     def program(x):

@@ -3,6 +3,7 @@ inside, the dtype that autocast takes by default, settings of libraries."""
 
 from __future__ import annotations
 
+import contextvars
 import csv
 import decimal
 from unittest import mock
@@ -174,3 +175,25 @@ def test_settings_of_libraries_hold_in_each_call(name):
     finally:
         put(old())
     assert thunder.cache_misses(compiled) == 1
+
+
+def test_a_variable_of_the_context_is_set_while_a_function_runs():
+    """As transformers does where it collects the results of layers."""
+    variable: contextvars.ContextVar = contextvars.ContextVar("variable", default=None)
+
+    def layer(x):
+        if (found := variable.get()) is not None:
+            found.append(x * 2)
+        return x + 1
+
+    def f(x):
+        token = variable.set([])
+        x = layer(layer(x))
+        found = variable.get()
+        variable.reset(token)
+        return x, found
+
+    compiled = thunder.jit(f, fallback="error")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X), f(X))
+    assert variable.get() is None and len(compiled.programs) == 1

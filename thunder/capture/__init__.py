@@ -418,7 +418,7 @@ def _read(c: Capture) -> Captured:
                         result, failure = _run_or_fail(c)
                         leaves_mode = compat.function_modes() != c.function_modes
                 finally:
-                    names.settings = ()
+                    c.restore_context()
                 if leaves_mode:
                     raise CaptureError(
                         "the program leaves another default device or torch-function mode behind",

@@ -274,6 +274,8 @@ def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
     for key, (kind, owner, name) in effects:
         if kind in _OF_GLOBALS:
             hidden = hidden or reach.reads_global(owner, name)
+        elif kind == "context":
+            hidden = True
         elif reach.reaches(owner):
             value = c.writes.overlay[key]
             hidden = hidden or kind != "attr" or not _is_plain(owner) or type(value) is TensorProxy

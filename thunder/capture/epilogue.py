@@ -7,6 +7,7 @@ A result made of tensors, numbers and plain new containers needs none: the compu
 from __future__ import annotations
 
 import collections
+import contextvars
 import types
 import weakref
 from collections.abc import Callable
@@ -159,6 +160,8 @@ class EpilogueWriter:
         if t is outside_hooks.OutsideHandle and not value.is_removed:
             outside_hooks.write_registered(self)
             return self.built[id(value)]
+        if t is contextvars.Token:
+            self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
             return self.pin(value)
         if (made := made_of(value, t)) is not None:
@@ -381,6 +384,8 @@ class EpilogueWriter:
             return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"
         if kind == "entry":
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+        if kind == "context":
+            return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "data":
             return f"{self.itself(o)}.data = {self.value(without_history(self.c, latest(self.c, o)))}"
         if kind == "grad":

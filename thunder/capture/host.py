@@ -428,6 +428,16 @@ class Capture(Host):
 
     call, call_native, operation = calls.call, native_calls.call_native, operations.operation
 
+    def restore_context(self) -> None:
+        """Context variables that the program leaves set are as they were: the epilogue sets them, and settings."""
+        for variable, token in self.writes.context_tokens.items():
+            self.keep[id(variable)] = variable
+            self.writes.overlay[id(variable), None] = variable.get()
+            self.writes.effects[id(variable), None] = ("context", variable, None)
+            variable.reset(token)
+        self.writes.context_tokens = {}
+        self.recorder.context.names.settings = ()
+
     # ------------------------------------------------------------------------------------------------ trouble
     own_location, user_location = locations.own_location, locations.user_location
 

@@ -72,6 +72,27 @@ def _class_method(cls: type, name: str):
     )
 
 
+def _context_variable(c, f, args):
+    """get, set and reset: the program's values are set while it is captured only, and at its end by the epilogue."""
+    variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
+    if f.__name__ == "set":
+        token = f(*args)
+        c.writes.context_tokens.setdefault(variable, token)
+        c.keep[id(token)] = token
+        return token
+    if f.__name__ == "reset":
+        if id(args[0]) not in c.keep:
+            c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
+        f(*args)
+        if args[0] is first:
+            del c.writes.context_tokens[variable]
+        return None
+    if first is not None:
+        return f(*args)
+    found = c.reach(c.const(variable).call("get", *args))
+    return f(*args) if found is MISSING else found
+
+
 def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
@@ -148,9 +169,8 @@ class _HashedSteps(_Hashed):
 
 def _by_receiver(c, f, s, args, kwargs):
     """Methods of context variables, locks, text, generators of random numbers and tensors; NULL for others."""
-    if type(s) is contextvars.ContextVar and f.__name__ == "get":
-        found = c.reach(c.const(s).call("get", *args))
-        return f(*args) if found is MISSING else found
+    if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
+        return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
     if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)

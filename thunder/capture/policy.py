@@ -156,7 +156,6 @@ CODE: list[Row] = [
     *_names(Eager(), _ELSEWHERE, "multiprocessing", "BaseProcess.start"),
     *_names(Eager(), _ELSEWHERE, "weakref", "finalize.__init__"),
     *_names(Eager(), "copies thunder's own context variables, too", "_contextvars", "copy_context"),
-    *_names(Eager(), "sets a variable of the context", "_contextvars", "ContextVar.set ContextVar.reset"),
     *_names(Eager(), "looks at classes that others make", "builtins", "type.__subclasses__"),
     *_names(Eager(), _FRAMES, "sys", "settrace setprofile"),
     *_names(Eager(), _FRAMES, "threading", "settrace setprofile"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 from collections import Counter
@@ -237,6 +238,8 @@ class Writes:
     overlay: dict[tuple, Any] = field(default_factory=dict)  # (id of the owner, name) -> the value
     effects: dict[tuple, tuple] = field(default_factory=dict)  # the same key -> (kind, owner, name)
     written: dict[Source, Any] = field(default_factory=dict)  # -> the value, None where it is not known
+    # of variables that the program has set: the token of its first `set`
+    context_tokens: dict[contextvars.ContextVar, contextvars.Token] = field(default_factory=dict)
     left: dict[str, Any] = field(default_factory=dict)  # settings of PyTorch's that stay in force
 
 
