@@ -514,7 +514,7 @@ def test_sizes_are_printed_by_name():
 
     compiled = thunder.jit(program)
     compiled(DATA[0])
-    text = thunder.last_traces(compiled)[-1].python(print_depth=1, include_decorators=False)
+    text = thunder.last_traces(compiled)[-1].python(memory=True, include_decorators=False)
     assert_expected_inline(
         text.partition("import torch\n\n")[2],
         """\
