@@ -150,9 +150,8 @@ def _binary_cross_entropy(c, g, a, target, weight, reduction):
 
 
 def _likelihood(c, g, a, target, weight, reduction, ignore_index, total):
-    how = "none" if reduction == 0 else "sum"
-    first = _op("nll_loss", c, target, weight, ignore_index=ignore_index, reduction=how)
-    return first / total if _REDUCTIONS[reduction] == "mean" else first, _zeros(a)
+    # like PyTorch's, which counts the weights again
+    return _op("nll_loss", c, target, weight, ignore_index=ignore_index, reduction=_REDUCTIONS[reduction]), _zeros(a)
 
 
 def _softmax(c, g, y, dim, dtype):
