@@ -99,29 +99,25 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         return all(follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
-    if len(operation.outputs) != 1:
+    if len(operation.outputs) != 1 or (strides := _strides_by_operands(operation, values)) is None:
         return False
-    out = operation.outputs[0]
+    values.make(operation.outputs[0], strides)
+    return True
+
+
+def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | None:
+    """The strides of an operation's one result, by those of its operands; None where no rule says."""
+    symbol, shape = operation.sym, values.shape(operation.outputs[0])
     operands = [values[i] for i in operation.inputs]
     if symbol.layout == "second operand first":
         operands.reverse()
     if symbol.layout == "memory format":
-        strides = _in_memory_format(values.shape(out), operands)
-    elif len(out.shape) < 2:
-        strides = strides_of(values.shape(out))
-    elif symbol.id == "prims.index":
-        strides = _indexed_strides(
-            values.shape(out), operands[0], [None if i is None else values[i] for i in operation.args[1]]
-        )
-    else:
-        strides = (
-            elementwise_strides(values.shape(out), operands, _converts_numbers(operation))
-            if _elementwise(operation)
-            else None
-        )
-    if strides is not None:
-        values.make(out, strides)
-    return strides is not None
+        return _in_memory_format(shape, operands)
+    if len(shape) < 2:
+        return strides_of(shape)
+    if symbol.id == "prims.index":
+        return _indexed_strides(shape, operands[0], [None if i is None else values[i] for i in operation.args[1]])
+    return elementwise_strides(shape, operands, _converts_numbers(operation)) if _elementwise(operation) else None
 
 
 def _named(old: Proxy, new, values: dict) -> bool:
