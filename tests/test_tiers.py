@@ -452,3 +452,18 @@ def test_a_process_that_waits_for_long_ends(jobs):
     finally:
         server.kill()
         server.close()
+
+
+def test_programs_that_kernels_do_not_take_stay_as_they_are(monkeypatch, tmp_path):
+    """By default: operations without a decomposition, and sizes that only passes decide by, are no warnings."""
+    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    compiled = thunder.jit(lambda x: torch.nn.functional.rrelu(x, training=True) * 2)
+    for _ in range(6):
+        assert compiled(torch.ones(3)).shape == (3,)
+    assert "rrelu" in str(thunder.last_traces(compiled)[0])
+    compiled = thunder.jit(lambda x: x.sin() * x.shape[0])
+    for n in range(3, 12):
+        x = torch.ones(n, 4)
+        torch.testing.assert_close(compiled(x), x.sin() * n)
+    assert thunder.cache_misses(compiled) == 2

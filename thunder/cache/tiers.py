@@ -78,18 +78,19 @@ def _on_cpu(program: Trace) -> bool:
 
 
 def _lowered_again(captured: Captured, options: JitOptions, modes: tuple) -> Lowered:
-    """Raises RuntimeError where passes decide by sizes that the prologue does not check."""
+    """Raises MissingImplementationError where passes decide by sizes that the prologue does not check."""
     with captured.decisions.anew({}) as made:
         found = lowered(captured, options, modes, lambda trace, run: run)
     if made:
-        raise RuntimeError("its passes decide by sizes of arguments that the first tier leaves open")
+        raise MissingImplementationError("its passes decide by sizes of arguments that the first tier leaves open")
     return found
 
 
 def _key(captured: Captured, options: JitOptions) -> str:
     """The name on disk of the fact that the kernels of a program are there."""
     names = tuple(f"{e.name} {e.version}" for e in options.executors)
-    return disk_cache.key_of("tier", torch.__version__, names, captured.output_requires_grad, str(captured.computation))
+    text = captured.computation.python(memory=True)
+    return disk_cache.key_of("tier", torch.__version__, names, captured.output_requires_grad, text)
 
 
 class Tiers:
@@ -201,6 +202,7 @@ class Tiers:
             self.reason = f"the second is not compiled: {error}"
         except Exception as error:  # noqa: BLE001  the first tier goes on; the n-th call warns
             self._failure = f"the second cannot be compiled: {type(error).__name__}: {error}"
+        self._lower = _nothing  # it holds the captured program, and so the user's module
         self._compiled.set()
 
 

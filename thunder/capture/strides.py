@@ -150,12 +150,10 @@ def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | 
     """The fake tensor of `layout` where it is the same for all sizes, so that none of those that lead to it needs to be
     a constant: PyTorch's symbolic sizes say so. None where it is not, or nobody knows."""
     base, views, value = _base(c, wanted)
-    steps = [*_slice(c, value, {}), *(c.recorder.memory.view_of[view][0] for view in views)]
-    read = [(s.args, s.kwargs) if isinstance(s, BoundSymbol) else getattr(s, "shape", ()) for s in steps]
-    numbers = [n for n in numbers_in(read, []) if n.python_type is not float]
-    names = {name: n.symbol(name) for n in numbers if not n.unbacked for name in n.expression.symbols()}
+    steps = _slice(c, value, {})
+    names = _sizes_in([*steps, *(c.recorder.memory.view_of[view][0] for view in views)])
     sizes = {name: number_value(n) for name, n in names.items()}
-    if not sizes or any(n.unbacked for n in numbers) or any(type(n) is not int or n < 2 for n in sizes.values()):
+    if not sizes or any(type(n) is not int or n < 2 for n in sizes.values()):
         return None
     with compat.probing(), compat.symbolic_sizes(sizes) as (symbols, nothing_decided):
 
@@ -164,7 +162,7 @@ def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | 
 
         layouts: dict[Proxy, object] = {}
         try:
-            for step in steps[: len(steps) - len(views)]:
+            for step in steps:
                 if isinstance(step, BoundSymbol):
                     run_line(step, layouts, number)
                 elif (example := _contiguous_input(c, step, with_offset, number)) is None:
@@ -179,6 +177,15 @@ def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | 
         if with_offset and type(found.storage_offset()) is not int:
             return None
     return found if all(n > 1 for n in names.values()) else None
+
+
+def _sizes_in(steps: list) -> dict[str, NumberProxy]:
+    """The sizes that stay symbolic in inputs and operations, by name; none where one depends on data."""
+    read = [(s.args, s.kwargs) if isinstance(s, BoundSymbol) else getattr(s, "shape", ()) for s in steps]
+    numbers = [n for n in numbers_in(read, []) if n.python_type is not float]
+    if any(n.unbacked for n in numbers):
+        return {}
+    return {name: n.symbol(name) for n in numbers for name in n.expression.symbols()}
 
 
 def _contiguous_input(c, proxy: Proxy, with_offset: bool, number: Callable) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thunder.core.codegen import Printer
+from thunder.core.definition import Unfit
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in
 from thunder.core.recording import Context, detached
 from thunder.errors import DataDependentError
@@ -68,7 +69,7 @@ class BoundSymbol:
             inner.location = lambda: self.location
             try:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
-            except DataDependentError:  # another one for other sizes
+            except (DataDependentError, Unfit):  # another one for other sizes; none for these arguments
                 return ()
         if result is None and self.output is not None:
             return ()

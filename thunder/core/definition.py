@@ -11,6 +11,10 @@ from collections.abc import Callable, Container
 from typing import Any, Literal, NamedTuple
 
 
+class Unfit(RuntimeError):
+    """An operation refuses its arguments. `infer.as_pytorch` finds PyTorch's words for it."""
+
+
 def holds(fact: bool | Callable[[Any], bool], bound_symbol) -> bool:
     """Whether a fact that may depend on the bound symbol holds for one."""
     return fact(bound_symbol) if callable(fact) else fact

@@ -7,11 +7,8 @@ import math
 import operator
 from collections.abc import Sequence
 
+from thunder.core.definition import Unfit
 from thunder.core.proxies import TensorProxy, concrete, proxies_in
-
-
-class Unfit(RuntimeError):
-    """An operation refuses its arguments. `infer.as_pytorch` finds PyTorch's words for it."""
 
 
 def require(fits, what: str = "the arguments do not fit the operation") -> None:

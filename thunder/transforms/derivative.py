@@ -30,7 +30,6 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, cu
 from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
 from thunder.ops import LTORCH, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
-from thunder.ops.shape_rules import Unfit
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
 from thunder.transforms.register_grad import REGISTERED
@@ -309,10 +308,7 @@ def _is_registered_primitive(operation: BoundSymbol) -> bool:
     """Whether an operation is a primitive that a user has given a derivative."""
     if operation.sym.decomposition is None or operation.aliases:
         return False
-    try:
-        primitive = operation.primitive
-    except Unfit:  # it has no decomposition for these arguments
-        return False
+    primitive = operation.primitive
     return primitive is not None and primitive.sym.id in REGISTERED
 
 
