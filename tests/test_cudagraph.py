@@ -738,12 +738,32 @@ def test_what_waits_for_the_device_stays_outside(transform, device):
     assert "# not in a CUDA graph: it" in str(trace)
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_sizes_that_the_program_gives_wait_for_nothing(transform, device):
+    """As a router of experts counts: with a range histc looks for none, and one_hot with a number of classes."""
+
+    def f(x, i):
+        chosen = F.one_hot(i, 4).float() + torch.histc(i.float(), bins=4, min=0, max=3)
+        return (chosen * 2).masked_scatter(x > 0, x.sin())
+
+    def looks(x, i):
+        return torch.histc(x.sin() * 2, bins=3) + 1
+
+    compiled, other = (thunder.jit(g, transforms=[transform()], executors=["torch"]) for g in (f, looks))
+    for _ in range(4):
+        x, i = torch.randn(5, 4, device=device), torch.randint(4, (5,), device=device)
+        torch.testing.assert_close(compiled(x, i), f(x, i))
+        torch.testing.assert_close(other(x, i), looks(x, i))
+    assert "not in a CUDA graph" not in str(thunder.last_traces(compiled)[-1])
+    assert "it may wait for the device" in str(thunder.last_traces(other)[-1])
+
+
 def test_reasons():
     mine = OperatorExecutor("mine")
     twice = mine.register_operator("twice", like=lambda a: a + a, fn=lambda a: a + a)
 
     def f(x, i):
-        return twice(x) + torch.nn.functional.one_hot(i, 3) + torch.linalg.inv(x)
+        return twice(x) + i + torch.linalg.inv(x)
 
     for transform, graphed in (
         (Imitated, False),

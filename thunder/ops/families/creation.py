@@ -502,4 +502,11 @@ def polar(abs, angle):
     return _complex_meta(abs, angle)
 
 
-LTORCH["tensor"].synchronises = LTORCH["one_hot"].synchronises = LTORCH["one_hot"].checks_data = True
+def _counts_classes(operation) -> bool:
+    """Whether one_hot looks for the largest class."""
+    a, *rest = operation.args
+    return operation.kwargs.get("num_classes", rest[0] if rest else -1) == -1
+
+
+LTORCH["tensor"].synchronises = LTORCH["one_hot"].checks_data = True
+LTORCH["one_hot"].synchronises = _counts_classes

@@ -307,7 +307,7 @@ declare(index_add, scatter_add, gather_backward, index_select_backward, checks_d
 declare(LTORCH["gather"], index_select, PRIMS["take"], layout="row-major")
 declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
 LTORCH["index_put"].synchronises = by_mask
-LTORCH["masked_scatter"].synchronises = LTORCH["segment_reduce"].synchronises = True
+LTORCH["segment_reduce"].synchronises = True
 declare(
     *(LTORCH[name] for name in (
         "gather", "take_along_dim", "scatter", "scatter_reduce", "index_copy", "index_fill", "index_put",

@@ -138,4 +138,11 @@ def _(a):
     return (placed(g, indices, 0, a.shape) if a.shape else g,)
 
 
-LTORCH["histc"].synchronises = LTORCH["histc"].may_raise = True
+def _looks_for_the_range(operation) -> bool:
+    """Whether histc takes the least and the greatest value, since its bounds are equal."""
+    bounds = dict(zip(("bins", "min", "max"), operation.args[1:], strict=False)) | operation.kwargs
+    return bounds.get("min", 0) == bounds.get("max", 0)
+
+
+LTORCH["histc"].may_raise = True
+LTORCH["histc"].synchronises = _looks_for_the_range
