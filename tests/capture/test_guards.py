@@ -191,3 +191,44 @@ def test_names_in_the_text_are_those_of_the_objects():
     for _ in range(2):
         assert torch.equal(compiled(X, [torch.Tensor]), X * 2)
     assert len(compiled.programs) == 1
+
+
+class Many(torch.nn.Module):
+    def __init__(self, tied: bool):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.full((2,), float(i))) for i in range(20))
+        self.scale = torch.nn.Parameter(torch.ones(2))
+        if tied:
+            self.weights[7] = self.scale
+
+    def forward(self, x):
+        for i, w in enumerate(self.weights):
+            x = x + w * (i + 1)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tensors_that_are_read_together_are_checked_each(tied):
+    """Parameters that follow each other have one variable in the prologue; each has its own reason."""
+    module, x = Many(tied), torch.ones(2)
+    compiled = thunder.jit(module)
+    assert torch.equal(compiled(x), module(x))
+    assert "tensors0 = read0[" in str(thunder.last_prologue_traces(compiled)[-1])
+
+    def replaced(tensor):
+        module.weights[13] = torch.nn.Parameter(tensor, tensor.is_floating_point())
+
+    changes = [
+        lambda: replaced(torch.full((1,), 3.0)), lambda: replaced(torch.full((2,), 3.0, dtype=torch.float64)),
+        lambda: module.weights[4].requires_grad_(False), lambda: module.weights.append(torch.nn.Parameter(x + 3)),
+        lambda: setattr(module.weights[3], "data", torch.full((1,), 9.0)),
+    ]  # fmt: skip
+    for change in changes:
+        change()
+        ours, theirs = compiled(x), module(x)
+        assert torch.equal(ours, theirs) and ours.requires_grad is theirs.requires_grad
+    assert thunder.cache_misses(compiled) == 1 + len(changes)
+    assert any("weights.13" in r.reason or "weights[13]" in r.reason for r in compiled.recompilations)
+    with torch.no_grad():
+        module.weights[5].fill_(100.0)
+    assert torch.equal(compiled(x), module(x)) and thunder.cache_misses(compiled) == 1 + len(changes)

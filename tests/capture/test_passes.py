@@ -72,11 +72,22 @@ def test_compiled_functions_do_what_those_in_python_do(compiled, name):
             "types_are": (tables, [type(t) for t in tables[:-1]] + [type(tables[seed % len(tables)])]),
             "none_in": (tables, keys),
             "read_entries": (tables, keys, MISSING),
+            "keys_are": (dict(zip("abc", keys)), tuple("abc"[: seed % 4])),
         }[name]
         found = outcome(getattr(compiled, name), *arguments)
         assert found == outcome(in_python, *arguments), arguments
         results[found if type(found) is bool else type(found)] += 1
     assert len(results) > 1 or name == "read_entries", "one answer to everything compares nothing"
+
+
+def test_keys_have_an_order(compiled):
+    moved = OrderedDict.fromkeys(["".join(("fir", "st")), "second"])
+    for f in (compiled.keys_are, passes.keys_are):
+        assert f(moved, ("first", "second")) and f(dict(moved), ("first", "second"))
+    moved.move_to_end("first")
+    for f in (compiled.keys_are, passes.keys_are):
+        assert f(moved, ("second", "first")) and not f(moved, ("first", "second"))
+        assert not f({1: 2}, ("first",)) and f({}, ()) and f(types.MappingProxyType({"a": 1}), ("a",))
 
 
 def test_a_key_that_cannot_be_asked_for_raises_the_same(compiled):

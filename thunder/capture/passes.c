@@ -121,11 +121,36 @@ static PyObject *read_entries(PyObject *self, PyObject *const *arguments, Py_ssi
     return values;
 }
 
+static PyObject *keys_are(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 2 || !PyTuple_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "a table and a tuple of keys");
+        return NULL;
+    }
+    PyObject *key, *value;
+    Py_ssize_t next = 0, i = 0, size = Py_SIZE(arguments[1]);
+    int same = 1;
+    if (PyDict_CheckExact(arguments[0])) {
+        same = PyDict_GET_SIZE(arguments[0]) == size;
+        while (same > 0 && i < size && PyDict_Next(arguments[0], &next, &key, &value)) {
+            PyObject *expected = PyTuple_GET_ITEM(arguments[1], i++);
+            if (key != expected) /* keys of a class of the user's would run its code */
+                same = PyUnicode_CheckExact(key) ? PyUnicode_Compare(key, expected) == 0 : 0;
+        }
+        return truth(same);
+    }
+    PyObject *keys = PySequence_Tuple(arguments[0]); /* others, views of classes among them, have an order of their own */
+    if (keys != NULL)
+        same = PyObject_RichCompareBool(keys, arguments[1], Py_EQ);
+    Py_XDECREF(keys);
+    return keys == NULL ? NULL : truth(same);
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
     FUNCTION(entries_are), FUNCTION(holds), FUNCTION(attributes_are), FUNCTION(types_are), FUNCTION(none_in),
-    FUNCTION(read_entries), {NULL, NULL, 0, NULL},
+    FUNCTION(read_entries), FUNCTION(keys_are), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "thunder_passes", .m_size = -1, .m_methods = functions};

@@ -65,7 +65,12 @@ def read_entries(tables: tuple, keys: tuple, missing) -> tuple:
         return tuple(table.get(key, missing) for table, key in zip(tables, keys, strict=True))
 
 
-FUNCTIONS = (entries_are, holds, attributes_are, types_are, none_in, read_entries)
+def keys_are(table: dict, expected: tuple) -> bool:
+    """Whether a dict has these keys, texts, in this order."""
+    return tuple(table) == expected
+
+
+FUNCTIONS = (entries_are, holds, attributes_are, types_are, none_in, read_entries, keys_are)
 
 
 # ---------------------------------------------------------------- compiled

@@ -7,6 +7,7 @@ compiled one, globals, classes) are checked in one pass over (table, key, expect
 
 from __future__ import annotations
 
+import collections
 import functools
 import keyword
 import math
@@ -14,7 +15,7 @@ import os
 import re
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,8 +34,11 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.distributed.boundary import locals_of, make_room
 from thunder.interpreter.attributes import lacks_dict, plain_attribute, type_attribute
+from thunder.runtime import extensions
+from thunder.transforms.base import asked
 
 SHOWN = 16  # values of a tuple that is written as it is
+RUN = 8  # the least number of tensors that are read, checked and returned together
 CACHED = 32  # tables that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -62,6 +66,11 @@ class PrologueWriter:
         self.spaces: dict[int, Any] = {}
         self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
         self.local: dict[Source, str] = {}  # the variables of local tensors
+        self.mentions: collections.Counter[Source] = collections.Counter()
+        self.runs: dict[Source, str] = {}  # by the first tensor of a run that needs no variables, that of the run
+        self.in_runs: set[Source] = set()
+        self.tensors_checked: BoundSymbol | None = None
+        self.facts: Tensors | None = None
         self.start = 0  # before which statement
         self.groups_apart: list[list[Source]] = []  # objects of each that are different ones
         self.weak: list[weakref.ref] = []  # objects without which the program fits no call
@@ -128,6 +137,7 @@ class PrologueWriter:
             return self.pin(pinned, "M")
         if source.base is None:
             return self.named(self.capture.outside.constants[source.key]) if source.step == "const" else source.key
+        self.mentions[source] += 1
         name = self.variables.get(source)
         if name is None:
             place = self._place(source)
@@ -156,11 +166,59 @@ class PrologueWriter:
         if len(sources) == 1:
             self._unpack(sources, f"{self.variables[sources[0]]} = {self.read(sources[0])}")
         elif sources:
-            tables, keys = zip(*self.together.values(), strict=True)
-            names = [f"  {self.variables[source]}," for source in sources]
+            runs = self._runs()
+            self.in_runs = {source for run in runs for source in run}
+            sources = [*(s for s in sources if s not in self.in_runs), *(s for run in runs for s in run)]
+            tables, keys = zip(*map(self.together.__getitem__, sources), strict=True)
+            names = [f"  {self.variables[source]}," for source in sources if source not in self.in_runs]
             given = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
-            self._unpack(sources, "(", *names, f") = passes.read_entries({given})")
+            if not runs:
+                self._unpack(sources, "(", *names, f") = passes.read_entries({given})")
+            else:
+                self._unpack_runs(sources, names, runs, f"passes.read_entries({given})")
         self.statements += after
+
+    def _runs(self) -> list[list[Source]]:
+        """Runs of tensors that follow each other among those that are checked and among the inputs, and that nothing
+        else mentions: they are read, checked and returned together, without a variable for each. Transforms of
+        prologues see one value for each input."""
+        if any(asked(t, "transform_traces_pre_prologue") for t in self.capture.request.options.transforms):
+            return []
+        alone = [s for s in self.capture.tensors.shapes if s in self.together and self.mentions[s] == 2]
+        checked = {source: i for i, source in enumerate(self.capture.tensors.shapes)}
+        returned = {source: i for i, source in enumerate(self.input_sources) if self._unwrapping(source) is None}
+        runs: list[list[Source]] = []
+        for source in alone:
+            if source not in returned:
+                continue
+            last = runs[-1][-1] if runs else None
+            if last and (checked[last] + 1, returned[last] + 1) == (checked[source], returned[source]):
+                runs[-1].append(source)
+            else:
+                runs.append([source])
+        return [run for run in runs if len(run) >= RUN]
+
+    def _unpack_runs(self, sources: list[Source], names: list[str], runs: list[list[Source]], read: str) -> None:
+        start = len(names)
+        all_of = self.names.make("read")
+        lines = [f"{all_of} = {read}"]
+        if names:
+            lines += ["(", *names, f") = {all_of}[:{start}]"]
+        for run in runs:
+            self.runs[run[0]] = name = self.names.make("tensors")
+            lines.append(f"{name} = {all_of}[{start}:{start + len(run)}]")
+            start += len(run)
+        self._unpack(sources, *lines)
+
+    def _named(self, sources: Iterable[Source], of: Callable[[Source], str]) -> list[str]:
+        """The variables of tensors, or what `of` makes of them; a run is unpacked."""
+        found = []
+        for source in sources:
+            if source not in self.in_runs:
+                found.append(of(source))
+            elif source in self.runs:
+                found.append(f"*{self.runs[source]}")
+        return found
 
     def read(self, source: Source) -> str:
         """The expression of the value at a source. It does not raise: where there is none, it gives MISSING."""
@@ -269,10 +327,11 @@ class PrologueWriter:
         return self._returning_inputs()
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
-        inputs = tuple(Text(self._input(s)) for s in self.input_sources)
-        for source in self.capture.tensors.required.values():  # also where nothing computes with the tensor
-            self.variable(source)
+        for source in (*self.input_sources, *self.capture.tensors.required.values()):
+            self.variable(source)  # also where nothing computes with the tensor
         self._read_together()
+        self._check_tensors()
+        inputs = tuple(map(Text, self._named(self.input_sources, self._input)))
         return written("prologue", "fn, args, kwargs", self.statements, inputs, self.names, self.objects, self.code_of)
 
     def _local_tensors(self) -> None:
@@ -306,10 +365,13 @@ class PrologueWriter:
         in it, as for eager's operations."""
         if source in self.local:
             return self.local[source]
-        tensor, v = self.capture.values.get(source), self.variable(source)
-        is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
-        unwrap = compat.unwrap_of(tensor) if is_tensor else None
+        v, unwrap = self.variable(source), self._unwrapping(source)
         return v if unwrap is None else f"{self.pin(unwrap, 'unwrap')}({v})"
+
+    def _unwrapping(self, source: Source) -> Callable | None:
+        tensor = self.capture.values.get(source)
+        is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
+        return compat.unwrap_of(tensor) if is_tensor else None
 
     def _call_shape(self) -> None:
         capture = self.capture
@@ -406,12 +468,17 @@ class PrologueWriter:
         reason = " + ".join([repr(before), *([f"say({now})"] if says_now else []), *([repr(after)] if after else [])])
         changed = question.changed
         if question.text == ask.KEYS.text and all(type(x) is str for x in want):
-            changed = ask.EQUAL
+            changed = "not passes.keys_are({v}, {was})" if len(want) >= RUN and self._is_dict(source) else ask.EQUAL
+            changed = changed.replace("{v}", v)
         if type(want) is bool:
             condition = f"not {now}" if want else now
         else:
             condition = changed.format(now=now, was=self.literal(want))
         self.miss(question.name, condition, reason)
+
+    def _is_dict(self, source: Source) -> bool:
+        kind = self.type_of(source)
+        return kind is not None and issubclass(kind, dict) and kind in CONTAINERS
 
     def _check_value(self, v: str, path: str, want) -> None:
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
@@ -434,19 +501,28 @@ class PrologueWriter:
         capture = self.capture
         if not capture.tensors.shapes:
             return
-        variables = [self.variable(s) for s in capture.tensors.shapes]
+        if len(capture.tensors.shapes) >= extensions.MANY:
+            extensions.prepare_tensor_check()
         expected, tensors = [], []
         for source, shape in capture.tensors.shapes.items():
+            self.variable(source)
             tensor = capture.guarded_tensor(source)
             expected.append((source, {"type": type(tensor), "shape": shape, **metadata(tensor)}))
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
             tensors, list(capture.tensors.shapes.values())
         )
-        inside = ", ".join(variables)
-        facts = Tensors(expected, capture.parameters)
-        condition = f"not check_tensor_metadata({inside}) and (reason := {self.pin(facts, 'expected')}(({inside},)))"
-        self.emit("check_tensor_metadata", f"if {condition}: return reason", comment=facts.comments)
+        self.facts = Tensors(expected, capture.parameters)
+        self.emit("check_tensor_metadata", comment=self.facts.comments)
+        self.tensors_checked = self.statements[-1]
+
+    def _check_tensors(self) -> None:
+        """Writes the check of all tensors, when it is known which have variables."""
+        if self.tensors_checked is not None:
+            inside = ", ".join(self._named(self.capture.tensors.shapes, self.variable))
+            reason = f"{self.pin(self.facts, 'expected')}(({inside},))"
+            text = f"if not check_tensor_metadata({inside}) and (reason := {reason}): return reason"
+            self.tensors_checked.kwargs["text"].append(text)
 
     def _apart(self) -> None:
         """Tensors that are written to share no memory with other inputs."""

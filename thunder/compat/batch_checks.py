@@ -8,6 +8,9 @@ import torch
 
 from thunder import compat
 
+compiled: Callable | None = None
+"""`check_of` of `thunder/runtime/tensor_check.cpp`, where it is built."""
+
 
 def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable:
     """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None:
@@ -32,7 +35,14 @@ def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence
 def native_batch_check(
     tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False
 ) -> Callable | None:
-    """The C++ check, None where there is none or it does not take these tensors: one in two places, for example."""
+    """The C++ check, ours or PyTorch's; None where there is none or it does not take these tensors: one in two places,
+    for example."""
+    if compiled is not None:
+        ours = compiled(
+            tuple(tensors), tuple(map(tuple, sizes)), tuple(tuple(t.stride()) if strides else () for t in tensors)
+        )
+        if ours is not None and ours(*tensors):
+            return ours
     if compat.TensorGuards is None:
         return None
     dims = [t.stride() if strides else [None] * t.dim() for t in tensors]
