@@ -23,7 +23,7 @@ from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_recompilation
 from thunder.cache.store import ADVICE, ORIGINAL, REFUSALS, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
-from thunder.capture.locks import held
+from thunder.capture.locks import Holding
 from thunder.capture.reachable import reached_placements
 from thunder.capture.replay import replay
 from thunder.capture.state import EagerFunctions, original_stands_in
@@ -51,6 +51,8 @@ from thunder.ops.eager_calls import RunAgain
 from thunder.options import CACHE_OPTIONS, DISABLE, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
 
+_PATIENCE = 0.05  # seconds after which a call looks what another thread waits for
+
 
 class Compiled:
     """A compiled function or module: the original, its options, its programs and its history.
@@ -67,6 +69,7 @@ class Compiled:
         self._cache = ProgramCache(options, self.stats)
         self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
+        self._log: Log | None = None  # of the call that is being compiled
         self._warned: set[str] = set()
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.eager_functions = EagerFunctions()
@@ -143,7 +146,7 @@ class Compiled:
                         return values if run is None else run(self.fn, args, kwargs, values)
                     return self._on_other_path(modes, entry, other, args, kwargs)
                 if inputs is ORIGINAL:
-                    return self._run_original("", args, kwargs, None)
+                    return self._run_original("", args, kwargs, None) if self.otherwise else self.fn(*args, **kwargs)
                 if inputs is LOCKED:
                     stats.cache_hits += 1
                     entry.used = stats.calls
@@ -210,13 +213,27 @@ class Compiled:
             entry = self.stats.interpreter_cache[0]  # made in other modes
             self.stats.cache_hits += 1
             return self._run(entry, entry.inputs(self.fn, args, kwargs), args, kwargs)
-        with self._lock:
-            log = Log()
+        if not self._takes_lock(args, kwargs):
+            return self._run_original("", args, kwargs, None)
+        try:
+            self._log = log = Log()
             found = self._found_or_compiled(modes, args, kwargs, log, missed or {})
+        finally:
+            self._log = None
+            self._lock.release()
         if isinstance(found, str):
             return self._run_original(found, args, kwargs, log)
         entry, inputs, compiled = found
         return self._run_handled(modes, entry, inputs, args, kwargs, log, compiled)
+
+    def _takes_lock(self, args: tuple, kwargs: dict) -> bool:
+        """Waits for other threads that compile. False where a host call runs while one of them captures, which may take
+        as long as it wants, and the original does what this call does."""
+        while not self._lock.acquire(timeout=_PATIENCE):
+            log = self._log
+            if log is not None and log.where is not None and self._original_stands_in(args, kwargs):
+                return False
+        return True
 
     def _run_handled(
         self, modes: tuple, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None,
@@ -250,7 +267,7 @@ class Compiled:
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         if not entry.locks:
             return self._run_now(entry, inputs, args, kwargs, log)
-        with held(entry.locks):  # another thread may have written to what the questions were asked about
+        with Holding(entry.locks):  # another thread may have written to what the questions were asked about
             asked = entry.inputs(self.fn, args, kwargs)
             if type(asked) is tuple:
                 return self._run_now(entry, asked, args, kwargs, log)
@@ -259,8 +276,11 @@ class Compiled:
     def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
         self.stats.last_entry = entry
         entry.calls += 1
-        with beginning_with(log):
+        if log is None:
             values = entry.computation_fn(*inputs)
+        else:
+            with beginning_with(log):
+                values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
     def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None):

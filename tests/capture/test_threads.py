@@ -1,6 +1,7 @@
 """Threads that a program starts run inside of eager calls."""
 
 import concurrent.futures
+import ctypes
 import queue
 import random
 import threading
@@ -211,3 +212,30 @@ def test_functions_that_start_threads_are_eager_calls(program):
 def test_with_fallback_error_a_thread_is_refused():
     with pytest.raises(CaptureError, match="runs Python code that the program does not call"):
         thunder.jit(into_a_list, fallback="error")(torch.ones(3))
+
+
+def test_a_call_does_not_wait_for_a_host_call_of_another_threads_capture():
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow():
+        asked.set()
+        assert answered.wait(60)
+        return 2
+
+    def program(x, waits):
+        return x * int(str(reads())) if waits else x - 1
+
+    reads, x = builtin_of(slow), torch.ones(3)
+    compiled = thunder.jit(program)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(compiled, x, True)
+        assert asked.wait(60)
+        assert torch.equal(pool.submit(compiled, x, False).result(60), x - 1)
+        assert not first.done()
+        answered.set()
+        assert torch.equal(first.result(60), x * 2)
+
+
+def builtin_of(function):
+    """Native code that calls a function: what it does is not known."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int)(function)

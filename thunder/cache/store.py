@@ -51,7 +51,7 @@ class Refusal:
         inputs = self._questions(fn, args, kwargs)
         if type(inputs) is not tuple:
             return inputs
-        if self.is_over:
+        if self.calls >= self.patience:
             return "its refusal is tried again"
         self.calls += 1
         return ORIGINAL

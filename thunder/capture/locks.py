@@ -2,15 +2,14 @@
 
 Capture takes no lock: it would wait while it holds the lock of the function's other calls. It notes which locks the
 program takes, and refuses one that depends on who holds them. A call takes them, asks the questions again, as
-another thread may have written meanwhile, and releases them behind the epilogue (`held`). Several are taken in an order
-in which nobody waits while holding one, so longer holding cannot make threads wait for each other.
+another thread may have written meanwhile, and releases them behind the epilogue (`Holding`). Several are taken in an
+order in which nobody waits while holding one, so longer holding cannot make threads wait for each other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from thunder.capture.native import PRIMITIVE
@@ -115,24 +114,28 @@ def taken_locks(c) -> tuple[TakenLock, ...]:
     return tuple(locks.taken.values())
 
 
-@contextlib.contextmanager
-def held(taken: Sequence[TakenLock]) -> Iterator[None]:
-    """Takes all of these locks, and waits for each only while it holds no other one."""
-    locks = [t.lock for t in taken]
-    while locks:
-        locks[0].acquire()
-        have = [locks[0]]
-        for lock in locks[1:]:
-            if not lock.acquire(blocking=False):
+class Holding:
+    """A context that takes all of these locks, and waits for each only while it holds no other one."""
+
+    __slots__ = ("locks",)
+
+    def __init__(self, taken: Sequence[TakenLock]):
+        self.locks = [t.lock for t in taken]
+
+    def __enter__(self) -> None:
+        locks = self.locks
+        while True:
+            locks[0].acquire()
+            have = 1
+            while have < len(locks) and locks[have].acquire(blocking=False):
+                have += 1
+            if have == len(locks):
                 break
-            have.append(lock)
-        else:
-            break
-        for lock in have:
-            lock.release()
-        locks = [*locks[len(have) :], *have]  # the one that somebody holds comes first
-    try:
-        yield
-    finally:
-        for lock in locks:
+            for lock in locks[:have]:
+                lock.release()
+            locks = [*locks[have:], *locks[:have]]  # the one that somebody holds comes first
+        self.locks = locks
+
+    def __exit__(self, *error: object) -> None:
+        for lock in self.locks:
             lock.release()

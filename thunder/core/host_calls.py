@@ -315,17 +315,18 @@ def with_log(program: Callable, decides: bool) -> Callable:
         results, _LOG.next = _LOG.next, None
         if results is None and decides:
             results = Log()
-        outer, _LOG.lent = _LOG.lent, [] if results is None else results.lent
-        with logged(results):
-            try:
-                found = program(*inputs)
-                check_lent(_LOG.lent)
-                return found
-            except OtherPath as other:
-                other.log = results
-                raise
-            finally:
-                _LOG.lent = outer
+        outer, lent = (_LOG.results, _LOG.lent), [] if results is None else results.lent
+        _LOG.results, _LOG.lent = results, lent
+        try:
+            values = program(*inputs)
+            if lent:
+                check_lent(lent)
+            return values
+        except OtherPath as other:
+            other.log = results
+            raise
+        finally:
+            _LOG.results, _LOG.lent = outer
 
     return run
 
@@ -337,6 +338,8 @@ def taken_from_log(
     numbers, see `Log.note_draw`; "outside" where it does something that cannot be undone. lent: which
     arguments are containers of the program's, by position or keyword, that it may read and not change."""
     results = _LOG.results
+    if results is None and not lent:
+        return function(*args, **kwargs)
     called = _called(function, args)
     if results is not None and index is not None and index in results:
         if results.called.get(index, called) != called:  # another capture of the program
@@ -416,6 +419,8 @@ def _run(
     effect: str = "", lent: Collection[int | str] = (),
 ) -> Any:  # fmt: skip
     value = taken_from_log(index, function, args, kwargs, effect, lent)
+    if value is None and kind == "NoneType":
+        return None
     found = kind_of(value)
     if not (str.__eq__(found, kind) or Kind(kind) == found):
         if decision is None:
