@@ -1,13 +1,16 @@
 """Random memory-bound programs, forward and backward, on the CPU: a population, not a list.
 
     python benchmarks/random_kernels.py [--seeds 0:24] [--systems eager,torch.compile,thunder] [--threads 2]
-        [--rounds 10] [--show SEED]
+        [--rounds 10] [--show SEED] [--predictions]
 
 A program has 6 to 14 operations on matrices: elementwise functions, norms, softmax and sums along rows and columns,
 joins, rotations, shifts, transposes and lookups. All systems run the same program on the same inputs, taking turns in
 one process. A line a program: the median milliseconds of a step and the ratios to eager's and to torch.compile's; the
 last line has geometric means. error: the worst distance to float64, by eager's. With one thread the process's own time
 counts, so that others on the machine do not.
+
+--predictions: for each region of the executor cpp, what its kernels and PyTorch's operations take, beside what the cost
+model says, and the median error.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from thunder.core.proxies import TensorProxy
+from thunder.executors.cpp_fuser import KernelRegion
+from thunder.ops.torch_types import to_torch_dtype
 
 ROWS, COLUMNS = (64, 128, 500, 512, 1023, 2048), (64, 127, 256, 768, 1000, 1536, 4099)
 UNARY = (
@@ -187,6 +193,45 @@ def measure(seed: int, systems: list[str], rounds: int) -> dict[str, Any]:
     return row
 
 
+def like(proxy: TensorProxy, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of a proxy's type with these strides; integers, which may be indices, are 0."""
+    kind, shape = to_torch_dtype(proxy.dtype), tuple(proxy.shape)
+    size = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory = torch.randn(size).to(kind) if kind.is_floating_point else torch.zeros(size, dtype=kind)
+    return memory.as_strided(shape, strides)
+
+
+def least_seconds(run: Callable, seconds: float = 0.03) -> float:
+    """Of this thread, for one call."""
+    begin, times = time.perf_counter(), []
+    while time.perf_counter() - begin < seconds or len(times) < 5:
+        start = time.thread_time()
+        run()
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+def predictions(seed: int) -> list[tuple[float, float, float, float]]:
+    """By region, in microseconds: what its kernels are predicted to take, and take; likewise PyTorch's operations."""
+    f, inputs, index = function_of(seed)
+    compiled = thunder.jit(f, executors=["cpp"])
+    results = compiled(*inputs, index)
+    torch.autograd.grad(results, inputs, [torch.randn_like(r) for r in results], allow_unused=True)
+    traces = [*thunder.last_traces(compiled)[-1:], *thunder.last_backward_traces(compiled)[-1:]]
+    functions = dict.fromkeys(b.sym.fn for t in traces for b in t.bound_symbols)
+    rows = []
+    for region in (function for function in functions if isinstance(function, KernelRegion)):
+        for strides in region.strides:
+            tensors = [like(p, s) for p, s in zip(region.region.inputs, strides, strict=True)]
+            kernels, _ = region.scheduled(strides)
+            predicted = sum(k.seconds for k in kernels) + 3 * region.machine.call
+            taken = least_seconds(lambda r=region, t=tensors: r(*t))
+            eager = least_seconds(lambda r=region, t=tensors: r.by_operations(*t))
+            rows.append(tuple(1e6 * x for x in (predicted, taken, region.eager_seconds, eager)))
+            print("{}: kernels {:.1f} predicted, {:.1f}; operations {:.1f} predicted, {:.1f}".format(seed, *rows[-1]))
+    return rows
+
+
 def mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
 
@@ -197,6 +242,7 @@ def main() -> None:
     parser.add_argument("--systems", default="eager,torch.compile,thunder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--predictions", action="store_true", help="the cost model beside measurements")
     parser.add_argument("--show", type=int, help="print a program")
     chosen = parser.parse_args()
     if chosen.show is not None:
@@ -206,6 +252,12 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     systems = chosen.systems.split(",")
     low, high = map(int, chosen.seeds.split(":"))
+    if chosen.predictions:
+        found = [row for seed in range(low, high) for row in predictions(seed)]
+        for name, i in (("kernels", 0), ("PyTorch's operations", 2)):
+            error = statistics.median(abs(row[i] / row[i + 1] - 1) for row in found)
+            print(f"{name}: median error {100 * error:.0f} % of {len(found)}")
+        return
     rows = []
     for seed in range(low, high):
         try:

@@ -160,6 +160,11 @@ class KernelRegion(FusedFunction):
             )  # fmt: skip
         return self._schedules[strides]
 
+    @property
+    def strides(self) -> list[tuple]:
+        """Those of inputs that it was called with."""
+        return [*self._variants]
+
     def layout(self, strides: tuple) -> list[tuple]:
         return self.scheduled(strides)[1]
 
@@ -295,8 +300,8 @@ def _classes(operation: BoundSymbol) -> set[str]:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")
         else:
-            is_slow = function is not None and function.rate == "exp" or lower.is_formula(p) or lower.is_scan(p)
-            classes.add("function" if is_slow else "map")
+            is_slow = function is not None and function.rate == "exp" or lower.is_formula(p)
+            classes.add("scan" if lower.is_scan(p) else "function" if is_slow else "map")
     return classes
 
 

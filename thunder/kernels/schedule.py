@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from thunder.core.dtypes import dtype
+from thunder.core.dtypes import FLOAT, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of
 from thunder.kernels.ir import (
@@ -36,6 +36,7 @@ from thunder.kernels.ir import (
 )
 from thunder.kernels.machine import Machine
 
+LINE, PAGE = 64, 4096  # bytes of a line of a cache, and of all sets of a first one
 LEAST_VECTOR = 8  # elements of a loop that is worth vectors
 MOST_ACCUMULATED = 1 << 22  # bytes that a thread adds up; more would not be in a cache
 
@@ -728,13 +729,23 @@ def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
             function = FUNCTIONS[n.op]
             total += machine.work(function.rate, function.count, is_double)
         elif n.op in ("cast", "concat"):
-            total += machine.work("simple", 1, is_double)
+            is_half = n.op == "cast" and n.dtype.category == FLOAT and n.dtype.bytes == 2
+            total += machine.work("simple", 8 if is_half else 1, is_double)  # rounding takes as many
     return total
 
 
 def _range(index: Index) -> int:
     """How many elements of a buffer an index may reach, at most."""
     return max(1, math.prod(v.size for v in variables_of(index)))
+
+
+def _apart_seconds(step: int, vector: Variable | None, machine: Machine) -> float:
+    """For an element that is `step` bytes from the one before it. Those of neighbours, which are in the same lines of
+    the cache, find them there where the lines of one vector loop fit: in the sets that such steps reach."""
+    lines = 0 if vector is None or abs(step) < LINE else vector.size * max(LINE, math.gcd(step, PAGE))
+    if lines <= machine.caches[0] // 2:
+        return machine.gather
+    return machine.gather + LINE * machine.byte["L2" if lines <= machine.caches[1] // 2 else "memory"]
 
 
 def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Buffer, Sequence[int]]) -> None:
@@ -754,11 +765,12 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
             or step not in (0, 1)
             or any(isinstance(a, Part) and vector in variables_of(a.index) for a in index.terms)
         ):
-            gathers += _range(index)
+            gathers += _range(index) * _apart_seconds(step * buffer.dtype.bytes, vector, machine)
     for w in (*kernel.writes, *kernel.columns):
         used[w.buffer] = used.get(w.buffer, 0) + math.prod(w.buffer.shape) * w.buffer.dtype.bytes
         if vector is not None and w.index.terms.get(vector, 1) != 1:
-            gathers += math.prod(w.buffer.shape)
+            step = w.index.terms.get(vector, 0) * w.buffer.dtype.bytes
+            gathers += math.prod(w.buffer.shape) * _apart_seconds(step, vector, machine)
     kernel.bytes = sum(used.values())
     stages = kernel.stages()
     sweeps: dict[int, set[Node]] = {}
@@ -775,7 +787,7 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
         work += elements * seconds_of([n for n in nodes if n.axes & inner], machine)
         work += elements * machine.element["simple"] * 2 + rows * 2e-8
     where = "L2" if kernel.bytes < machine.caches[1] * threads else "memory"
-    busy, moving = work + gathers * machine.gather, kernel.bytes * machine.byte[where]
+    busy, moving = work + gathers, kernel.bytes * machine.byte[where]
     alone = max(busy, moving) + min(busy, moving) / 4  # a thread's loads and functions overlap, not quite
     together = alone / (min(threads, rows) if kernel.outer else threads) + machine.launch
     kernel.is_parallel, kernel.seconds = together < alone, min(together, alone)
