@@ -143,24 +143,6 @@ def CONVERT_VALUE(frame, stack, conversion):
     stack[-1] = frame.host.call(CONVERSIONS[conversion], [stack[-1]], {})
 
 
-def BUILD_INTERPOLATION(frame, stack, flags):
-    from string.templatelib import Interpolation
-
-    spec = stack.pop() if flags & 1 else ""
-    value, expression = take(stack, 2)
-    stack.append(Interpolation(value, expression, (None, "s", "r", "a")[flags >> 2], spec))
-
-
-def BUILD_TEMPLATE(frame, stack, _):
-    from string.templatelib import Template
-
-    strings, interpolations = take(stack, 2)
-    parts = [strings[0]]
-    for interpolation, text in zip(interpolations, strings[1:], strict=True):
-        parts += (interpolation, text)
-    stack.append(Template(*parts))
-
-
 # ---------------------------------------------------------------- patterns
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 
-from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.instructions import NULL, provides, take
 from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import swallow
@@ -246,5 +245,5 @@ def WITH_EXCEPT_START(frame, stack, depth):
 
 
 def UNSUPPORTED(frame, stack, opname):
-    filename, line, _, _, function = frame.host.where()
-    raise UnsupportedError(opname, "the interpreter's tables have no such opcode", filename, line, function)
+    """An instruction that is not known: functions with one are not interpreted (`Record.foreign`)."""
+    raise AssertionError(f"{opname} is interpreted")

@@ -168,8 +168,8 @@ class Host:
         return result
 
     def foreign_function(self, f, args, kwargs, construct: str) -> Any:
-        """A call of a function with a construct that is not interpreted: `except*`, generic syntax, a coroutine, which
-        runs when somebody awaits it."""
+        """A call of a function with a construct that is not interpreted: `except*`, generic syntax, templates, a
+        coroutine, which runs when somebody awaits it."""
         return f(*args, **kwargs)
 
     def call_native(self, f, args, kwargs):

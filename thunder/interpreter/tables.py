@@ -233,12 +233,10 @@ V3_13 = V3_12 | {
     "COMPARE_OP": lambda raw: (("COMPARE", comparison(5)), ("TO_BOOL", nothing))[: 1 + (raw.arg >> 4 & 1)],
 }
 
-# 3.14: borrowed loads, small integers, common constants, special methods for `with`, subscripts in BINARY_OP, t-strings
+# 3.14: borrowed loads, small integers, common constants, special methods for `with`, subscripts in BINARY_OP
 SPECIAL_METHODS = ("__enter__", "__exit__", "__aenter__", "__aexit__")
 COMMON_CONSTANTS = (AssertionError, NotImplementedError, tuple, all, any)
 V3_14 = V3_13 | {
-    **same("BUILD_TEMPLATE", nothing),
-    **same("BUILD_INTERPOLATION", count),
     **dropped("NOT_TAKEN"),
     "LOAD_FAST_BORROW": (("LOAD_FAST", variable),),
     "LOAD_FAST_BORROW_LOAD_FAST_BORROW": (("LOAD_FAST", first_variable), ("LOAD_FAST", second_variable)),

@@ -140,9 +140,13 @@ def _function_apply(forward_graph, backward_graph, *args, **options):
     def backward(ctx, *gradients):
         return backward_graph(*context, *gradients, *ctx.kept)
 
+    return _function(forward, backward).apply(*args)
+
+
+def _function(forward, backward) -> Any:
+    """It runs natively: a program makes no classes."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type("Apply", (torch.autograd.Function,), methods)  # a class statement is not interpreted
-    return function.apply(*args)
+    return type("Apply", (torch.autograd.Function,), methods)
 
 
 # operators that graphs hold, by name

@@ -39,7 +39,7 @@ class _Entered:
     def __init__(self, c):
         self.outer: Recorder = c.recorder
         self.inner = Recorder(self.outer.context, self.outer.location, self.outer.where)
-        self.inner.memory, self.written = self.outer.memory, 0
+        self.inner.memory, self.inner.decide, self.written = self.outer.memory, self.outer.decide, 0
         self.into(c, self.inner)
         c.outer_recorders.append(self.outer)
         c.levels.append(self)
