@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -225,9 +226,17 @@ class EpilogueWriter:
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
+        if isinstance(value, type) and self._is_made(value):
+            self.c.refuse(f"the class {value.__name__}, which the program made, leaves it", "make the class outside")
         if isinstance(value, _FIXED) or t in _LITERAL:
             return True
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
+
+    def _is_made(self, kind: type) -> bool:
+        """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
+        known = id(kind) in self.c.outside.constant_sources or not of_python(kind)
+        module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
+        return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
     def variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import functools
 import operator
 import sys
@@ -97,6 +98,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     called = lending.called(function, args)
     reads = lending.only_reads(c, called, args)
     effect = effect or arrays.effect_of_writes(c, called, args, kwargs, reads)
+    # a text or a number of these depends on settings, which the program may change
+    pure = pure and not any(isinstance(p, HostProxy) and issubclass(p.kind, decimal.Decimal) for p in args)
     is_held = not c.path.held.isdisjoint(proxies_in((args, kwargs), []))
     shared = _effect_on_shared(c, function, name, args, pure, is_held)
     effect = effect or shared
@@ -484,7 +487,8 @@ _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 def text(c, function, *args, **kwargs):
     """The text that a function makes of tensors, or of data-dependent numbers."""
     args, kwargs = printed_nodes.printed(c, args), printed_nodes.printed(c, kwargs)
-    return run(c, function, args, kwargs, pure=True)
+    shows_arrays = any(isinstance(x, (numpy.ndarray, numpy.generic)) for x in parts_of(args, kwargs))
+    return run(c, function, args, kwargs, pure=not shows_arrays)
 
 
 def attribute(c, value: HostProxy, name: str):

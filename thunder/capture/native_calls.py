@@ -7,6 +7,7 @@ import collections
 import contextvars
 import functools
 import math
+import operator
 import queue
 import re
 import types
@@ -366,6 +367,8 @@ def _expose_container(c, f, s, given) -> None:
             told_apart(c, a, s)
     if hashes:
         _check_keys(c, s, given)
+    elif f.__name__ in _INDEXED and given and callbacks.called_in(c, type(given[0]), operator.index):
+        callbacks.refuse(c, given[0], operator.index)
     if f.__name__ not in _STORING:
         expose(c, s, *given, called=None if standins.compares(f) else f)
 
@@ -451,6 +454,7 @@ _STORING = {
     "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
     "fromkeys", "rotate",
 }  # fmt: skip
+_INDEXED = {"__getitem__", "__setitem__", "__delitem__", "insert", "pop", "rotate"}
 _COMPARING = (set, frozenset, repr, hash)
 _HASHING = (set, frozenset)
 _KEYED = (dict, collections.OrderedDict)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, type_attribute
+from thunder.interpreter.attributes import BUILTINS, call_special, in_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -58,6 +59,20 @@ class Compared(StandIn):
         if not isinstance(other, StandIn):  # of `other < self`, of which a key is a number
             return self.host.truth(self.host.compare("<", other, self.value))
         return self.host.truth(self.host.compare(">", self.value, original(other)))
+
+
+class Sorted(Compared):
+    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
+
+    __slots__ = ()
+
+    def __lt__(self, other):
+        method = self.host.lookup(type(self.value), "__lt__")
+        if in_python(method):
+            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
+            if result is not NotImplemented:
+                return self.host.truth(result)
+        return Compared.__lt__(self, other)
 
 
 class Iterated(StandIn):
@@ -137,6 +152,7 @@ _CALLING: dict[Any, tuple[int, str]] = {
     sorted: _KEY_FUNCTION, min: _KEY_FUNCTION, max: _KEY_FUNCTION, list.sort: _KEY_FUNCTION,
     itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"), itertools.dropwhile: (0, ""),
     itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
+    re.Pattern.sub: (0, "repl"), re.Pattern.subn: (0, "repl"),
 }  # fmt: skip
 CALLING = {id(function): place for function, place in _CALLING.items()}
 
@@ -150,6 +166,8 @@ def with_functions(host, f, args, kwargs) -> tuple:
     place, name = found
     place += type(f) is types.MethodDescriptorType  # which takes the object first
     called = _decided if id(method) in _DECIDING else type(host).called_back
+    if id(method) in _FILTERING and args and args[0] is None:
+        return [host.truth, *args[1:]], kwargs
     return (
         [called(host, a) if i == place else a for i, a in enumerate(args)],
         {k: called(host, a) if k == name else a for k, a in kwargs.items()},
@@ -157,15 +175,13 @@ def with_functions(host, f, args, kwargs) -> tuple:
 
 
 def _decided(host, function):
-    """A function whose result native code asks for the truth; without one, it asks elements themselves."""
+    """A function whose result native code asks for the truth."""
     called = host.called_back(function)
-    return (
-        host.truth if function is None else function if called is function else lambda value: host.truth(called(value))
-    )
+    return function if called is function else lambda value: host.truth(called(value))
 
 
-# functions whose results native code does not hand on
-_DECIDING = set(map(id, (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)))
+_FILTERING = set(map(id, (filter, itertools.filterfalse)))  # without a function, they ask elements themselves
+_DECIDING = {*_FILTERING, id(itertools.takewhile), id(itertools.dropwhile)}
 
 
 # ---------------------------------------------------------------- functions that compare their arguments
@@ -215,7 +231,8 @@ def run(host, f, args, kwargs) -> Any:
         kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
     if (key := kwargs.get("key")) is not None:
         kwargs = kwargs | {"key": _key(host, key)}
-    stand_ins = [Compared(host, x) for x in elements]
+    alike = function in (sorted, list.sort) and len(set(map(type, elements))) == 1
+    stand_ins = [(Sorted if alike else Compared)(host, x) for x in elements]
     if several:
         return original(function(*stand_ins, **kwargs))
     rest = args if function is list.sort and owner is not NULL else args[1:]
@@ -234,6 +251,8 @@ _KEY = type(functools.cmp_to_key(lambda a, b: 0))  # which compares by the progr
 def _key(host, key):
     def compared(x):
         found = host.call(key, [original(x)], {})
-        return found if type(found) in PLAIN or type(found) is _KEY else Compared(host, found)
+        if type(found) in PLAIN or type(found) is _KEY:
+            return found
+        return x if found is original(x) else Compared(host, found)
 
     return compared
