@@ -310,7 +310,12 @@ class _Values:
 
     def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple) -> Any:
         """The result of a host call that is not recorded yet. One with a number runs after those before it."""
-        self.of(proxies_in((args, kwargs), []), everything_before=index is not None)
+        proxies = proxies_in((args, kwargs), [])
+        connects = self.c.recorder.context.grad_enabled and any(
+            type(p) is TensorProxy and p.requires_grad for p in proxies
+        )
+        self.of(proxies, everything_before=index is not None)
+        states = eager_calls.states_of_generators() if connects else []
         with self._run_mode(False), logged(self.log):
             args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
@@ -320,6 +325,17 @@ class _Values:
             gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
             reason = f"{function.__name__}() gives back a {type(value).__name__} with a tensor that it is given"
+            self.c.refuse(reason, "call it outside of the compiled function")
+        if (
+            connects
+            and index is not None
+            and not isinstance(value, torch.Tensor)
+            and eager_calls.leads_to_tensor(value)
+        ):
+            self.log.forget(index, value)
+            eager_calls.set_back(states)
+            reason = f"{function.__name__}() gives a {type(value).__name__} with tensors whose gradients would be lost"
+            warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason, "call it outside of the compiled function")
         return value
 
@@ -335,12 +351,14 @@ class _Values:
         read = [real for real, _ in self.c.tensors.real.values()]
         versions = versions_of(read)
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
-            outcome = eager_calls.call(function, args, kwargs, *how, shown=shown)
+            outcome = eager_calls.call(function, args, kwargs, *how, shown=shown, looks=True)
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
-        if outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome))):
+        unseen = outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome)))
+        if unseen or outcome.keeps:
             self.c.request.eager.exclude(codes)
-            reason = f"{name}() gives an object that leads to tensors with a gradient, or gives some later"
+            gives = "gives an object that leads to tensors with a gradient, or gives some later"
+            reason = f"{name}() {'stores tensors with a gradient' if outcome.keeps else gives}"
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         with self.log.at(self.c.location()):

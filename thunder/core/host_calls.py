@@ -217,6 +217,12 @@ class Log(dict[int, Any]):
         """The result of host call number `index`."""
         self[index], self.called[index] = value, _called(function, args)
 
+    def forget(self, index: int, value: Any) -> None:
+        """Host call number `index` runs again: its result could not be used."""
+        del self[index], self.called[index]
+        if self.effects and self.effects[-1].value is value:
+            self.effects.pop()
+
     def mark(self) -> Mark:
         """The log as it is now."""
         self._states.append({})

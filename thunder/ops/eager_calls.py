@@ -45,7 +45,8 @@ class Outcome(NamedTuple):
     value: its result, with tensors apart from the graph. graph: None where no tensor of the result has a gradient.
     connected: the positions, among the tensors of the result, of those that have one. leaves: the tensors with a
     gradient that the function reads by itself. kind: the type of the result. generators: pairs of a default generator
-    that it has drawn from and the state behind. error: what it raised. beside: what no program sees of it.
+    that it has drawn from and the state behind. error: what it raised. beside: what no program sees of it. keeps:
+    whether it has stored tensors whose gradients lead to its arguments where neither result nor arguments lead.
     """
 
     value: Any = None
@@ -56,6 +57,7 @@ class Outcome(NamedTuple):
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
     error: Exception | None = None
     beside: Beside | None = None
+    keeps: bool = False
 
 
 # writes of a program before a call: (a tensor, None, its value), (an object, the name of an attribute, its value)
@@ -153,19 +155,22 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def call(
     function: Callable, args: tuple, kwargs: dict, tensors: Sequence[tuple], wanted: Sequence[tuple], kinds: tuple,
-    grad: bool, shown: Shown = (),
+    grad: bool, shown: Shown = (), looks: bool = False,
 ) -> Outcome:  # fmt: skip
     """Calls a function on real values.
 
     tensors: the paths of the program's tensors in the arguments. wanted: of these, those that have a gradient in the
-    program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on. shown: see `_showing`.
+    program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on. shown: see `_showing`. looks:
+    whether to look for tensors that the function stores elsewhere, which takes a walk over all objects.
     """
     given = {path: value_at(args, kwargs, path) for path in tensors}
-    states = [(g, g.get_state()) for g in _default_generators()]
+    states = states_of_generators()
     with torch.set_grad_enabled(grad), compat.autocast_on(kinds) if kinds else contextlib.nullcontext():
+        apart = [path for path in wanted if not given[path].requires_grad]
         args, kwargs = _with_gradients(given, wanted, args, kwargs)
         before = _contents_of(args, kwargs)
         edges = {path: get_gradient_edge(given[path]) for path in wanted}
+        known = [args, kwargs, given, *before.values(), *_containers_in([*args, *kwargs.values()])]
         with _showing(shown) as left:
             try:
                 value = function(*args, **kwargs)
@@ -175,6 +180,11 @@ def call(
     written = _written_to(before, _contents_of(args, kwargs), grad)
     entries = tuple((x, path) for path, x in given.items())
     held = _held(value, written, {id(x) for x, _ in entries})
+    if looks and not any(map(holds_gradients, _closed(value))):
+        known += [before, entries, *entries]
+        if _keeps([given[path] for path in apart], [value, written, held], known):
+            set_back(states)
+            return Outcome(keeps=True)
     if held or written or left:
         beside, inputs = Beside(held, written, entries, tuple(left)), [edges[path] for path in wanted]
         leaves = _leaves_behind(held, inputs)
@@ -304,7 +314,7 @@ def _held(value: Any, written: dict[tuple, Any], entries: set[int]) -> tuple[tor
             tensors[id(x)] = x
         return x
 
-    closed = [x for x in _parts(value) if not isinstance(x, (torch.Tensor, *_PLAIN))]
+    closed = _closed(value)
     if closed or written:
         _replace_tensors(closed, note, set())
         if tensors or written:  # all of them then
@@ -312,13 +322,63 @@ def _held(value: Any, written: dict[tuple, Any], entries: set[int]) -> tuple[tor
     return tuple(x for number, x in tensors.items() if number not in entries)
 
 
+def _keeps(arguments: list[torch.Tensor], results: list[Any], known: list[Any]) -> bool:
+    """Whether somebody else holds a tensor that is computed from the arguments of a call, or an argument itself: its
+    gradient would end where the function begins. results: what the program gets. known: what holds the arguments."""
+    if not arguments:
+        return False
+    seen = {id(x) for x in arguments}
+    _replace_tensors(results, lambda x: seen.add(id(x)) or x, set())
+    for _ in range(2):  # once more without the garbage that the function has left
+        tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and id(x) not in seen]
+        with compat.DisableTorchFunction():
+            nodes = {id(x): x.grad_fn for x in tensors}
+            ends = {x.grad_fn for x in arguments}
+        suspects = [x for x in tensors if nodes[id(x)] is not None and _reaches(nodes[id(x)], ends)]
+        own = {id(x) for x in (suspects, tensors, arguments, results, *known, *_containers_in(results))}
+        if not any(map(_is_holder, (x for x in gc.get_referrers(*suspects, *arguments) if id(x) not in own))):
+            return False
+        gc.collect()
+    return True
+
+
+def _is_holder(x: Any) -> bool:
+    """Frames are those of this call; what a node of autograd saves belongs to the graph."""
+    if isinstance(x, (types.FrameType, BackwardCFunction)):
+        return False
+    return not (type(x) is dict and any(isinstance(owner, BackwardCFunction) for owner in gc.get_referrers(x)))
+
+
+def _reaches(node: Any, ends: set) -> bool:
+    pending, seen = [node], set()
+    while pending:
+        node = pending.pop()
+        if node in ends:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending += [following for following, _ in node.next_functions]
+    return False
+
+
+def _containers_in(values: list[Any]) -> list[Any]:
+    """The containers that values open to, themselves among them."""
+    pending, containers = list(values), []
+    while pending:
+        if type(x := pending.pop()) in OPENED:
+            containers.append(x)
+            pending += x.values() if type(x) is dict else x
+    return containers
+
+
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def _parts(value: Any) -> list[Any]:
+def _closed(value: Any) -> list[Any]:
+    """The objects in a result that the program does not open."""
     parts: list[Any] = []
     map_result(parts.append, value)
-    return parts
+    return [x for x in parts if not isinstance(x, (torch.Tensor, *_PLAIN))]
 
 
 def _replace_tensors(value: Any, function: Callable, seen: set[int]) -> Any:
@@ -362,15 +422,18 @@ def _tables(value: Any) -> Iterator[tuple[Iterable, Callable, Callable]]:
 def holds_gradients(value: Any) -> bool:
     """Whether a result that the program does not open leads to a tensor with a gradient in a way that
     `_replace_tensors` does not go, or is an iterator, whose elements come later."""
-    if hasattr(type(value), "__next__"):
-        return True
+    return hasattr(type(value), "__next__") or leads_to_tensor(value, lambda x: x.grad_fn is not None)
+
+
+def leads_to_tensor(value: Any, is_meant: Callable[[torch.Tensor], bool] = lambda x: True) -> bool:
+    """Whether an object leads to such a tensor. Classes, modules of Python and of PyTorch are not entered."""
     pending, seen = collections.deque([value]), set[int]()
     while pending and len(seen) < _MOST:
         value = pending.popleft()
         if id(value) in seen or isinstance(value, (type, types.ModuleType, torch.nn.Module)):
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        if isinstance(value, torch.Tensor) and is_meant(value):
             return True
         if isinstance(value, types.FunctionType):
             value = value.__closure__, value.__defaults__, value.__kwdefaults__
@@ -389,9 +452,14 @@ def _references(value: Any) -> list[int]:
     return inside if type(value) is tuple else [sys.getrefcount(value), *inside]
 
 
-def _default_generators() -> list[torch.Generator]:
+def states_of_generators() -> list[tuple[torch.Generator, torch.Tensor]]:
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return [torch.default_generator, *cuda]
+    return [(g, g.get_state()) for g in (torch.default_generator, *cuda)]
+
+
+def set_back(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
+    for generator, state in states:
+        generator.set_state(state)
 
 
 def _leaves_behind(
@@ -536,8 +604,7 @@ def _run(
 
 def _draw(outcome: Outcome) -> None:
     """Sets the generators to their states behind a call that has happened."""
-    for generator, state in outcome.generators:
-        generator.set_state(state)
+    set_back(outcome.generators)
 
 
 def closed_parts(outcome: Outcome) -> list[Any]:
