@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import re
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
+from foreign_cases import torchvision_operators
 from integration_programs import adapters, loops, pytorch, transformers_, vision  # noqa: F401  they enter their programs
 from integration_programs.common import PROGRAMS, Program
 from torch import nn
@@ -102,27 +101,12 @@ def quiet():
         yield
 
 
-def declare_operators_of_torchvision() -> None:
-    """Declare two operators that importing torchvision asks for, where its library does not load: registries have it
-    built for CUDA, and PyTorch may be built for the CPU. The programs use none of its operators."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None:
-        return
-    try:
-        for folder in found.submodule_search_locations or ():
-            for library in Path(folder).glob("_C*.so"):  # its name tells the ABI
-                torch.ops.load_library(library)
-    except OSError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of the names of programs; all of them otherwise")
     parser.add_argument("--json", help="a file to which a line is added for each program")
     chosen = parser.parse_args()
-    declare_operators_of_torchvision()
+    torchvision_operators.declare()
     failed = missing = 0
     names = [name for name in PROGRAMS if not chosen.names or any(part in name for part in chosen.names)]
     for name in names:

@@ -1,0 +1,1 @@
+"""Models, layers and losses of libraries, for `benchmarks/foreign.py`."""
