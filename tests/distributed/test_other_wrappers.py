@@ -83,30 +83,38 @@ def test_what_compiled_modules_do_not_read_is_refused(ranks):
 def prepared_by_torch(size):
     mesh = init_device_mesh("cpu", (size,))
     return {
-        "fully_shard": (fully_shard(mlp(), mesh=mesh), "a module that fully_shard prepared is called inside"),
+        "fully_shard": (fully_shard(mlp(), mesh=mesh), "FSDPSequential, a wrapper of PyTorch's"),
         "parallelize_module": (
             parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
             "DTensor.from_local is called inside of it, and programs have no values that are DTensors",
         ),
-        "DistributedDataParallel": (DistributedDataParallel(mlp()), None),
+        "DistributedDataParallel": (
+            DistributedDataParallel(mlp()),
+            "DistributedDataParallel, a wrapper of PyTorch's",
+        ),
     }
 
 
 def inside_of_functions(rank, size):
     """Modules that PyTorch prepared, called by a compiled function: right, or refused in words."""
-    data = batches(size, torch.float64)[0]
+    data = batches(size, torch.float64, steps=3)
     for name, (module, words) in prepared_by_torch(size).items():
-        whole, x = mlp(), data if name == "parallelize_module" else data.chunk(size)[rank]
-        if words is not None:
+        whole, part = mlp(), (lambda x: x) if name == "parallelize_module" else lambda x: x.chunk(size)[rank]
+        with pytest.raises(thunder.errors.CaptureError, match=words):
+            thunder.jit(lambda x, m=module: m(x), fallback="error", executors=[])(part(data[0]))
+        if name == "DistributedDataParallel":
             with pytest.raises(thunder.errors.CaptureError, match=words):
-                thunder.jit(lambda x, m=module: m(x), fallback="error", executors=[])(x)
+                thunder.jit(lambda x, m=module: m.forward(x), fallback="error", executors=[])(part(data[0]))
         compiled = thunder.jit(lambda x, m=module: m(x), fallback="eager", executors=[])
-        with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
-            compiled(x).square().mean().backward()
-        whole(data).square().mean().backward()
-        for (key, p), q in zip(module.named_parameters(), whole.parameters(), strict=True):
-            assert p.grad is not None, f"{key} under {name} has no gradient"
-            close(whole_of(p.grad), q.grad, f"gradient of {key} under {name}")
+        for step, x in enumerate(data):  # the wrappers' state is another one in the second step
+            for m in (module, whole):
+                m.zero_grad()
+            with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
+                compiled(part(x)).square().mean().backward()
+            whole(x).square().mean().backward()
+            for (key, p), q in zip(module.named_parameters(), whole.parameters(), strict=True):
+                assert p.grad is not None, f"{key} under {name} has no gradient"
+                close(whole_of(p.grad), q.grad, f"gradient of {key} under {name} in step {step}")
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -27,7 +27,7 @@ from thunder.capture import changing, containers, host_lines
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import read_of_library
-from thunder.capture.reachable import Reach, names_of, reached_placements, reaches_dtensors
+from thunder.capture.reachable import Reach, names_of, reached_placements, reaches_wrappers
 from thunder.capture.sources import Source
 from thunder.capture.state import Candidate
 from thunder.core.host_calls import HostProxy
@@ -295,10 +295,10 @@ _OF_GLOBALS = ("global", "delglobal")  # kinds of writes
 
 
 def _check_placements(c, f: Callable, args: tuple, kwargs: dict) -> None:
-    """Refuses an eager call of a function that reads parameters of which this rank holds a part. Those of PyTorch's
-    `fully_shard` are others while it runs, and get no gradients from the program."""
+    """Refuses an eager call of a function that reads parameters of which this rank holds a part, or that calls a module
+    of PyTorch's FSDP or DDP: gradients of the program do not reach what these do in a backward."""
     values = (f, *(_seen_by(c, x) for x in (*args, *kwargs.values())))
-    if not all(placement.is_whole for placement in reached_placements(values)) or reaches_dtensors(values):
+    if not all(placement.is_whole for placement in reached_placements(values)) or reaches_wrappers(values):
         c.refuse(f"{_name(f)}() reads parameters of which each rank holds a part, and cannot be called as it is")
 
 

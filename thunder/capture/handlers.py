@@ -27,6 +27,7 @@ from thunder.capture.library import (
     autograd_function,
     backward,
     checkpoints,
+    collectives,
     higher_order,
     hooks,
     host_functions,
@@ -45,7 +46,7 @@ from thunder.core.numbers import application
 from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, converted, extreme
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
-from thunder.distributed.placement import is_under_fsdp
+from thunder.distributed.placement import communicates_by_itself
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import parts_of
@@ -95,16 +96,13 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    if compat.distributed_is_used() and communicates_by_itself(m):
+        collectives.refuse_wrapper(c, f, args, kwargs)
     _count_call(c, m)
     if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
-        if is_under_fsdp(m):
-            c.refuse(
-                "a module that fully_shard prepared is called inside, whose hooks gather its parameters",
-                "compile the module first, fully_shard(thunder.jit(module)), or use thunder.distributed.fsdp",
-            )
         _guard_hooks(c, m)
         if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
             return result

@@ -13,7 +13,13 @@ import torch
 
 from thunder import compat
 from thunder.distributed.boundary import held
-from thunder.distributed.placement import Placement, any_placed, is_dtensor, placement_of
+from thunder.distributed.placement import (
+    Placement,
+    any_placed,
+    communicates_by_itself,
+    is_dtensor,
+    placement_of,
+)
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
@@ -66,17 +72,20 @@ def reached_placements(values: Iterable) -> list[Placement]:
     are not followed."""
     if not any_placed():
         return []
-    return [placement for x in _reached_tensors(values) if (placement := placement_of(x)) is not None]
+    tensors = (x for x in _reached(values) if isinstance(x, torch.Tensor))
+    return [placement for x in tensors if (placement := placement_of(x)) is not None]
 
 
-def reaches_dtensors(values: Iterable) -> bool:
-    """Whether functions can reach DTensors."""
-    return compat.distributed_is_used() and any(map(is_dtensor, _reached_tensors(values)))
+def reaches_wrappers(values: Iterable) -> bool:
+    """Whether functions can reach DTensors, or modules for which PyTorch communicates."""
+    return compat.distributed_is_used() and any(
+        isinstance(x, torch.Tensor) and is_dtensor(x) or isinstance(x, torch.nn.Module) and communicates_by_itself(x)
+        for x in _reached(values)
+    )
 
 
-def _reached_tensors(values: Iterable) -> list[torch.Tensor]:
-    reach = Reach(values, follows=lambda value: type_attribute(type(value), "_lc_cd") is NULL)
-    return [x for x in reach.seen.values() if isinstance(x, torch.Tensor)]
+def _reached(values: Iterable) -> Iterable:
+    return Reach(values, follows=lambda value: type_attribute(type(value), "_lc_cd") is NULL).seen.values()
 
 
 def _memory(tensor: torch.Tensor) -> int:

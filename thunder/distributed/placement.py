@@ -191,6 +191,11 @@ def is_under_fsdp(module: torch.nn.Module) -> bool:
     return any(kind.__module__.startswith("torch.distributed.fsdp") for kind in type(module).__mro__)
 
 
+def communicates_by_itself(module: torch.nn.Module) -> bool:
+    """Whether a module is a wrapper of PyTorch's that communicates by effects on its own state: FSDP or DDP."""
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel) or is_under_fsdp(module)
+
+
 def place(parameter: torch.Tensor, placement: Placement) -> None:
     """Says how the ranks hold a parameter. Programs that were compiled before are compiled anew."""
     setattr(parameter, _NAME, placement)

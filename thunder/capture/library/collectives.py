@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 
 from thunder.capture.ask import IDENTITY
@@ -182,6 +183,7 @@ def handlers() -> dict[Callable, Callable]:
     found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
         getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)
     }
+    found[torch.nn.parallel.DistributedDataParallel.forward] = refuse_wrapper
     if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
         found |= dict.fromkeys((tensor.DTensor.from_local, tensor.distribute_tensor), _refuse_dtensor)
     for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
@@ -231,6 +233,14 @@ def _refuse(c, f, args, kwargs):
     c.refuse(
         f"torch.distributed.{f.__name__} is called inside of it",
         "call it outside of the compiled function, or use a collective of all ranks of a group",
+    )
+
+
+def refuse_wrapper(c, f, args, kwargs):
+    """A module of PyTorch's FSDP or DDP is called: a program would hold the state of its communication as it was."""
+    c.refuse(
+        f"{type(args[0]).__name__}, a wrapper of PyTorch's that communicates by effects on its own state, is called inside",
+        "compile the module first and wrap the result, or use thunder.distributed (ddp, fsdp)",
     )
 
 
