@@ -119,7 +119,7 @@ def inside_of_functions(rank, size):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_prepared_modules_inside_of_functions(ranks, size):
-    ranks(size)(inside_of_functions)
+    ranks(size)(inside_of_functions, timeout=150.0)
 
 
 def dtensor_values(rank, size):

@@ -238,8 +238,9 @@ def _refuse(c, f, args, kwargs):
 
 def refuse_wrapper(c, f, args, kwargs):
     """A module of PyTorch's FSDP or DDP is called: a program would hold the state of its communication as it was."""
+    name = type(args[0]).__name__
     c.refuse(
-        f"{type(args[0]).__name__}, a wrapper of PyTorch's that communicates by effects on its own state, is called inside",
+        f"{name}, a wrapper of PyTorch's that communicates by effects on its own state, is called inside of it",
         "compile the module first and wrap the result, or use thunder.distributed (ddp, fsdp)",
     )
 
