@@ -1,7 +1,6 @@
 """A special method that a class lacked and gets later changes what the program means."""
 
 import enum
-import re
 
 import pytest
 import torch
@@ -109,7 +108,6 @@ NATIVELY = {
     "percent": lambda x, a, b: x * len("%s" % a),  # noqa: UP031
     "format": lambda x, a, b: x * len("{}".format(a)),  # noqa: UP032
     "field": lambda x, a, b: x * len("{0.n}".format(a)),  # noqa: UP032
-    "pattern": lambda x, a, b: x * len(re.sub("a", lambda m: "n" * a.n, "banana")),
     "names": lambda x, a, b: x * len([n for n in dir(a) if n == "n"]),
     "a class": lambda x, a, b: x * type("Other", (Size,), {})(a.n).n,
 }

@@ -7,12 +7,8 @@ would happen while the program is captured. Where it sorts or maps, that comes b
 
 from __future__ import annotations
 
-import bisect
 import collections
 import functools
-import heapq
-import math
-import operator
 import random
 import sys
 import types
@@ -22,7 +18,7 @@ import numpy
 
 from thunder.capture.ask import KEYS
 from thunder.capture.native import MUTABLE, PRIMITIVE
-from thunder.capture.policy import is_library
+from thunder.capture.policy import folded, is_library
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
@@ -59,7 +55,7 @@ def copies(f) -> bool:
 
 def _names(f):
     """The special methods that native code may call of its arguments; None for any."""
-    names = _NAMES.get(id(f))
+    names = folded(f).methods
     owner = f if isinstance(f, type) else _owner(f)
     if names is not None or owner is None:
         return names
@@ -91,20 +87,7 @@ def reached(c, f, args, kwargs) -> bool:
     return any(called_in(c, type(v), f) for v in parts_of(*args, *kwargs.values()))
 
 
-_NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
 _COPIED = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
-_NAMES = {
-    **{id(f): _NUMBERS for f in vars(math).values() if callable(f)},
-    **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
-    **dict.fromkeys((id(int), id(float), id(complex)), (*_NUMBERS, "__trunc__")),
-    **{id(f): ("__index__",) for f in (range, bin, hex, oct, chr, operator.index)},
-    **dict.fromkeys((id(repr), id(ascii)), ("__repr__",)), id(str): ("__str__", "__repr__", "__bytes__"),
-    id(format): ("__format__", "__str__", "__repr__"), id(hash): ("__hash__",),
-    id(type.__new__): (), id(ord): (), id(slice): (), id(types.MappingProxyType): (),
-    **{id(f): ("__lt__",) for module in (bisect, heapq) for f in vars(module).values() if callable(f)},
-    id(abs): ("__abs__",), id(len): ("__len__",),
-    id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
-}  # fmt: skip
 _NOT_CALLED = standins.CALLED - {"__call__"}
 # they keep a function that they are given
 _KEEPERS = (

@@ -14,6 +14,7 @@ native code runs on the host: nobody knows what it looks at. `python -m thunder 
 from __future__ import annotations
 
 import array
+import bisect
 import collections
 import contextlib
 import contextvars
@@ -22,8 +23,10 @@ import enum
 import fnmatch
 import functools
 import gc
+import heapq
 import io
 import itertools
+import math
 import operator
 import pkgutil
 import random
@@ -66,10 +69,17 @@ class Fold:
     arguments are constants, or objects that the prologue compares. Python code is interpreted where it is given others.
 
     looks: whether native code looks inside its arguments. steps: how many of the first arguments it iterates over.
+    calls: the special methods of its arguments that it may call, without their underscores; None for any.
     """
 
     looks: bool = True
     steps: int = 0
+    calls: str | None = None
+
+    @property
+    def methods(self) -> tuple[str, ...] | None:
+        """The names of these methods."""
+        return None if self.calls is None else tuple(f"__{name}__" for name in self.calls.split())
 
 
 @dataclass(frozen=True)
@@ -298,11 +308,12 @@ CODE: list[Row] = [
 _KEEPS = "keeps or compares its arguments, and does not look inside of them"
 _STEPS = "iterates over its arguments"
 _ALL = 1 << 10  # arguments
+_NUMBERS = "float index int complex"
 OBJECTS: list[Row] = [
     *_objects(
         Fold(looks=False), _KEEPS,
-        isinstance, issubclass, id, hash, callable, next, dict, collections.OrderedDict, repr, types.MethodType,
-        functools.partial, object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type,
+        isinstance, issubclass, id, callable, next, dict, collections.OrderedDict, types.MethodType, functools.partial,
+        object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type,
         contextlib.nullcontext, itertools.chain, itertools.accumulate, itertools.compress,
     ),
     *_objects(
@@ -313,6 +324,28 @@ OBJECTS: list[Row] = [
         itertools.dropwhile, itertools.filterfalse,
     ),
     *_objects(Fold(looks=False, steps=2), _KEEPS, functools.reduce),
+    *_objects(Fold(looks=False, calls="hash"), _KEEPS, hash),
+    *_objects(Fold(looks=False, calls="repr"), _KEEPS, repr),
+    # ---------------------------------------------------------------- what native code calls of its arguments
+    *_objects(Fold(calls="repr"), _PURE, ascii),
+    *_objects(Fold(calls="str repr bytes"), _PURE, str),
+    *_objects(Fold(calls="format str repr"), _PURE, format),
+    *_objects(Fold(calls="bytes index iter len getitem next"), _PURE, bytes),
+    *_objects(Fold(calls="index"), _PURE, range, bin, hex, oct, chr, operator.index),
+    *_objects(Fold(calls=f"{_NUMBERS} trunc"), _PURE, int, float, complex),
+    *_objects(Fold(calls=f"{_NUMBERS} round"), _PURE, round),
+    *(
+        row
+        for f in vars(math).values() if callable(f)
+        for row in _objects(Fold(calls=f"{_NUMBERS} {f.__name__}"), _PURE, f)
+    ),
+    *_objects(
+        Fold(calls="lt"), _PURE,
+        *{f for module in (bisect, heapq) for f in vars(module).values() if type(f) is types.BuiltinFunctionType},
+    ),
+    *_objects(Fold(calls="abs"), _PURE, abs),
+    *_objects(Fold(calls="len"), _PURE, len),
+    *_objects(Fold(calls=""), _PURE, type.__new__, ord, slice, types.MappingProxyType),
     *_objects(Fold(steps=1), _STEPS, sorted, sum, min, max),
     *_objects(Fold(steps=_ALL), _STEPS, any, all, dict.fromkeys, str.join, "".join),
 ]  # fmt: skip
