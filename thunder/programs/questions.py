@@ -240,6 +240,8 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
 
 
 def _refuse_what_is_left_out(c: Any) -> None:
+    if c.tensors.local:
+        raise Unspeakable("it takes DTensors")
     if c.tensors.opaque or c.tensors.holds_opaque:
         raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
     if c.tensors.replaced or any(c.request.overrides):
@@ -295,13 +297,14 @@ class Replay:
     ):  # fmt: skip
         self.code_of = code_of
         self.said, self.parameters = said, tuple(said["parameters"])
-        self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides)
+        options = _Part(transforms=())  # programs of transforms and of DTensors are not kept
+        self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides, options=options)
         self.observed: dict = {}
         self.settings: set = set()
         self.values: dict[Source, Any] = {}
         self.outside = _Part(rooted=rooted_modules(fn), pinned={}, constants={}, constant_sources={}, passing=set())
         self.numbers = _Part(decisions=Decisions(), sources={})
-        self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set())
+        self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set(), local={})
         self._sources: list[Source] = []
 
     def prologue(self) -> tuple[Any, Any, list[Any]]:
