@@ -337,7 +337,7 @@ class Reductions:
         """The items that are new, in an order in which they can run."""
         if node in self.item:
             return []
-        canonical, free, at = self._canonical(node)
+        canonical, free, at = canonical_form(self._graph, node)
         new = []
         if canonical not in self._of_canonical:
             for inner in above_reductions(canonical.args[0]):
@@ -348,30 +348,35 @@ class Reductions:
         self.item[node], self.at[node] = self._of_canonical[canonical], at
         return new
 
-    def _canonical(self, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
-        """A reduction over axes of the numbers in which it reads by them, these axes, and where `node` reads it.
 
-        `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`."""
-        free, at = [], []
-        narrow: dict[Variable, Index] = {}
-        wide: dict[Variable, Index] = {}
-        for number, v in enumerate(_axes_in_order(node)):
-            found = _range_of(node, v)
-            low, high, shift, index, size = found if found is not None else (0, v.size - 1, 0, Index.of(v), v.size)
-            inner = axis("f", (number, "part"), high - low + 1)
-            narrow[v] = Index.of(inner) + (low - shift)
-            free.append(axis("f", number, size))
-            first = 0 if size > high - low + 1 else low
-            wide[inner] = Index.of(free[-1]) + (first - low)
-            at.append(index + -first)
-        canonical = self._graph.substitute(self._graph.substitute(node, narrow), wide)
-        return canonical, tuple(free), tuple(at)
+def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
+    """A value over axes of the numbers in which it reads by them, these axes, and where `node` reads it.
+
+    `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`."""
+    free, at = [], []
+    narrow: dict[Variable, Index] = {}
+    wide: dict[Variable, Index] = {}
+    for number, v in enumerate(_axes_in_order(node)):
+        found = range_of(node, v)
+        if found is None:
+            free.append(axis("f", number, v.size))
+            narrow[v] = Index.of(free[-1])
+            at.append(Index.of(v))
+            continue
+        low, high, shift, sign, index, size = found
+        inner = axis("f", (number, "part"), high - low + 1)
+        narrow[v] = (Index.of(inner) + (low - shift)) * sign
+        free.append(axis("f", number, size))
+        first = 0 if size > high - low + 1 else low
+        wide[inner] = Index.of(free[-1]) + (first - low)
+        at.append(index + -first)
+    return graph.substitute(graph.substitute(node, narrow), wide), tuple(free), tuple(at)
 
 
-def _range_of(node: Node, v: Variable) -> tuple[int, int, int, Index, int] | None:
-    """Where a node reads by an axis: the least and the largest index, how far the axis is behind it, the index, and how
-    many there are to read: all of a buffer's dimension where the node reads most of it. None where an index is more
-    than the axis and a number."""
+def range_of(node: Node, v: Variable) -> tuple[int, int, int, int, Index, int] | None:
+    """Where a node reads by an axis: the least and the largest index, the number and the sign with which it is `sign *
+    axis + shift`, the index, and how many there are to read: all of a buffer's dimension where the node reads most of
+    it. None where an index is more than the axis and a number."""
     places: list[tuple[Index, int | None]] = []  # with the sizes of dimensions; None: there are values everywhere
     for n in in_order([node]):
         if n.op == "load":
@@ -380,7 +385,8 @@ def _range_of(node: Node, v: Variable) -> tuple[int, int, int, Index, int] | Non
             places.append((n.what, None) if n.op == "index" else (n.what[0], 0))
     places = [(i, size) for i, size in places if v in variables_of(i)]
     plain = [opened(i) for i, _ in places]
-    if not places or any(len(i.terms) != 1 or i.terms.get(v) != 1 for i in plain):
+    sign = plain[0].terms.get(v, 0) if places else 0
+    if abs(sign) != 1 or any(len(i.terms) != 1 or i.terms.get(v) != sign for i in plain):
         return None
     shift = min(i.constant for i in plain)
     low = max(i.low - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
@@ -391,7 +397,7 @@ def _range_of(node: Node, v: Variable) -> tuple[int, int, int, Index, int] | Non
     count, sizes = high - low + 1, {size for _, size in places if size is not None}
     size = next(iter(sizes)) if len(sizes) == 1 else 0
     is_whole = all(p.constant == shift for p in plain) and size <= 2 * count and high < size
-    return low, high, shift, index, size if is_whole else count
+    return low, high, shift, sign, index, size if is_whole else count
 
 
 def _axes_in_order(node: Node) -> tuple[Variable, ...]:

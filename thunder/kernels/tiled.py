@@ -42,10 +42,12 @@ from thunder.kernels.schedule import (
     Shared,
     Write,
     above_reductions,
+    canonical_form,
     groups_of,
     loops_of,
     mapping,
     of_free,
+    range_of,
 )
 
 MOST_RANGES = 1024  # that a split reduction has
@@ -114,12 +116,23 @@ def programs_of(kernel: Kernel, tile: Tile) -> int:
 
 
 class TileItem(Item):
-    """An item whose axes may have several orders: a reduction's own come before those that it binds."""
+    """An item whose axes may have several orders: a reduction's own come before those that it binds.
+
+    is_spread: whether what a reduction binds is apart in memory and too much for a tile. What reads it is another kernel,
+    which need not read memory in such an order.
+    """
+
+    is_spread = False
 
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         super().lay_out(graph, strides)
         own = [a for a in self.axes if a not in self._own_bound]
         self.axes = own + [a for a in self.axes if a in self._own_bound]
+        together = [
+            n.dtype.bytes for n in loads_of(self.body)
+            if any(step == 1 and v in own for v, step in _steps(graph.substitute(n, self.by), strides).items())
+        ]  # fmt: skip
+        self.is_spread = bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
 
     @property
     def row(self) -> int | None:
@@ -142,6 +155,8 @@ class TileGroup(Group):
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
         assert isinstance(item, TileItem), "schedules of GPUs have such items"
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
+        if any(isinstance(r, TileItem) and r.is_spread for r in inside.values()):
+            return None
         if not inside and not {b for i in self.items for b in i.buffers} & item.buffers:
             return None
         usual, result = item.axes, None
@@ -180,7 +195,7 @@ def loads_of(body: Node) -> list[Node]:
 
 def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> list[Launch]:
     """The launches of a program, for buffers of these strides. Raises TooComplex."""
-    strides = dict(strides)
+    strides, program = dict(strides), stored_moves(program, machine)
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
     program = split_reductions(program, strides, machine)
@@ -214,6 +229,99 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
             kernels.append(tiled(kernel, machine))
             estimate(*kernels[-1], machine)
     return launches_of(kernels, machine)
+
+
+# ------------------------------------------------------------------------------------------------ moved values
+
+
+def stored_moves(program: Program, machine: Gpu) -> Program:
+    """The program in which values that are needed at several indices are stored, where that takes less than computing
+    them at each one: `f(x)[j] + f(x)[n - j]` has `f(x)` in scratch memory for the second."""
+    graph = program.graph
+    nodes = in_order(s.value for s in program.stores)
+    present = {*nodes}
+    of_value: dict[Node, dict[Node, tuple[Index, ...]]] = {}  # by value, where nodes read it
+    axes: dict[Node, tuple[Variable, ...]] = {}
+    plain: set[Node] = set()  # values that are computed in order as well
+    for n in _moved(nodes):
+        for m, is_present in _parts_in_order(graph, n, present):
+            if instructions(k for k in above_reductions(m) if k.op != "reduce") >= 8:
+                value, free, at = canonical_form(graph, m)
+                of_value.setdefault(value, {})[m] = at
+                axes[value] = free
+                plain |= {value} if is_present else set()
+    by, stores = dict[Node, Node](), list[Store]()
+    count = sum(s.buffer.kind == "scratch" for s in program.stores)
+    for value, those in of_value.items():
+        elements = math.prod(v.size for v in axes[value])
+        work = instructions(m for m in above_reductions(value) if m.op != "reduce")
+        places = {tuple((opened(i).constant, *opened(i).terms.values()) for i in at) for at in those.values()}
+        again = (len(places) + (value in plain) - 1) * elements * work * machine.instruction
+        if again <= machine.launch + machine.moving(2.5 * elements * value.dtype.bytes):
+            continue
+        buffer = Buffer("scratch", count + len(stores), tuple(v.size for v in axes[value]), value.dtype)
+        stores.append(Store(buffer, axes[value], value))
+        by |= {n: graph.make("load", (), n.dtype, (buffer, at, ())) for n, at in those.items()}
+    if not by:
+        return program
+    known = dict(by)
+
+    def there(node: Node) -> Node:
+        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
+
+    old = [Store(s.buffer, s.axes, there(s.value)) for s in program.stores]
+    scratch = [s for s in old if s.buffer.kind == "scratch"]
+    return Program(graph, program.inputs, [*scratch, *stores, *(s for s in old if s.buffer.kind != "scratch")])
+
+
+def _parts_in_order(graph: Graph, node: Node, present: set[Node]) -> list[tuple[Node, bool]]:
+    """The largest values below a moved one that are computed in order as well, with True; the whole one where there are
+    none, with False."""
+    by: dict[Variable, Index] = {}
+    for v in node.axes:
+        found = range_of(node, v)
+        if found is not None:
+            _, _, shift, sign, _, _ = found
+            by[v] = (Index.of(v) + -shift) * sign
+    there: dict[Node, Node] = {}
+    graph.substitute(node, by, there)
+    stack, parts = [node], dict[Node, bool]()
+    while stack:
+        n = stack.pop()
+        if there.get(n, n) is not n and there[n] in present and n.op not in ("load", "cast"):
+            parts[n] = True
+        elif n.op != "reduce":
+            stack += n.args
+    return [*parts.items()] or [(node, False)]
+
+
+def _moved(nodes: Sequence[Node]) -> list[Node]:
+    """The largest values that are read at one index, which is not that of the loops."""
+    forms: dict[Node, dict[Variable, set]] = {}
+    users: dict[Node, list[Node]] = {}
+    for n in nodes:
+        own: dict[Variable, set] = {}
+        if n.op == "load":
+            for index in n.what[1]:
+                plain = opened(index)
+                for v in variables_of(plain):
+                    own.setdefault(v, set()).add(plain.key if not plain.is_variable(v) else None)
+        if n.op != "reduce":
+            for a in n.args:
+                users.setdefault(a, []).append(n)
+                for v, keys in forms[a].items():
+                    own[v] = own.get(v, set()) | keys
+        forms[n] = own
+
+    def is_moved(n: Node) -> bool:
+        each = forms[n].values()
+        return all(len(keys) == 1 for keys in each) and any(keys != {None} for keys in each)
+
+    largest = {n for n in nodes if is_moved(n) and n.op not in ("load", "cast")}
+    return [
+        n for n in nodes
+        if n in largest and (n not in users or any(u not in largest or u.op == "concat" for u in users[n]))
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ stored values
@@ -370,30 +478,30 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     if not steps:
         return node
     width = math.prod(a.size for a in bound)
-    moved = sum(n.dtype.bytes * math.prod(a.size for a in n.axes) for n in loads)
+    moved = sum(n.dtype.bytes * touched(n) for n in loads)
     work = instructions(above_reductions(body)) + 2
     items = [n.dtype.bytes for n, s in zip(loads, steps, strict=True) if any(s.get(a) == 1 for a in node.axes)]
-    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine)
-    together = machine.moving(moved) + rows * width * work * machine.instruction + 2 * machine.launch
-    if not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
-        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine)
-        together *= 2
-    if together > 0.8 * alone:
-        return node
     longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size > 1))
     wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
     wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)), longest.size)
     if wanted < 2:
         return node
     count = next((s for s in range(wanted, wanted // 2, -1) if longest.size % s == 0), wanted)
-    width = -(-longest.size // count)
-    count = -(-longest.size // width)
-    part, rest = axis("r", (node.depth, "range", node.number), count), axis("r", (node.depth, "in", node.number), width)
-    at = Index.of(part) * width + Index.of(rest)
+    length = -(-longest.size // count)
+    count = -(-longest.size // length)
+    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine)
+    together, _ = _best_tile(rows * count, -(-width // count), items, moved, work, 1, machine)
+    if not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
+        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine)
+        together *= 2
+    if together + machine.launch > 0.8 * alone:
+        return node
+    part, rest = axis("r", (node.depth, "range", node.number), count), axis("r", (node.depth, "in", node.number), length)
+    at = Index.of(part) * length + Index.of(rest)
     inner = graph.substitute(body, {longest: within(at, longest.size)})
-    if count * width > longest.size:
+    if count * length > longest.size:
         nothing = graph.make("constant", (), node.dtype, neutral(combine, node.dtype))
-        inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, longest.size), count * width))
+        inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, longest.size), count * length))
     others = tuple(a for a in bound if a is not longest)
     bounds = tuple(a for a in (*others, rest) if a.size > 1)
     partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
@@ -494,11 +602,17 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
 # ------------------------------------------------------------------------------------------------ tiles
 
 
+def touched(load: Node) -> int:
+    """How many elements of memory a value reads, at most."""
+    ranges = math.prod(i.high - i.low + 1 for i in load.what[1])
+    return min(ranges, math.prod(a.size for a in load.axes)) if not load.args else math.prod(a.size for a in load.axes)
+
+
 def _accesses(kernel: Kernel) -> list[tuple[Index, int, Buffer]]:
     """The indices at which memory is read and written, with bytes."""
-    reads = [(i, n.what[0]) for n, i in kernel.loads.items()]
-    writes = [(w.index, w.buffer) for w in kernel.writes]
-    return [(i, b.dtype.bytes * math.prod(v.size for v in variables_of(i)), b) for i, b in (*reads, *writes)]
+    reads = [(i, n.what[0].dtype.bytes * touched(n), n.what[0]) for n, i in kernel.loads.items()]
+    sizes = [math.prod(v.size for v in variables_of(w.index)) for w in kernel.writes]
+    return reads + [(w.index, w.buffer.dtype.bytes * n, w.buffer) for w, n in zip(kernel.writes, sizes, strict=True)]
 
 
 def _fastest(index: Index, loops: Sequence[Variable]) -> Variable | None:
