@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -198,6 +199,23 @@ def test_a_value_that_takes_long_is_stored_for_later_kernels():
     kernels = [k for launch in launches for k, _ in launch.kernels]
     sines = [sum(n.op == "sin" for n in tiled.nodes_of(k)) for k in kernels]
     assert sines == [3, 0]
+
+
+def test_a_result_that_repeats_a_value_is_not_read_in_its_place():
+    def f(bias, x):
+        y = torch.sin(torch.sin(torch.sin(bias)))
+        return y[None].expand(50, 700) * 1.0, (x * y).sum(0)
+
+    kernels = [k for launch in schedule_of(f, torch.randn(700), torch.randn(3000, 700)) for k, _ in launch.kernels]
+    for kernel in kernels:
+        assert all(ir.variables_of(index) <= set(kernel.loops) for index in kernel.loads.values())
+
+
+def test_a_reduction_of_a_group_is_computed_once_for_its_members():
+    x = torch.randn(4, 24, 8, 8)
+    launches = schedule_of(lambda x: (F.group_norm(x, 4),), x)
+    kernels = [k for launch in launches for k, _ in launch.kernels if k.rows]
+    assert [math.prod(v.size for v in k.loops) for k in kernels] == [x.numel()]
 
 
 def test_independent_kernels_share_a_launch():

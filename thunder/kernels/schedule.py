@@ -359,9 +359,10 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
     for number, v in enumerate(_axes_in_order(node)):
         found = range_of(node, v)
         if found is None:
-            free.append(axis("f", number, v.size))
-            narrow[v] = Index.of(free[-1])
-            at.append(Index.of(v))
+            by = _divisor_of(node, v)
+            free.append(axis("f", number, v.size // by))
+            narrow[v] = Index.of(free[-1]) * by
+            at.append(Index.of(v) // by)
             continue
         low, high, shift, sign, index, size = found
         inner = axis("f", (number, "part"), high - low + 1)
@@ -400,12 +401,34 @@ def range_of(node: Node, v: Variable) -> tuple[int, int, int, int, Index, int] |
     return low, high, shift, sign, index, size if is_whole else count
 
 
+def _divisor_of(node: Node, v: Variable) -> int:
+    """The largest number by which a node divides an axis wherever it reads by it, as that of a group of channels does
+    which each of them reads; 1 where it need not be the same in all of a group."""
+    numbers: set[int] = set()
+    stack = [i for n in in_order([node]) for i in _indices(n)]
+    while stack:
+        for atom in stack.pop().terms:
+            if isinstance(atom, Part) and atom.remainder is False and atom.index.is_variable(v):
+                numbers.add(atom.by)
+            elif isinstance(atom, Part):
+                stack.append(atom.index)
+            elif atom is v:
+                return 1
+    common = math.gcd(*numbers)
+    return common if common and v.size % common == 0 else 1
+
+
+def _indices(node: Node) -> Sequence[Index]:
+    if node.op == "load":
+        return node.what[1]
+    return [node.what] if node.op == "index" else node.what[:1] if node.op == "concat" else ()
+
+
 def _axes_in_order(node: Node) -> tuple[Variable, ...]:
     """The free axes of a node, in the order in which it reads by them."""
     order: dict[Variable, None] = {}
     for n in in_order([node]):
-        what = n.what[1] if n.op == "load" else [n.what] if n.op == "index" else n.what[:1] if n.op == "concat" else ()
-        for index in what:
+        for index in _indices(n):
             order |= dict.fromkeys(sorted(variables_of(index) & node.axes, key=lambda v: (v.name, v.size)))
     return tuple(order)
 

@@ -118,8 +118,8 @@ def programs_of(kernel: Kernel, tile: Tile) -> int:
 class TileItem(Item):
     """An item whose axes may have several orders: a reduction's own come before those that it binds.
 
-    is_spread: whether what a reduction binds is apart in memory and too much for a tile. What reads it is another kernel,
-    which need not read memory in such an order.
+    is_spread: whether what a reduction binds is apart in memory and too much for a tile. What reads it is another
+    kernel, which need not read memory in such an order.
     """
 
     is_spread = False
@@ -348,7 +348,8 @@ def materialized(
             roots[-1].append(root)
             if item.store is not None:
                 index = tuple(by[a] for a in item.store.axes)
-                stored.setdefault(root, Shared(item.store.buffer, index, number))
+                if all(variables_of(i) <= root.axes for i in index):  # otherwise others may not have all of its axes
+                    stored.setdefault(root, Shared(item.store.buffer, index, number))
             for n in above_reductions(root):
                 first.setdefault(n, number)
     shared: dict[Node, Shared] = {}
@@ -496,7 +497,10 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
-    part, rest = axis("r", (node.depth, "range", node.number), count), axis("r", (node.depth, "in", node.number), length)
+    part, rest = (
+        axis("r", (node.depth, "range", node.number), count),
+        axis("r", (node.depth, "in", node.number), length),
+    )
     at = Index.of(part) * length + Index.of(rest)
     inner = graph.substitute(body, {longest: within(at, longest.size)})
     if count * length > longest.size:
@@ -573,6 +577,8 @@ def with_loads(kernel: Kernel, strides: Mapping[Buffer, Sequence[int]]) -> Kerne
     """The kernel with the offsets of what it reads."""
     loads = [n for n in nodes_of(kernel) if n.op == "load"]
     kernel.loads = {n: opened(offset(n.what[1], strides[n.what[0]])) for n in loads}
+    for n, index in kernel.loads.items():
+        assert variables_of(index) <= {*kernel.loops, *n.what[2]}, f"{line(n)} reads by a loop of another kernel"
     return kernel
 
 
