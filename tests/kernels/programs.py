@@ -130,3 +130,15 @@ def random_program(seed: int, dtype: torch.dtype, special: bool = False) -> tupl
         return tuple(dict.fromkeys(values[-2:]))
 
     return program, inputs
+
+
+def gradient_of_largest(compiled: Callable | None, dtype: torch.dtype) -> torch.Tensor:
+    """Of a value of 16 bits that the backward computes again: it finds the largest one, which was rounded and saved."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(torch.softmax(x, 0)).amax(-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(25, 16).to(dtype).requires_grad_()
+    (gradient,) = torch.autograd.grad((compiled(f) if compiled is not None else f)(x).float().sum(), x)
+    return gradient

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
-from tests.kernels.programs import random_program
+from tests.kernels.programs import gradient_of_largest, random_program
 from thunder.executors import cpp_fuser
 from thunder.executors.cpp_fuser import CppFuser, KernelRegion
 from thunder.kernels import cpp, ir, measure, schedule
@@ -167,6 +167,12 @@ def test_casts(always):
         return x.half(), x.bfloat16(), x.bool(), x.double(), x[:6].int(), x[:6].to(torch.int8), x[:6].long()
 
     check(f, [x], always, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_the_largest_of_rounded_values(dtype, always):
+    got = gradient_of_largest(lambda f: thunder.jit(f, executors=[always]), dtype)
+    torch.testing.assert_close(got, gradient_of_largest(None, dtype), rtol=0.02, atol=0.01)
 
 
 class Block(torch.nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
-from tests.kernels.programs import random_program
+from tests.kernels.programs import gradient_of_largest, random_program
 from thunder.core.regions import Region
 from thunder.executors import triton_ir
 from thunder.executors.triton_ir import TileRegion, TritonKernels
@@ -104,6 +104,12 @@ def test_kernels_are_as_near_to_float64_as_eager(seed, dtype, interpreted):
         scale = exact.abs().max() + 1e-30
         ours, eager = ((r.double() - exact).abs().max() / scale for r in (result, want))
         assert ours <= 2 * eager + 8 * torch.finfo(dtype).eps, (ours, eager)
+
+
+@pytest.mark.parametrize("executor", ["triton_ir", "triton_fuser"])
+def test_the_gradient_of_the_largest_of_rounded_values(executor, interpreted):
+    got = gradient_of_largest(lambda f: thunder.jit(f, executors=[executor]), torch.bfloat16)
+    torch.testing.assert_close(got, gradient_of_largest(None, torch.bfloat16), rtol=0.02, atol=0.01)
 
 
 class Block(torch.nn.Module):

@@ -84,9 +84,16 @@ def _elementwise(to: Lowering, b: BoundSymbol) -> Node:
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     kind = computed(tensors[-1].dtype if b.sym.name != "where" else _out(b).dtype)
     args = [to.values[x] if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
+    if b.sym.name in ("eq", "ne"):  # as a saved extreme is, which is compared with recomputed values
+        args = [_rounded(to, a, x) for a, x in zip(args, b.args, strict=True)]
     if is_formula(b):
         return FORMULAS[b.sym.name](Writer(to.graph), *args)
     return to.map(NAMES.get(b.sym.name, b.sym.name), *args)
+
+
+def _rounded(to: Lowering, a: Node, x: Any) -> Node:
+    """A value as its type holds it: one of 16 bits is computed in more of them."""
+    return to.cast(to.cast(a, x.dtype), a.dtype) if isinstance(x, TensorProxy) else a
 
 
 def is_formula(b: BoundSymbol) -> bool:

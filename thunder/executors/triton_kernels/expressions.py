@@ -216,6 +216,9 @@ class Expressions(ABC):
         for x in v.operands:
             if isinstance(x, Value):
                 term = self.value(x, place, conditions)
+                if v.what in ("eq", "ne") and x.dtype.category == FLOAT and x.dtype.bytes < 4:
+                    # as a saved extreme is, which is compared with recomputed values
+                    term = self._cast_text(term.text, x.dtype, term.variables)
                 texts.append(term.text)
                 variables |= term.variables
             elif v.what == "pow":
