@@ -25,6 +25,7 @@ from thunder.errors import CaptureError, MissingImplementationError, OptionError
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.lost_ranks import failed
 from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.torch_types import to_torch_device
 
 __all__ = [
     "all_gather",
@@ -403,7 +404,9 @@ def _(a, op="sum", group=None, async_op=False, dim=None):
 def _(a, root, group=None, async_op=False):
     g = yield broadcast(a, root, group, async_op)
     g = all_reduce(g, "sum", group, False)
-    return (g if group.rank() == root else LTORCH["zeros_like"](g),)
+    # read on all ranks: a collective that one of them drops as dead code would leave the others waiting
+    is_root = LTORCH["full"]((), group.rank() == root, dtype=torch.bool, device=to_torch_device(g.device))
+    return (LTORCH["where"](is_root, g, 0.0),)
 
 
 gradient_of_first(all_to_all, lambda g, y, a, group=None, async_op=False: all_to_all(g, group, False))
