@@ -198,7 +198,7 @@ def test_a_program_that_is_gone_is_not_compiled():
 
 
 def test_options(monkeypatch):
-    for said, value in {"": "automatic", "one": "one", "none": None, "3": 3}.items():
+    for said, value in {"": "one", "automatic": "automatic", "one": "one", "none": None, "3": 3}.items():
         monkeypatch.setenv("THUNDER_TIERS", said)
         assert thunder.jit(program).options.tiers == value and thunder.jit(program, tiers=2).options.tiers == 2
     monkeypatch.setenv("THUNDER_TIERS", "later")

@@ -391,7 +391,7 @@ def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them
     def f(x):
         return torch.softmax(x * 2, -1) + x.tanh().exp()
 
-    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_TIERS", "automatic")
     compiled = thunder.jit(f)
     for call in range(1, 7):
         torch.testing.assert_close(compiled(x), f(x))
@@ -404,7 +404,7 @@ def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them
 
 def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_TIERS", "automatic")
 
     def failing(text):
         raise RuntimeError("g++ fails: out of memory")
@@ -420,7 +420,7 @@ def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monk
 
 
 def test_programs_of_one_tier(monkeypatch, tmp_path):
-    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_TIERS", "automatic")
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     x = torch.randn(8, 8)
     nothing, kept = thunder.jit(lambda x: x @ x), thunder.jit(lambda x: x.sin() * 2, keep_programs=True)
@@ -430,7 +430,7 @@ def test_programs_of_one_tier(monkeypatch, tmp_path):
 
 
 def test_a_program_whose_second_tier_has_no_kernels_stays_in_the_first(monkeypatch):
-    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_TIERS", "automatic")
     monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 0.0)
     compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.0625, -1)), torch.randn(8, 8)
     for _ in range(5):

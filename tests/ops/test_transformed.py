@@ -7,12 +7,10 @@ import types
 import pytest
 import torch
 
+import thunder
 from tests.ops.harness import SAMPLED, as_program, samples_of, tensors_in, torch_function
-from tests.ops.tracing import carried_out, traced
-from thunder.capture.library.functional import JVP, VJP, VMap
-from thunder.core.symbol import OpTags, current_recorder
+from thunder.core.symbol import OpTags
 from thunder.ops import LTORCH
-from thunder.ops.methods import call_torch
 
 # PyTorch's own warnings about samples it is given, and about operations that torch.vmap computes in a loop
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (
@@ -25,18 +23,11 @@ DETERMINED = [
 ]
 
 
-def called(function):
-    """A torch function that takes proxies as well, where a program is recorded."""
-    return lambda *args, **kwargs: (
-        function(*args, **kwargs) if current_recorder() is None else call_torch(function, args, kwargs)
-    )
-
-
 def programs(name, dtype=torch.float64):
     """(program from tensors to a tuple of tensors, tensors) of an operation's samples that PyTorch takes."""
     for args, kwargs in samples_of(LTORCH[name], dtype):
         program, tensors = as_program(
-            types.SimpleNamespace(torch_functions=(called(torch_function(LTORCH[name])),)), args, kwargs
+            types.SimpleNamespace(torch_functions=(torch_function(LTORCH[name]),)), args, kwargs
         )
         try:
             result = tensors_in(program(*tensors))
@@ -59,8 +50,13 @@ def close_to(found, wanted, tolerance):
         torch.testing.assert_close(f, w, equal_nan=True, **tolerances)
 
 
-# the shape of an element's result depends on values
-DYNAMIC = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")
+def captured(function, *args):
+    """The tensors that a compiled function gives."""
+    return tensors_in(thunder.jit(function, fallback="error")(*args))
+
+
+# PyTorch's vmap computes them in a loop; a program does not, since the shape of an element's result depends on values
+DYNAMIC = ("argwhere", "bincount")
 
 
 @pytest.mark.parametrize("name", DETERMINED)
@@ -71,12 +67,9 @@ def test_vmap_is_the_operation_on_each_element(name):
         batch = [torch.stack([t, t * 0.97 if t.is_floating_point() else t]) for t in tensors]
         wanted = [torch.stack(found) for found in zip(*(program(*(b[i].clone() for b in batch)) for i in range(2)))]
         try:
-            trace, inputs = traced(VMap(program), tuple(batch), {}, inside=True)
-            found = carried_out(trace, inputs)
+            found = captured(torch.func.vmap(program), *batch)
         except RuntimeError as error:
-            if name in DYNAMIC:
-                assert f"dynamic shape. Attempted to vmap over {name}" in str(error)
-            else:
+            if name not in DYNAMIC:
                 with pytest.raises(RuntimeError, match=re.escape(str(error))):
                     torch.func.vmap(program)(*batch)
             continue
@@ -112,13 +105,13 @@ def test_jvp_is_forward_mode(name):
             steps = [moved(*(x + sign * 1e-6 * t for x, t in zip(primals, tangents))) for sign in (1, -1)]
             wanted = [(a - b) / 2e-6 for a, b in zip(*steps)]
         try:
-            trace, inputs = traced(
-                lambda given, t: JVP(differentiable(program, given, places))(tuple(given[i] for i in places), t)[1],
-                (tensors, tuple(tangents)),
-                {},
-                inside=True,
+            found = captured(
+                lambda given, t: torch.func.jvp(
+                    differentiable(program, given, places), tuple(given[i] for i in places), t
+                )[1],
+                tensors,
+                tuple(tangents),
             )
-            found = carried_out(trace, inputs)
         except RuntimeError as error:
             # PyTorch's reverse mode refuses
             assert "not differentiable with respect to" in str(error) or "invalid gradient" in str(error), error
@@ -172,9 +165,9 @@ def test_second_derivative_is_that_of_autograd(name):
         def twice(tensors, cotangents, given):
             def backward(*values):
                 moved = differentiable(program, tensors, places)
-                return VJP(moved)(tuple(values[: len(places)]), tuple(values[len(places) :]))[1]
+                return torch.func.vjp(moved, *values[: len(places)])[1](tuple(values[len(places) :]))
 
-            return VJP(backward)((*(tensors[i] for i in places), *cotangents), given)[1]
+            return torch.func.vjp(backward, *(tensors[i] for i in places), *cotangents)[1](given)
 
-        trace, inputs = traced(twice, (tensors, tuple(c.detach() for c in cotangents), tuple(given)), {}, inside=True)
-        close_to(carried_out(trace, inputs), wanted, 1e-7)
+        found = captured(twice, tensors, tuple(c.detach() for c in cotangents), tuple(given))
+        close_to(found, wanted, 1e-7)
