@@ -65,18 +65,19 @@ def no_grad_inside(x, w):
     return checkpoint(inner, x, use_reentrant=False).sum() + w.sum()
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
 def attribute_function(x, w):
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            y = x.exp()
-            ctx.save_for_backward(y)
-            return y * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g * ctx.saved_tensors[0]
-
     return checkpoint(lambda x: Scaled.apply(x.sin()).cos(), x, use_reentrant=False).sum() + w.sum()
 
 

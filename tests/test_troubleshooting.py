@@ -59,7 +59,7 @@ def test_a_warning_points_at_the_users_line():
 QUESTIONS = {
     "type": "other-types", "is": "another-object", "value": "other-values", "len": "other-containers",
     "keys": "other-containers", "elements": "other-containers", "content": "other-containers",
-    "holds": "other-containers", "subclasses": "other-containers",
+    "holds": "other-containers",
     "overrides": "replaced-parameters", "present": "come-or-gone", "same": "shared-memory", "shared": "shared-memory",
     "history": "shared-memory", "views": "shared-memory",
     "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks", "module_hooks": "hooks",

@@ -82,3 +82,34 @@ def test_a_file_that_was_read_is_not_read_again(steps, tmp_path):
     State.calls, compiled = 0, thunder.jit(f, fallback="eager")
     for wanted in expected:
         assert torch.equal(compiled(torch.ones(2)), wanted)
+
+
+def test_an_exception_that_the_program_handles_keeps_nothing_alive():
+    """A generator that a frame leaves unfinished ends with the frame, as in eager."""
+    left = []
+
+    def numbers():
+        try:
+            yield from range(2)
+        finally:
+            left.append("closed")
+
+    def missing():
+        raise KeyError
+
+    def program(x):
+        steps = numbers()
+        for _ in steps:
+            break
+        try:
+            missing()
+        except KeyError:
+            pass
+        return x + 1
+
+    def around(x):
+        return program(x), len(left)
+
+    for f in (around, thunder.jit(around)):
+        left.clear()
+        assert [f(torch.ones(2))[1] for _ in range(3)] == [1, 2, 3]

@@ -32,8 +32,8 @@ BY_THE_ORIGINAL = frozenset(
     ck_list ck_print ck_counter module_backward_hook_inside module_backward_hook_outside
     pickle_module_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved
-    default_dtype generator_argument manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
-    tbptt inplace_ops_all iterator_argument
+    default_dtype manual_seed_inside saved_tensor_hooks sparse_built sparse_coalesce
+    tbptt inplace_ops_all iterator_argument heap_beam
     """.split()
 )
 

@@ -76,8 +76,8 @@ class Reading:
             if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
                 _note_function(c, self.function, self.args, self.kwargs, self.happened)
         elif isinstance(error, Exception):
-            if not c.failing or c.failing[0] is not error:
-                c.failing = [error]
+            if not c.failing or c.failing[0] != id(error):  # not itself: its frames hold objects that end with them
+                c.failing[:] = [id(error)]
             c.failing.append((self.function, self.args, self.kwargs, self.happened))
 
 
@@ -86,7 +86,7 @@ def note_failure(c, error: Exception) -> None:
     The innermost function around it is tried as an eager call, which shows which."""
     if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER or not c.failing or user_line(error)[1]:
         return
-    for call in c.failing[1:] if c.failing[0] is error else ():
+    for call in c.failing[1:] if c.failing[0] == id(error) else ():
         if c.candidate is None:
             _note_function(c, *call)
     if c.candidate is not None:

@@ -128,7 +128,6 @@ class Capture(Host):
         self.library: eager.Reading | None = None  # what of the standard library the user's code has entered
         self.candidate: Candidate | None = None  # where the program is refused
         self.eager_calls: list[Any] = []  # the functions
-        self.failing: list[Any] = []  # an exception of the program's, and the calls that it has left, innermost first
         self.raises = False  # whether a function that was called as it is for its exception raises by itself
         self.function_modes = 0  # PyTorch's, when the program begins
         self.sharp_edges: list[str] = []

@@ -122,7 +122,7 @@ class TritonFuser(FusionExecutor):
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each
         layer."""
-        return not _reduces(operation) and not _is_dear(operation)
+        return not _reduces(operation) and not is_dear(operation)
 
     def should_fuse(self, region: Region) -> bool:
         """Not for one operation, unless PyTorch has no fast kernel for it. Several operations that only move data have
@@ -246,10 +246,10 @@ def _reduces(operation: BoundSymbol) -> bool:
     )
 
 
-def _is_dear(operation: BoundSymbol) -> bool:
+def is_dear(operation: BoundSymbol) -> bool:
     if primitive(operation):
         return operation.sym.name in FUNCTIONS and FUNCTIONS[operation.sym.name].work >= DEAR
-    return any(map(_is_dear, operation.subsymbols))
+    return any(map(is_dear, operation.subsymbols))
 
 
 def _runs_on(device: str) -> bool:

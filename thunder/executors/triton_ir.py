@@ -24,6 +24,7 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.errors import warn_user
+from thunder.executors.triton_fuser import is_dear
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of, expect_kernels
 from thunder.executors.triton_kernels.by_strides import ByStrides, KeptRegion, launch_as_text, own_results
 from thunder.executors.triton_kernels.expected import expected_strides
@@ -89,8 +90,9 @@ class TritonKernels(FusionExecutor):
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are; tables of sines are stored once and not recomputed in each layer."""
-        return not any(lower.ROWS[p.sym.id] in lower.DEAR_ROWS or p.sym.name in ("sin", "cos")
-                       for p in lower.primitives(operation))  # fmt: skip
+        return not is_dear(operation) and all(
+            lower.ROWS[p.sym.id] not in lower.DEAR_ROWS for p in lower.primitives(operation)
+        )
 
     def should_fuse(self, region: Region) -> bool:
         """Not for one operation. Several operations that only move data have to move fewer bytes as one."""

@@ -83,6 +83,8 @@ class Host:
         self.calls: dict = {}  # decoded record -> calls: hashing a code object would take longer than the counting
         self.stack_of_frames: list[Frame] = []
         self.exc: BaseException | None = None
+        # the id of an exception that is on its way, and the calls that it has left, innermost first: see capture.eager
+        self.failing: list[Any] = []
         self.recursion_limit = original_limit()
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
