@@ -104,6 +104,25 @@ def _generator(c, args, kwargs) -> torch.Generator:
 
 
 def construct_object(c, cls, args, kwargs):
+    """`cls(*args, **kwargs)` of a program: natively, as an operation, or by the class's own Python code."""
+    if (made := _construct_known(c, cls, args, kwargs)) is not NULL:
+        return made
+    if issubclass(cls, torch.Tensor) or cls is torch.Size:
+        is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
+        return (record if is_operation else call_native)(c, cls, args, kwargs)
+    _check_finalizer(c, cls)
+    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
+    new = plain_attribute(new, "__func__", new)
+    interpreted_new = _is_read(new)
+    interpreted_init = _is_read(init) or type(init) is types.FunctionType and reaches(c, args, kwargs)
+    custom_meta = c.slot(type(cls), "__call__") is not None and not is_library(type(cls).__module__)
+    if not (interpreted_new or interpreted_init or custom_meta):
+        return call_native(c, cls, args, kwargs)
+    return construction.construct(c, cls, args, kwargs)
+
+
+def _construct_known(c, cls, args, kwargs):
+    """The object of a class that thunder knows; NULL for others."""
     if cls is torch.Generator:
         return _generator(c, args, kwargs)
     if cls is weakref.ref:
@@ -122,17 +141,4 @@ def construct_object(c, cls, args, kwargs):
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, ENUM):
         return _member(c, cls, args, kwargs)
-    if cls in c.request.eager and (found := eager.called(c, cls, args, kwargs)) is not NULL:
-        return found
-    if issubclass(cls, torch.Tensor) or cls is torch.Size:
-        is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
-        return (record if is_operation else call_native)(c, cls, args, kwargs)
-    _check_finalizer(c, cls)
-    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
-    new = plain_attribute(new, "__func__", new)
-    interpreted_new = _is_read(new)
-    interpreted_init = _is_read(init) or type(init) is types.FunctionType and reaches(c, args, kwargs)
-    custom_meta = c.slot(type(cls), "__call__") is not None and not is_library(type(cls).__module__)
-    if not (interpreted_new or interpreted_init or custom_meta):
-        return call_native(c, cls, args, kwargs)
-    return construction.construct(c, cls, args, kwargs)
+    return eager.called(c, cls, args, kwargs) if cls in c.request.eager else NULL

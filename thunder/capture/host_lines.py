@@ -126,16 +126,26 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.count_host_call(own)
     _check_gradient(c, name, kind, args, kwargs)
     out, result = typed(c, name, kind, value, any_size, False)
-    if type(result) is HostProxy and (own or is_held):
-        (c.path.own if own else c.path.held).add(result)
+    _note_owner(c, result, own, is_held)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
     call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent))
     host_call.record(c.recorder, call, {}, out)
+    _share_result(c, out, value, decision, (args, kwargs))
+    return result
+
+
+def _note_owner(c, result: Any, own: bool, is_held: bool) -> None:
+    """An object that comes from one of the program's, or of an eager function's, is one, too."""
+    if type(result) is HostProxy and (own or is_held):
+        (c.path.own if own else c.path.held).add(result)
+
+
+def _share_result(c, out: Any, value: Any, decision: Any, given_values: tuple) -> None:
+    """Notes what the result of a call may share with its arguments, and a number that the program was decided by."""
     if decision is not None and isinstance(out, Proxy):
         c.path.knows(out, value)
-    share(c, out, (args, kwargs))
-    return result
+    share(c, out, given_values)
 
 
 def _effect_on_shared(c, function: Callable, name: str, args: Sequence, pure: bool, is_held: bool) -> str:

@@ -16,6 +16,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import VALUE
 from thunder.core.proxies import (
+    RELATIONS,
     NumberProxy,
     Proxy,
     TensorProxy,
@@ -176,7 +177,7 @@ def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | 
             return None
         if with_offset and type(found.storage_offset()) is not int:
             return None
-    return found if all(n > 1 for n in names.values()) else None
+    return found if all(RELATIONS[">"](n, 1) for n in names.values()) else None
 
 
 def _sizes_in(steps: list) -> dict[str, NumberProxy]:

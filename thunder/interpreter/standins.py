@@ -210,6 +210,14 @@ def compares_in_python(host, values) -> bool:
     return any(host.compares(kind) or in_python(host.lookup(kind, name)) for kind in kinds for name in COMPARED)
 
 
+def _with_key(host, kwargs: dict) -> dict:
+    """The keyword arguments of a function that sorts, over stand-ins."""
+    if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
+        kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
+    key = kwargs.get("key")
+    return kwargs if key is None else kwargs | {"key": _key(host, key)}
+
+
 def run(host, f, args, kwargs) -> Any:
     """The call of a function that sorts, over stand-ins; NULL where no element compares in Python, or the function is
     another. An iterator in `args` is a list afterwards."""
@@ -227,22 +235,25 @@ def run(host, f, args, kwargs) -> Any:
     elements = args if several else list(base.__iter__(host.materialize(first)))
     if kwargs.get("key") is None and not compares_in_python(host, elements):
         return NULL
-    if VERSION >= (3, 12) and "reverse" in kwargs:  # before, it is a number
-        kwargs = kwargs | {"reverse": host.truth(kwargs["reverse"])}
-    if (key := kwargs.get("key")) is not None:
-        kwargs = kwargs | {"key": _key(host, key)}
+    kwargs = _with_key(host, kwargs)
     alike = function in (sorted, list.sort) and len(set(map(type, elements))) == 1
     stand_ins = [(Sorted if alike else Compared)(host, x) for x in elements]
     if several:
         return original(function(*stand_ins, **kwargs))
-    rest = args if function is list.sort and owner is not NULL else args[1:]
-    try:
-        result = function(stand_ins, *rest, **kwargs)
-    finally:
-        if function is list.sort and not all(x.value is y for x, y in zip(stand_ins, elements, strict=True)):
-            base.clear(first)
-            base.extend(first, map(original, stand_ins))
+    if function is list.sort:
+        return _sort(base, first, stand_ins, elements, args if owner is not NULL else args[1:], kwargs)
+    result = function(stand_ins, *args[1:], **kwargs)
     return [original(x) for x in result] if function is sorted else original(result)
+
+
+def _sort(base: type, target: Any, stand_ins: list, elements: list, args, kwargs) -> None:
+    """`list.sort`, which leaves the list in some order where a comparison raises."""
+    try:
+        list.sort(stand_ins, *args, **kwargs)
+    finally:
+        if not all(x.value is y for x, y in zip(stand_ins, elements, strict=True)):
+            base.clear(target)
+            base.extend(target, map(original, stand_ins))
 
 
 _KEY = type(functools.cmp_to_key(lambda a, b: 0))  # which compares by the program's function

@@ -336,6 +336,13 @@ def _is_primitive(b: BoundSymbol) -> bool:
     return b.sym.id not in _OF_INPUTS or len(b.args[0].shape) > 0
 
 
+# numbers that a function of integers takes in C, by the bits of these
+_LIMITS = {
+    "floor_divide": lambda bits: range(1, 1 << (bits - 1)), "remainder": lambda bits: range(1, 1 << (bits - 1)),
+    "bitwise_left_shift": range, "bitwise_right_shift": range,
+}  # fmt: skip
+
+
 def _is_function(b: BoundSymbol) -> bool:
     name = NAMES.get(b.sym.name, b.sym.name)
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
@@ -349,18 +356,13 @@ def _is_function(b: BoundSymbol) -> bool:
     function = FUNCTIONS[name]
     if any(t.dtype.category not in function.categories for t in tensors):
         return False
-    if any(type(x) is float and tensors[-1].dtype.category != FLOAT for x in numbers) and name != "where":
+    if name != "where" and tensors[-1].dtype.category != FLOAT and float in map(type, numbers):
         return False
-    if name in ("floor_divide", "remainder"):
-        limit = 1 << (8 * tensors[0].dtype.bytes - 1)
-        return len(numbers) == 1 and type(b.args[1]) is int and 0 < b.args[1] < limit
-    if name in ("bitwise_left_shift", "bitwise_right_shift"):
-        return len(numbers) == 1 and type(b.args[1]) is int and 0 <= b.args[1] < 8 * tensors[0].dtype.bytes
+    if name in _LIMITS:
+        return len(numbers) == 1 and type(b.args[1]) is int and b.args[1] in _LIMITS[name](8 * tensors[0].dtype.bytes)
     if any(type(x) is int and not _fits(x, t.dtype) for x in numbers for t in tensors):
         return False
-    if name == "pow":
-        return len(numbers) == 0 or b.args[1] is numbers[0]
-    return True
+    return name != "pow" or not numbers or b.args[1] is numbers[0]
 
 
 def _fits(number: int, kind: dtype) -> bool:

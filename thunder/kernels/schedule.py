@@ -84,11 +84,16 @@ class Item:
             own = [self.by[a] for a in self.store.axes]
             accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * math.prod(self.store.buffer.shape)))
         self.axes = _in_memory_order(axes, accesses)
-        if self.scan is not None and self.store is not None:  # one element after the other
-            along = self.by[self.store.axes[self.scan[1]]].terms
-            last = sorted((a for a in self.axes if a in along), key=lambda a: -along[a])
-            self.axes = [a for a in self.axes if a not in along] + last
+        self.axes = self._with_scan_last(self.axes)
         self._own_bound = {v for b in self.bound for v in self.by[b].terms if isinstance(v, Variable)}
+
+    def _with_scan_last(self, axes: list[Variable]) -> list[Variable]:
+        """The axes in an order in which a scan has one element after the other."""
+        if self.scan is None or self.store is None:
+            return axes
+        along = self.by[self.store.axes[self.scan[1]]].terms
+        last = sorted((a for a in axes if a in along), key=lambda a: -along[a])
+        return [a for a in axes if a not in along] + last
 
     @property
     def sizes(self) -> list[int]:
@@ -374,17 +379,22 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
     return graph.substitute(graph.substitute(node, narrow), wide), tuple(free), tuple(at)
 
 
-def range_of(node: Node, v: Variable) -> tuple[int, int, int, int, Index, int] | None:
-    """Where a node reads by an axis: the least and the largest index, the number and the sign with which it is `sign *
-    axis + shift`, the index, and how many there are to read: all of a buffer's dimension where the node reads most of
-    it. None where an index is more than the axis and a number."""
-    places: list[tuple[Index, int | None]] = []  # with the sizes of dimensions; None: there are values everywhere
+def _places(node: Node, v: Variable) -> list[tuple[Index, int | None]]:
+    """The indices by an axis, with the sizes of their dimensions; None: there are values everywhere."""
+    places: list[tuple[Index, int | None]] = []
     for n in in_order([node]):
         if n.op == "load":
             places += zip(n.what[1], n.what[0].shape, strict=True)
         elif n.op in ("index", "concat"):
             places.append((n.what, None) if n.op == "index" else (n.what[0], 0))
-    places = [(i, size) for i, size in places if v in variables_of(i)]
+    return [(i, size) for i, size in places if v in variables_of(i)]
+
+
+def range_of(node: Node, v: Variable) -> tuple[int, int, int, int, Index, int] | None:
+    """Where a node reads by an axis: the least and the largest index, the number and the sign with which it is `sign *
+    axis + shift`, the index, and how many there are to read: all of a buffer's dimension where the node reads most of
+    it. None where an index is more than the axis and a number."""
+    places = _places(node, v)
     plain = [opened(i) for i, _ in places]
     sign = plain[0].terms.get(v, 0) if places else 0
     if abs(sign) != 1 or any(len(i.terms) != 1 or i.terms.get(v) != sign for i in plain):

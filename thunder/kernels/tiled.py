@@ -327,17 +327,10 @@ def _moved(nodes: Sequence[Node]) -> list[Node]:
 # ------------------------------------------------------------------------------------------------ stored values
 
 
-def materialized(
-    groups: Sequence[Group],
-    graph: Graph,
-    strides: Mapping[Buffer, Sequence[int]],
-    machine: Gpu,
-    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
-) -> list[dict[Node, Shared]]:
-    """By group, the values that it writes for later groups or reads of earlier ones: those that take longer to compute
-    again. Results that a group writes are there anyway."""
-    names = [_by_size(g, graph, strides) for g in groups]
-    first: dict[Node, int] = {}
+def _results(
+    groups: Sequence[Group], graph: Graph, names: Sequence[_Names]
+) -> tuple[list[list[Node]], dict[Node, Shared]]:
+    """By group, the values that its loops compute, in names that all groups have; and those that are results."""
     roots: list[list[Node]] = []
     stored: dict[Node, Shared] = {}
     for number, group in enumerate(groups):
@@ -350,8 +343,24 @@ def materialized(
                 index = tuple(by[a] for a in item.store.axes)
                 if all(variables_of(i) <= root.axes for i in index):  # otherwise others may not have all of its axes
                     stored.setdefault(root, Shared(item.store.buffer, index, number))
-            for n in above_reductions(root):
-                first.setdefault(n, number)
+    return roots, stored
+
+
+def materialized(
+    groups: Sequence[Group],
+    graph: Graph,
+    strides: Mapping[Buffer, Sequence[int]],
+    machine: Gpu,
+    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
+) -> list[dict[Node, Shared]]:
+    """By group, the values that it writes for later groups or reads of earlier ones: those that take longer to compute
+    again. Results that a group writes are there anyway."""
+    names = [_by_size(g, graph, strides) for g in groups]
+    roots, stored = _results(groups, graph, names)
+    first: dict[Node, int] = {}  # by value, the first group that has it
+    for number, nodes in enumerate(roots):
+        for n in (n for root in nodes for n in above_reductions(root)):
+            first.setdefault(n, number)
     shared: dict[Node, Shared] = {}
     reads: list[set[Node]] = [set() for _ in groups]
     for number, nodes in enumerate(roots):
@@ -372,15 +381,18 @@ def materialized(
                 reads[number].add(n)
                 continue
             stack += n.args
-    result: list[dict[Node, Shared]] = [{} for _ in groups]
+    return [_in_own_names(graph, shared, read, number, names[number].back) for number, read in enumerate(reads)]
+
+
+def _in_own_names(
+    graph: Graph, shared: Mapping[Node, Shared], reads: set[Node], number: int, back: Mapping[Variable, Index]
+) -> dict[Node, Shared]:
+    """The shared values that a group reads or writes, in the names of its own axes."""
+    own: dict[Node, Shared] = {}
     for n, s in shared.items():
-        for number in range(len(groups)):
-            is_written = number == s.group and s.buffer.kind == "scratch"
-            if n in reads[number] or is_written:
-                back = names[number].back
-                own = Shared(s.buffer, tuple(replaced(i, back) for i in s.index), s.group)
-                result[number][graph.substitute(n, back)] = own
-    return result
+        if n in reads or number == s.group and s.buffer.kind == "scratch":
+            own[graph.substitute(n, back)] = Shared(s.buffer, tuple(replaced(i, back) for i in s.index), s.group)
+    return own
 
 
 def _by_size(group: Group, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> _Names:

@@ -59,13 +59,7 @@ class ThunderFunction(torch.autograd.Function):
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
         missing = tuple([i for i, c in enumerate(given) if c is None])
-        batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
-        run = None
-        if not torch.is_grad_enabled() and torch.is_anomaly_enabled() and program.make_watched and not batches:
-            run = program.once("watched", program.make_watched, missing, numbers)
-        elif not torch.is_grad_enabled():
-            make = program.batched if batches else program.without
-            run = make(missing, numbers) if batches or missing else program.backward
+        run = _chosen(program, given, missing, numbers)
         if run is program.backward and program.make_parts and (hasattr(ctx, "left") or compat.keeps_graph()):
             parts = _parts(ctx, program, given, numbers)
             if parts is not None:
@@ -82,6 +76,17 @@ class ThunderFunction(torch.autograd.Function):
             backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
         ):
             return (None, *run(saved, given))
+
+
+def _chosen(program: _Program, given: list, missing: tuple, numbers: Sequence) -> Callable | None:
+    """The backward for these cotangents; None for one that can be differentiated."""
+    if torch.is_grad_enabled():
+        return None
+    batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
+    if torch.is_anomaly_enabled() and program.make_watched and not batches:
+        return program.once("watched", program.make_watched, missing, numbers)
+    make = program.batched if batches else program.without
+    return make(missing, numbers) if batches or missing else program.backward
 
 
 class _Left:
@@ -311,21 +316,9 @@ def connected(
     not lead to.
     """
     program = _Program(
-        backward,
-        make_without,
-        make_batched,
-        make_again,
-        requires_grad,
-        inputs,
-        random,
-        dense,
-        derived,
-        decisions,
-        names,
-        tensors,
-        make_watched,
-        make_parts,
-    )
+        backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, derived, decisions,
+        names, tensors, make_watched, make_parts,
+    )  # fmt: skip
     (transforming, apply), saved_hooks = compat.applying(ThunderFunction), compat.saved_hooks
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
     take_kept, take_numbers = _taking(inputs[0]), _taking(inputs[2])
