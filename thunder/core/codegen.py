@@ -15,7 +15,7 @@ import sys
 import types
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thunder.core.devices import Device
@@ -286,6 +286,8 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
     for b in trace.bound_symbols:
         body += ["  " + s for s in printer.line(b)]
     result = f"  return {printer.value(trace.output)}"
+    if not printer.memory and (names := trace.info.cotangents):
+        body, result = [_renamed(line, names) for line in body], _renamed(result, names)
     head = [f"# {trace.provenance}"] if trace.provenance else []
     imports = sorted(printer.imports, key=_import_key)
     include_decorators = include_decorators and not trace.signature  # prologues and epilogues are not computations
@@ -298,6 +300,10 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
     else:
         signature = _wrapped([f'{a.name}: "{type_string(a)}"' for a in trace.args], f"def {trace.name}(", "):")
     return "\n".join([*head, *imports, "", *decorators, *signature, *body, result])
+
+
+def _renamed(line: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"\bt\d+\b", lambda found: names.get(found[0], found[0]), line)
 
 
 def line_owners(trace) -> dict[int, Any]:

@@ -37,9 +37,10 @@ class TraceInfo:
 
     backwards: the number of backwards in the program; contexts of bound symbols have the number of theirs. recomputed:
     by backward, the values of its forward that it recomputes. cut: the forward and the backward of a joint trace.
-    saved_as: of a backward, the saved tensors and other saved values of the forward that runs. missing: the missing
-    cotangents of a backward. fusible: bound symbols that fusion executors may take. padded: matrices with padded rows
-    in memory. disposable: saved values of a forward in memory that only its backward reads.
+    cotangents: by the name of a cotangent, the one in text to be read. saved_as: of a backward, the saved tensors and
+    other saved values of the forward that runs. missing: the missing cotangents of a backward. fusible: bound symbols
+    that fusion executors may take. padded: matrices with padded rows in memory. disposable: saved values of a forward
+    in memory that only its backward reads.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -53,6 +54,7 @@ class TraceInfo:
     backwards: int = 0
     recomputed: Mapping[int, Set[Proxy]] = dataclasses.field(default_factory=dict)
     cut: ForwardBackward | None = None
+    cotangents: Mapping[str, str] = dataclasses.field(default_factory=dict)
     saved_as: tuple = ((), ())
     missing: Set[Proxy] = frozenset()
     fusible: Set[BoundSymbol] = frozenset()

@@ -138,24 +138,25 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
-    _name_cotangents(grads, recorder.bound_symbols, trace)
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
     number = trace.info.backwards + 1
     backward = marked(recorder.bound_symbols, number)
     operations = with_sizes([*linear.forward, *backward], trace.args, trace.names)
-    info = trace.info.replace(backwards=number)
+    info = trace.info.replace(backwards=number, cotangents=_names_of(grads, recorder.bound_symbols, trace))
     operations = _without_histories(operations)
     return trace.replace(bound_symbols=operations, output=output, name="joint", tags={TraceTag.JOINT}, info=info)
 
 
-def _name_cotangents(grads: dict[Proxy, Any], backward: Sequence[BoundSymbol], trace: Trace) -> None:
-    """Names the cotangent of a value `y` that the backward computes `d_y`, where it has only a number."""
-    computed = {o for b in backward for o in b.outputs}
+def _names_of(grads: dict[Proxy, Any], backward: Sequence[BoundSymbol], trace: Trace) -> dict[str, str]:
+    """The names of cotangents in text to be read: that of a value `y` is `d_y`, where the backward computes it and it
+    has only a number."""
+    computed, names = {o for b in backward for o in b.outputs}, dict(trace.info.cotangents)
     for value, cotangent in grads.items():
-        if cotangent in computed and re.fullmatch(r"t\d+", cotangent.name):
-            cotangent.name = trace.names.claim(f"d_{value.name}")
+        if cotangent in computed and cotangent.name not in names and re.fullmatch(r"t\d+", cotangent.name):
+            names[cotangent.name] = trace.names.claim(f"d_{value.name}")
+    return names
 
 
 def _without_histories(operations: Sequence[BoundSymbol]) -> Sequence[BoundSymbol]:
