@@ -231,11 +231,11 @@ def test_one_loop_for_rows_columns_and_results(always):
 
 def test_kernels_are_shown():
     compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1) + x, executors=["cpp"])
-    compiled(torch.randn(256, 512))
+    compiled(torch.randn(4096, 512))
     ((name, text),) = thunder.last_kernels(compiled).items()
     assert name == "Kernels0"
     assert "amax over r1_0:512 of" in text  # the IR
-    assert "kernel 0: for l0:256, sweep l1:512" in text and "us predicted" in text  # the schedule
+    assert "kernel 0: for l0:4096, sweep l1:512" in text and "us predicted" in text  # the schedule
     assert 'extern "C" void region' in text  # the source
 
 
@@ -386,7 +386,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_the_operations(monkeypatch, tmp
 
 def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
-    x = torch.randn(128, 256)
+    x = torch.randn(2048, 1024)
 
     def f(x):
         return torch.softmax(x * 2, -1) + x.tanh().exp()
@@ -411,7 +411,7 @@ def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monk
 
     measure.machine()
     monkeypatch.setattr(cpp, "_compile", failing)
-    compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.015625, -1) + x), torch.randn(128, 256)
+    compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.015625, -1) + x), torch.randn(2048, 1024)
     for _ in range(4):
         compiled(x)
     with pytest.warns(UserWarning, match="stays in its first tier, PyTorch's kernels, because .*out of memory"):

@@ -132,7 +132,7 @@ def _construct_known(c, cls, args, kwargs):
     if folded(cls).steps:
         return call_native(c, cls, stepping(c, cls, None, args), kwargs)
     if cls is itertools.chain:
-        args = [iterated(c, a) for a in args]
+        return call_native(c, cls, [iterated(c, a) for a in args], kwargs)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):

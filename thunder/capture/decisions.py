@@ -35,6 +35,8 @@ from thunder.core.proxies import (
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
 from thunder.core.symbolic import RELATIONS
 from thunder.core.unbacked import made_of
+from thunder.distributed.boundary import locals_of
+from thunder.distributed.placement import is_dtensor
 from thunder.errors import CaptureError, FallbackWarning, warn_user
 from thunder.executors.torchex import no_autocast
 from thunder.ops import eager_calls
@@ -453,7 +455,9 @@ class _Values:
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
-            return real if table is None else table[name]  # as the program has it: a host call may give it back
+            real = real if table is None else table[name]  # as the program has it: a host call may give it back
+            with torch.no_grad():
+                return locals_of((real,), (self.c.tensors.local.get(source),))[0] if is_dtensor(real) else real
         if isinstance(value, AnyProxy):
             return value.example
         self._refuse(f"on {value.name}, which is not known at capture")
