@@ -539,11 +539,17 @@ class State(threading.local):
         inputs = self.ask()
         if type(inputs) is not tuple or len(inputs) != len(self.inputs):
             return False
-        same = all(a is b or not isinstance(a, torch.Tensor) and a == b for a, b in zip(inputs, self.inputs))
-        return same and self.versions() == versions
+        return all(map(_is_same, inputs, self.inputs)) and self.versions() == versions
 
     def versions(self) -> list[int]:
         return versions_of(x for x in self.inputs if isinstance(x, torch.Tensor))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether an input is the one before: the local tensor of a DTensor is another object each time."""
+    if not isinstance(a, torch.Tensor):
+        return a is b or a == b
+    return a is b or hasattr(b, "local_of") and (a.data_ptr(), a.shape) == (b.data_ptr(), b.shape)
 
 
 class _Current(threading.local):
