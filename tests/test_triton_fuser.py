@@ -13,6 +13,7 @@ import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
+from thunder.executors.triton_kernels import executor as executor_module
 from thunder.executors.triton_kernels import reductions, schedule, tiles
 from thunder.ops import LTORCH, lookup
 
@@ -594,7 +595,8 @@ def test_a_deep_model_compiles_the_regions_of_one_layer():
 
 def test_it_is_the_default_where_pytorch_knows_cuda(monkeypatch):
     """And then it is not asked about programs on the CPU. What an interpreter runs has to be asked for."""
-    monkeypatch.setattr(fuser_module, "interpreting", lambda: False)
+    for module in (fuser_module, executor_module):
+        monkeypatch.setattr(module, "interpreting", lambda: False)
     for version, default in (("13.0", True), (None, False)):
         monkeypatch.setattr(torch.version, "cuda", version)
         assert fuser_module._is_default() is default

@@ -110,7 +110,12 @@ def layout(
     layouts = c.tensors.layouts if known is None else known
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
-    if decides and not with_bits and (found := _for_all_sizes(c, wanted, with_offset)) is not None:
+    if (
+        decides
+        and not with_bits
+        and c.numbers.decisions.values
+        and (found := _for_all_sizes(c, wanted, with_offset)) is not None
+    ):
         return found
     c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     base, views, value = _base(c, wanted)
@@ -150,6 +155,8 @@ def _view(c, wanted: TensorProxy, layouts: dict[Proxy, object], views: list[Tens
 def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | None:
     """The fake tensor of `layout` where it is the same for all sizes, so that none of those that lead to it needs to be
     a constant: PyTorch's symbolic sizes say so. None where it is not, or nobody knows."""
+    if not c.numbers.decisions.values:
+        return None
     base, views, value = _base(c, wanted)
     steps = _slice(c, value, {})
     names = _sizes_in([*steps, *(c.recorder.memory.view_of[view][0] for view in views)])

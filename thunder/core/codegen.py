@@ -198,7 +198,8 @@ class Printer:
         call = f"{self.callee(sym)}({', '.join(arguments)})"
         if sym.condition is not None:
             return f"{sym.condition(b, self)} {call}"
-        if type(b.output) is TensorProxy:
+        is_typed = self.memory or commented
+        if type(b.output) is TensorProxy and is_typed:
             return f'{b.output.name} = {call}  # {b.output.name}: "{b.output._type_text()}"'
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
@@ -206,14 +207,14 @@ class Printer:
             parts = [f"{p.name} = _result{path}" for p, path in _paths(b.output, "")]
             return "; ".join([f"_result = {call}", *parts, "del _result"])
         text = f"{self.target(b.output)} = {call}"
-        return f'{text}  # {b.output.name}: "{b.output._type_text()}"' if isinstance(b.output, TensorProxy) else text
+        if isinstance(b.output, TensorProxy) and is_typed:
+            return f'{text}  # {b.output.name}: "{b.output._type_text()}"'
+        return text
 
     @staticmethod
     def _for_readers(text: str, b) -> str:
         """A line with the types of all results, and the user's line and module."""
         types = [type_string(p) for p in b.outputs]
-        if isinstance(b.output, TensorProxy):
-            text = text.removesuffix(f'  # {b.output.name}: "{types[0]}"')
         parts = [
             ", ".join(f"{t}" if n == 1 else f"{n} x {t}" for t, n in _runs(types)),
             getattr(b.location, "short", ""),

@@ -136,7 +136,9 @@ class Trace:
         Thunder's name of it, where -1 means all levels. memory: prints the text that runs, with the `del` statements
         that free memory. `str` and `repr` print that text with all decompositions.
         """
-        printer = Printer(print_depth if depth is None else depth, memory=memory)
+        return self._text(Printer(print_depth if depth is None else depth, memory=memory), include_decorators)
+
+    def _text(self, printer: Printer, include_decorators: bool) -> str:
         return function_source(self, printer, include_decorators)
 
     def print_readable(self, *, depth: int = 1, memory: bool = False, colored: bool | None = None) -> None:

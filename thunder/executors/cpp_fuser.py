@@ -29,8 +29,9 @@ from thunder.core.regions import FusedFunction, Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
+from thunder.executors.triton_kernels.by_strides import run_operations
 from thunder.executors.triton_kernels.expected import expected_strides
-from thunder.executors.triton_kernels.layout import layout_of
+from thunder.executors.triton_kernels.layout import strides_of_buffers
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
 from thunder.kernels import cpp, lower, schedule
@@ -39,7 +40,6 @@ from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Program
 from thunder.kernels.machine import Machine
 from thunder.kernels.measure import machine
-from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_dtype
 
 
@@ -149,11 +149,7 @@ class KernelRegion(FusedFunction):
     def scheduled(self, strides: tuple) -> tuple[list[schedule.Kernel], list[tuple]]:
         """The kernels for inputs of these strides, and the strides of the results."""
         if strides not in self._schedules:
-            layout = layout_of(self.region, strides)
-            of_buffers = dict(zip(self.program.inputs, strides, strict=True))
-            for store in self.program.stores:
-                if store.buffer.kind == "output":
-                    of_buffers[store.buffer] = layout[store.buffer.number]
+            of_buffers, layout = strides_of_buffers(self.region, self.program, strides)
             threads = torch.get_num_threads()
             self._schedules[strides] = (
                 schedule.scheduled(self.program, of_buffers, self.machine, threads), layout
@@ -263,16 +259,7 @@ class KernelRegion(FusedFunction):
 
     def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """The call by PyTorch's operations; where an index is out of bounds, these raise."""
-        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
-        with torch.no_grad():
-            for operation in self.region.bound_symbols:
-                run_line(operation, values)
-        memory, results = {t.untyped_storage().data_ptr() for t in tensors}, []
-        for o in self.region.outputs:
-            result = values[o]
-            results.append(result.clone() if result.untyped_storage().data_ptr() in memory else result)
-            memory.add(results[-1].untyped_storage().data_ptr())
-        return results
+        return run_operations(self.region, tensors)
 
 
 def seconds_of_operations(region: Region, on: Machine) -> float:

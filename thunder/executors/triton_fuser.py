@@ -22,8 +22,8 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.triton_kernels.binary import expect_kernels
 from thunder.executors.triton_kernels.by_strides import KeptRegion
+from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
@@ -36,7 +36,7 @@ from thunder.executors.triton_kernels.thin_products import (
 )
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
-from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
+from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
 from thunder.kernels.sizes import Undecided
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.backward import index_backward
@@ -53,7 +53,7 @@ TRITON_AUTOTUNE = compile_option(
 )  # fmt: skip
 
 
-class TritonFuser(FusionExecutor):
+class TritonFuser(TritonExecutor):
     """Takes operations that decompose into the primitives of `triton_kernels.values`, on one GPU; under Triton's
     interpreter on any device.
 
@@ -86,38 +86,19 @@ class TritonFuser(FusionExecutor):
             self._plans = _Plans(self.name, autotune=self.autotune, version=self.version)
         return self._plans
 
-    def unavailable(self) -> str | None:
-        if not has_triton():
-            return "it needs the package triton: install it"
-        if not torch.cuda.is_available() and not interpreting():
-            return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
-        return None
-
-    def runs_on(self, kinds: set[str]) -> bool:
-        return any(map(_runs_on, kinds))
-
-    def expect_program(self) -> None:
-        if torch.cuda.is_initialized() and self.has_triton() and not interpreting():
-            expect_kernels()
-
-    def has_triton(self) -> bool:
-        return has_triton()
-
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        devices = {p.device.name for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)}
         return (
-            len(devices) == 1
-            and _runs_on(next(iter(devices)))
+            self.is_on_one(operation)
             and fusible(operation, numbers=True)
             and self.has_triton()
             and _in_primitives(operation)
         )
 
     def _takes_product(self, a: TensorProxy, b: TensorProxy) -> bool:
-        return _runs_on(a.device.name) and self.has_triton() and is_thin_product(a, b)
+        return runs_on(a.device.name) and self.has_triton() and is_thin_product(a, b)
 
     def _takes_layer(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
-        return _runs_on(x.device.name) and self.has_triton() and is_thin_layer(x, weight, bias)
+        return runs_on(x.device.name) and self.has_triton() and is_thin_layer(x, weight, bias)
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each
@@ -250,10 +231,6 @@ def is_dear(operation: BoundSymbol) -> bool:
     if primitive(operation):
         return operation.sym.name in FUNCTIONS and FUNCTIONS[operation.sym.name].work >= DEAR
     return any(map(is_dear, operation.subsymbols))
-
-
-def _runs_on(device: str) -> bool:
-    return device.startswith("cuda") or interpreting()
 
 
 def _is_default() -> bool:

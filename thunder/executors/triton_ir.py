@@ -22,11 +22,11 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
-from thunder.core.utils import has_triton
 from thunder.errors import warn_user
 from thunder.executors.triton_fuser import is_dear
-from thunder.executors.triton_kernels.binary import Binary, Request, binary_of, expect_kernels
-from thunder.executors.triton_kernels.by_strides import ByStrides, KeptRegion, launch_as_text, own_results
+from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
+from thunder.executors.triton_kernels.by_strides import ByStrides, KeptRegion, launch_as_text, run_operations
+from thunder.executors.triton_kernels.executor import TritonExecutor
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launcher import (
     ALIGNMENT,
@@ -39,9 +39,9 @@ from thunder.executors.triton_kernels.launcher import (
     interpreting,
     launch_line,
 )
-from thunder.executors.triton_kernels.layout import layout_of
+from thunder.executors.triton_kernels.layout import strides_of_buffers
 from thunder.extend import register_executor
-from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
+from thunder.extend.fusion import Unfused, computing, fusible
 from thunder.kernels import lower, tiled, triton_cuda
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
@@ -49,11 +49,10 @@ from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.schedule import TooComplex
-from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
-class TritonKernels(FusionExecutor):
+class TritonKernels(TritonExecutor):
     """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU."""
 
     capturable = owns_results = compiles_ahead = keeps_kernels = True
@@ -63,29 +62,13 @@ class TritonKernels(FusionExecutor):
         # by the names of a program: the strides of the forward's values, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
-    def unavailable(self) -> str | None:
-        if not has_triton():
-            return "it needs the package triton: install it"
-        if not torch.cuda.is_available() and not interpreting():
-            return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
-        return None
-
-    def runs_on(self, kinds: set[str]) -> bool:
-        return any(map(_runs_on, kinds))
-
-    def expect_program(self) -> None:
-        if torch.cuda.is_initialized() and has_triton() and not interpreting():
-            expect_kernels()
-
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        devices = {p.device.name for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)}
         return (
-            len(devices) == 1
-            and _runs_on(next(iter(devices)))
+            self.is_on_one(operation)
             and fusible(operation)
             and lower.lowers(operation)
             and all(map(_computes, lower.primitives(operation)))
-            and has_triton()
+            and self.has_triton()
         )
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
@@ -127,10 +110,6 @@ class TritonKernels(FusionExecutor):
         return KeptRegion(said, operations, unusual)
 
 
-def _runs_on(device: str) -> bool:
-    return device.startswith("cuda") or interpreting()
-
-
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has a text for a primitive."""
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
@@ -170,11 +149,7 @@ class TileRegion(ByStrides):
     def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
         """The launches for inputs of these strides, and the strides of the results."""
         if strides not in self._schedules:
-            layout = layout_of(self.region, strides)
-            of_buffers = dict(zip(self.program.inputs, strides, strict=True))
-            for store in self.program.stores:
-                if store.buffer.kind == "output":
-                    of_buffers[store.buffer] = layout[store.buffer.number]
+            of_buffers, layout = strides_of_buffers(self.region, self.program, strides)
             self._schedules[strides] = tiled.scheduled(self.program, of_buffers, self.machine), layout
         return self._schedules[strides]
 
@@ -237,11 +212,7 @@ class TileRegion(ByStrides):
     wide = unusual  # kernels know their sizes
 
     def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
-        with torch.no_grad():
-            for operation in self.region.bound_symbols:
-                run_line(operation, values)
-        return own_results([values[o] for o in self.region.outputs], tensors)
+        return run_operations(self.region, tensors)
 
 
 class Variant:

@@ -216,14 +216,7 @@ class TextTrace(Trace):
         super().__init__(name, (), (), None, Names())
         self.text, self._callable = text, function
 
-    def python(
-        self,
-        *,
-        depth: int | None = None,
-        print_depth: int = 1,
-        include_decorators: bool = True,
-        memory: bool = False,
-    ) -> str:
+    def _text(self, printer: Printer, include_decorators: bool) -> str:
         return self.text
 
     @property
