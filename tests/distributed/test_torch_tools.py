@@ -185,7 +185,8 @@ def test_all_layouts(ranks, layout):
 
 
 def dtensors(rank, size):
-    mesh = init_device_mesh("cpu", (size,))
+    # a name that no other test gives: PyTorch's operations on DTensors remember the first of meshes that are equal
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("of_this_test",))
     before = Net()
     old, shapes = list(before.parameters()), {n: p.shape for n, p in before.named_parameters()}
     module = fsdp(before, process_group=mesh, sharding_strategy=FSDPType.ZERO3)
