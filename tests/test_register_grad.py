@@ -1,5 +1,7 @@
 """Derivatives that users register for operations."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -17,6 +19,8 @@ from thunder.core.transforms import (
 )
 from thunder.errors import DerivativeError, MissingImplementationError, OptionError
 from thunder.extend import OperatorExecutor
+from thunder.ops import PRIMS
+from thunder.transforms.register_grad import REGISTERED
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -31,11 +35,21 @@ def operation():
     return executor, made
 
 
+@contextmanager
+def restored(*symbols):
+    """The operations, with what is registered for them forgotten afterwards: other tests run in this process."""
+    before = [(s.grad_rule, s.vjp_halves) for s in symbols], dict(REGISTERED)
+    yield symbols
+    for s, (s.grad_rule, s.vjp_halves) in zip(symbols, before[0], strict=True):
+        pass
+    REGISTERED.clear()
+    REGISTERED.update(before[1])
+
+
 @pytest.fixture
 def sine():
-    before = ltorch.sin.grad_rule, ltorch.sin.vjp_halves
-    yield ltorch.sin
-    ltorch.sin.grad_rule, ltorch.sin.vjp_halves = before
+    with restored(ltorch.sin) as (operation,):
+        yield operation
 
 
 def gradients(program, executors, *tensors):
@@ -160,16 +174,8 @@ def test_what_is_no_operation():
 @pytest.fixture
 def tangent():
     """The operation and its primitive, with what is registered for them forgotten afterwards."""
-    from thunder.ops import PRIMS
-    from thunder.transforms.register_grad import REGISTERED
-
-    symbols = ltorch.tanh, PRIMS["tanh"]
-    before = [(s.grad_rule, s.vjp_halves) for s in symbols], set(REGISTERED)
-    yield symbols
-    for s, (s.grad_rule, s.vjp_halves) in zip(symbols, before[0], strict=True):
-        pass
-    REGISTERED.clear()
-    REGISTERED.update(before[1])
+    with restored(ltorch.tanh, PRIMS["tanh"]) as operations:
+        yield operations
 
 
 def times(n, symbol):
@@ -226,3 +232,12 @@ def test_an_implementation_that_is_registered_later_counts_at_once():
 def test_names_have_to_exist(register):
     with pytest.raises(thunder.errors.OptionError, match="no operation has the id 'ltorch.tahn': did you mean"):
         register("ltorch.tahn")(lambda x: x)
+
+
+def test_a_program_is_written_unless_an_operation_of_thunders_has_another_derivative(operation, tangent, tmp_path):
+    register_grad(operation[1], times(2.0, operation[1]))
+    x = X.clone().requires_grad_()
+    thunder.precompile(torch.sin, x, path=tmp_path / "p")
+    register_grad(tangent[0], times(3.0, tangent[0]))
+    with pytest.raises(thunder.errors.ProgramFileError, match="register_grad gave ltorch.tanh another derivative"):
+        thunder.precompile(torch.sin, x, path=tmp_path / "q")

@@ -126,8 +126,8 @@ def _refuse(entry: CacheEntry) -> None:
         raise Unspeakable("ranks communicate in it")
     if entry.tiers is not None:
         raise Unspeakable("its regions are compiled in the background")
-    if REGISTERED:
-        raise Unspeakable("derivatives were registered by thunder's register_grad")
+    if registered := [operation.id for operation in REGISTERED.values() if operation.executor is None]:
+        raise Unspeakable(f"register_grad gave {registered[0]} another derivative")
 
 
 def _body(trace: Trace) -> str:

@@ -38,7 +38,7 @@ def _operation(given: Any) -> Symbol:
     return found
 
 
-REGISTERED: set[str] = set()  # ids of operations whose derivative is not the one that they came with
+REGISTERED: dict[str, Symbol] = {}  # id -> operation whose derivative is not the one that it came with
 
 
 def _by_id() -> dict[str, Symbol]:
@@ -49,7 +49,7 @@ def _by_id() -> dict[str, Symbol]:
 
 def _give(operation: Symbol, rule: Callable) -> None:
     """The operation has this rule from now on. Programs that are compiled already are compiled again."""
-    REGISTERED.add(operation.id)
+    REGISTERED[operation.id] = operation
     operation.grad_rule = rule
     compat.note_registration()
 
