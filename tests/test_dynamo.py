@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests.test_functional_transforms import Composition, Torch, draw
-from thunder.dynamo import ThunderCompiler, thunderfx
-from thunder.errors import FallbackWarning, OptionError
+from thunder.dynamo import ThunderCompiler, backend, graph_calls, thunderfx
+from thunder.errors import CaptureError, FallbackWarning, OptionError
 
 pytestmark = [  # of what Dynamo itself does
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
@@ -238,3 +238,135 @@ def test_levels_that_are_refused_leave_pytorch_at_its_own():
     with pytest.warns(FallbackWarning, match="torch.func.jvp"):
         found = thunder.jit(f, fallback="eager")(x)
     torch.testing.assert_close(found, f(x))
+
+
+# ---------------------------------------------------------------------------------------- graphs that thunder refuses in part
+
+
+def shared(x):
+    """A copy of x that shares its memory by `set_`, which no program takes."""
+    return torch.empty(0).set_(x.detach())
+
+
+def in_the_middle(x, w):
+    y = x @ w
+    return (shared(y) * y).sum()
+
+
+def twice(x, w):
+    return (shared(x @ w).sin() * w + shared(w)).sum() + x.sum()
+
+
+def between_modes(x, w):
+    with torch.no_grad():
+        a = x * 2
+    b = shared(a)
+    with torch.no_grad():
+        c = b * 3
+    return (a * b * c * x).sum() + w.sum()
+
+
+def between_autocasts(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        a = x @ w
+    b = shared(a.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        c = x @ w
+    return (b * c).sum()
+
+
+def view_is_written(x, w):
+    y = (x @ w).clone()
+    first = y[0]
+    z = shared(y * 2)
+    first.mul_(3)
+    return y.square().sum() + z.sum() + first.prod()
+
+
+def argument_is_written(x, w):
+    y = shared(x * 2)
+    x.detach().add_(1)
+    return (y * w * x).sum()
+
+
+def at_levels(x, w):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+        tangent = torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
+    return (tangent * w).sum()
+
+
+# a function, and how many graphs of it thunder compiles
+IN_PARTS = {
+    "in the middle": (in_the_middle, 2),
+    "twice": (twice, 3),
+    "between modes, which stay together": (between_modes, 1),
+    "between autocasts": (between_autocasts, 2),
+    "a view that is written to": (view_is_written, 2),
+    "an argument that is written to": (argument_is_written, 2),
+    "levels": (at_levels, 1),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_only_what_is_refused_runs_in_eager_mode(name):
+    f, parts = IN_PARTS[name]
+    compiler = ThunderCompiler()
+    compiled, results = torch.compile(f, backend=compiler), []
+    with pytest.warns(FallbackWarning, match=f"in {f.__name__.replace('twice', 'shared')}|in shared"):
+        for run in (f, compiled, compiled):
+            torch.manual_seed(0)
+            x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+            loss = run(x, w)
+            loss.backward()
+            results.append([loss, x, x.grad, w.grad])
+    torch.testing.assert_close(results[1:], [results[0]] * 2)
+    assert [len(graph.programs) for graph in compiler.subgraphs] == [1] * parts
+
+
+def test_a_refusal_can_be_an_error():
+    with pytest.raises(CaptureError, match="set_"):
+        torch.compile(in_the_middle, backend=ThunderCompiler(fallback="error"))(torch.ones(2, 2), torch.ones(2, 2))
+
+
+@pytest.mark.slow  # Inductor's compiler of C++ takes ten seconds
+def test_inductor_compiles_what_is_refused(monkeypatch):
+    by, compile_by = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: by.append(options) or compile_by(*args, **options))
+    compiler = ThunderCompiler(fallback="inductor", inductor_options={"epilogue_fusion": False})
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    with pytest.warns(FallbackWarning, match="fallback='inductor'"):
+        torch.testing.assert_close(compile_by(twice, backend=compiler)(x, w), twice(x, w))
+    assert by == [{"backend": "inductor", "options": {"epilogue_fusion": False}}] * 2
+    assert len(compiler.subgraphs) == 3
+
+
+def test_modes_are_forwarded_or_refused_in_words():
+    x = torch.randn(4, 4)
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        torch._dynamo.reset()
+        compiled = torch.compile(in_the_middle, backend=lambda g, e, mode=mode: backend(g, e, mode=mode))
+        with pytest.warns(FallbackWarning, match="set_"):
+            torch.testing.assert_close(compiled(x, x), in_the_middle(x, x))
+    graph = torch.fx.symbolic_trace(lambda x: x.sin())
+    with pytest.raises(OptionError, match="'fast' is not a mode of thunder; valid: 'default', 'reduce-overhead'"):
+        backend(graph, [x], mode="fast")
+    with pytest.raises(OptionError, match="fallback='inductor'"):
+        backend(graph, [x], options={"inductor_options": {"max_autotune": True}})
+    with pytest.raises(OptionError, match="valid: 'eager', 'error', 'inductor'"):
+        backend(graph, [x], options={"fallback": "none"})
+
+
+def test_tools_see_the_graphs_of_dynamo():
+    def f(x, w):
+        y = (x @ w).relu()
+        torch._dynamo.graph_break()
+        return shared(y).log()
+
+    x = torch.tensor([[-1.0, 2.0]])
+    with pytest.warns(FallbackWarning):
+        calls = graph_calls(f, x, torch.eye(2))
+    assert [len(call.args) for call in calls] == [2, 1, 1]
+    assert all(thunder.verify(graph, *args).first is None for graph, args in calls)
+    assert "log makes 1 infinite" in str(thunder.debug(calls[-1].graph, *calls[-1].args))
+    assert "torch.log" in thunder.report(calls[-1].graph, None, *calls[-1].args).html

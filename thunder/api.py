@@ -87,8 +87,8 @@ def jit(
     executors that are not kept on disk, else "one".
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
-    "error" raises CaptureError and runs nothing. With transforms, or where parameters are replaced, it is always an
-    error, since the original would compute something else.
+    "error" raises CaptureError and runs nothing. With transforms other than CUDA graphs, or where parameters are
+    replaced, it is always an error, since the original would compute something else.
     disable_torch_autograd: results never require grad.
     debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
     interpretation, langctx: accepted as in 2024.

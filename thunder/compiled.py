@@ -70,6 +70,7 @@ class Compiled:
         self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
         self._log: Log | None = None  # of the call that is being compiled
+        self.refused: ThunderError | None = None  # the last refusal of a program as a whole
         self._warned: set[str] = set()
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.eager_functions = EagerFunctions()
@@ -493,6 +494,7 @@ class Compiled:
         asked = _no_facts if compat.function_modes_in(modes) else facts_of  # which keeps nothing alive
         alike = error.questions or (lambda *call: () if asked(*call) == facts else "the call looks different")
         self._cache.refuse(modes, alike, facts)
+        self.refused = error.with_traceback(None)
         self._eager_calls += 1
         return f"{error}\nThe original function ran, as it does at calls like this one (fallback='error' raises)."
 

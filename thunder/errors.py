@@ -55,10 +55,12 @@ class CaptureError(ThunderError):
     """A program could not be captured.
 
     location: (filename, line number, function name, source line) of the user's code. reason: why. remedy: what to do.
+    calls: (filename, line number) of each call that it left, the innermost first.
     """
 
     def __init__(self, reason: str, *, location: tuple | None = None, remedy: str = ""):
         self.reason, self.location, self.remedy = reason, location, remedy
+        self.calls: list[tuple[str, int]] = []
         text = [f"cannot capture this program: {reason}"]
         if location is not None:
             filename, line, function, source = location

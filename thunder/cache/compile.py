@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class ProgramFails(CaptureError):
         location, self.theirs = user_line(failure)
         reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_text_of(failure)}"
         super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
+        entries = traceback.walk_tb(failure.__traceback__)
+        self.calls = [(frame.f_code.co_filename, line) for frame, line in entries][::-1]
 
 
 def _text_of(failure: Exception) -> str:

@@ -139,7 +139,12 @@ class Capture(Host):
         self.function_mode: Any = self
 
     def passes(self, error: BaseException) -> bool:
-        """`Host.passes`. A program that handles what a signal handler raised would do so in all later calls."""
+        """`Host.passes`. A program that handles what a signal handler raised would do so in all later calls. A refusal
+        notes the call that it leaves."""
+        if isinstance(error, CaptureError):
+            frame = self.stack_of_frames[-1]
+            code = frame.fn.__code__
+            error.calls.append((code.co_filename, frame.record.line(code, frame.ip)))
         return super().passes(error) or interrupts(error)
 
     # ------------------------------------------------------------------------------------------------ sources

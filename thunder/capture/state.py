@@ -26,18 +26,20 @@ from thunder.options import CACHE_OPTIONS, JitOptions
 class EagerFunctions:
     """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
     the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
-    depends on. failing: functions in which thunder failed, or which raise by themselves."""
+    depends on. failing: functions in which thunder failed, or which raise by themselves. allowed: False where no
+    function may become one."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
     failing: set[types.CodeType | type] = field(default_factory=set)
+    allowed: bool = True
 
     def __contains__(self, unit: types.CodeType | type) -> bool:
         return unit in self.reasons
 
     def may_have(self, unit: types.CodeType | type) -> bool:
         """Whether a function may become one."""
-        return unit not in self.reasons and unit not in self.excluded
+        return self.allowed and unit not in self.reasons and unit not in self.excluded
 
     def exclude(self, codes: Iterable[types.CodeType]) -> None:
         for code in codes:
@@ -91,7 +93,8 @@ class Request:
 
 def original_stands_in(options: JitOptions, overrides: tuple[dict, ...]) -> bool:
     """Whether the original function computes what the compiled one does."""
-    return not (options.transforms or options.disable_torch_autograd or any(overrides))
+    replaceable = all(getattr(transform, "original_stands_in", False) for transform in options.transforms)
+    return replaceable and not (options.disable_torch_autograd or any(overrides))
 
 
 @dataclass(slots=True)

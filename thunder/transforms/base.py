@@ -33,11 +33,13 @@ class Transform:
     wrapped module stays as it was.
 
     exact: programs with it compute the same results bit for bit, so that `thunder.jit(..., numerics="eager")` may use
-    it. needs_sizes: it needs the sizes of arguments, which do not become symbolic by themselves then. executors: the
-    executors of its operations, or their names, which are asked before all others.
+    it. original_stands_in: the original function may run where a program with it cannot be captured. needs_sizes: it
+    needs the sizes of arguments, which do not become symbolic by themselves then. executors: the executors of its
+    operations, or their names, which are asked before all others.
     """
 
     exact = False
+    original_stands_in = False
     executors: Sequence[Executor | str] = ()
     needs_sizes = False
 

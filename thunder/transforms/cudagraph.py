@@ -63,6 +63,7 @@ class CUDAGraphTransform(Transform):
     """
 
     exact = True
+    original_stands_in = True
     needs_sizes = True  # a recording is for addresses and sizes
     device_type = "cuda"
 
