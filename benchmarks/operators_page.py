@@ -25,6 +25,7 @@ from benchmarks.op_coverage import DTYPES, KINDS, REFUSALS, kind_of, outcome, pr
 from thunder.core.symbol import OpTags, Symbol
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH, opaque
+from thunder.ops.rules import derivatives
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 HEAD = """# Operators
@@ -58,7 +59,8 @@ def derivative_of(symbol: Symbol) -> str:
         return "none"
     if symbol.grad_rule is not None:
         return "rule"
-    return "decomposition" if symbol.differentiate_decomposition or symbol.formula or symbol.fn is None else "PyTorch's"
+    by_parts = derivatives.composed.of(symbol) or derivatives.formula.of(symbol) or symbol.fn is None
+    return "decomposition" if by_parts else "PyTorch's"
 
 
 def _captured(info) -> list[Symbol] | str:

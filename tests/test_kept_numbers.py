@@ -8,9 +8,10 @@ import torch
 
 import thunder
 from thunder.ops import LTORCH
+from thunder.ops.rules import kernels
 
 NUMBERS = (0.1, -2.5, 0.0, -0.0, 1, 2, 1021, 1e-45, 1e300, math.inf, math.nan, 2**60 + 1)
-CONVERTED = sorted(name for name, symbol in LTORCH.items() if symbol.converts_numbers == (1,))
+CONVERTED = sorted(name for name, symbol in LTORCH.items() if kernels.converts_numbers.of(symbol) == (1,))
 SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 3e38, -1.0, 0.5])
 
 

@@ -38,9 +38,9 @@ def operation():
 @contextmanager
 def restored(*symbols):
     """The operations, with what is registered for them forgotten afterwards: other tests run in this process."""
-    before = [(s.grad_rule, s.vjp_halves) for s in symbols], dict(REGISTERED)
+    before = [(s.grad_rule, dict(s.rules)) for s in symbols], dict(REGISTERED)
     yield symbols
-    for s, (s.grad_rule, s.vjp_halves) in zip(symbols, before[0], strict=True):
+    for s, (s.grad_rule, s.rules) in zip(symbols, before[0], strict=True):
         pass
     REGISTERED.clear()
     REGISTERED.update(before[1])

@@ -22,6 +22,7 @@ from thunder.errors import ThunderError
 from thunder.ops import LTORCH
 from thunder.ops.families import collectives
 from thunder.ops.registry import _BY_TORCH
+from thunder.ops.rules import memory
 from thunder.ops.torch_types import to_torch_dtype
 
 # PyTorch's own warnings about samples it is given
@@ -335,7 +336,7 @@ class _nothing:
         pass
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLED if LTORCH[name].owns_result])
+@pytest.mark.parametrize("name", [name for name in SAMPLED if memory.owns_result.of(LTORCH[name])])
 def test_results_that_are_owned_share_no_memory(name):
     """They may be written over: of every type, since some operations give back what they have nothing to do for."""
     symbol, asked = LTORCH[name], 0

@@ -10,6 +10,7 @@ import torch
 import thunder
 import thunder.torch as ltorch
 from thunder.core.definition import Definition
+from thunder.core.rule_table import Property, RuleTable
 from thunder.core.symbol import Symbol
 from thunder.core.trace import TraceBuilder, TraceInfo, tracectx
 from thunder.ops import LTORCH, PRIMS
@@ -42,6 +43,30 @@ def test_a_function_of_the_users_is_the_operation_that_is_defined_for_it():
     compiled, x = thunder.jit(lambda x: shifted(x), fallback="error"), torch.ones(2)
     torch.testing.assert_close(compiled(x), shifted(x))
     assert "ltorch.add(1, " in thunder.last_traces(compiled)[0].python()
+
+
+def test_rows_of_a_table_belong_to_the_operation_and_to_its_executed_forms():
+    table: RuleTable[int] = RuleTable(0)
+    heavy = Property()
+    symbol, other = Symbol("fresh"), Symbol("other")
+    table.set(3, symbol)
+    heavy.add(symbol, when=lambda operation: operation.args[0] > 2)
+    heavy.add(other)
+    assert (table.of(symbol), table.of(other)) == (3, 0)
+    executed = symbol.executed("fresh_here", max, None, id="here.fresh")
+    assert table.of(executed) == 3
+    table.set(4, executed)
+    assert (table.of(symbol), table.of(executed)) == (3, 4)
+    assert [heavy.holds(s.bind(n, output=None)) for s in (symbol, executed, other) for n in (2, 3)] == [
+        False, True, False, True, True, True,
+    ]  # fmt: skip
+    assert not heavy.holds(Symbol("third").bind(3, output=None))
+
+    @table(other)
+    def rule():
+        pass
+
+    assert table.of(other) is rule
 
 
 def test_facts_have_no_names_but_those_of_fields():
@@ -105,7 +130,7 @@ def test_the_search_finds_lists():
 
 
 def test_no_lists_of_operations_outside_of_their_families():
-    """What a pass asks about an operation is a field of `Definition`; the fuser's kernels have a table of functions."""
+    """What a pass asks about an operation is a row in its table, or a field of `Definition`; the fuser's kernels have a table of functions."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {text}"
         for folder in ("transforms", "executors", "extend", "distributed")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.rule_table import Property, RuleTable
 from thunder.core.symbol import BoundSymbol, OpTags
+
+shares: RuleTable[Callable[..., bool] | None] = RuleTable(None)
+"""(*args, **kwargs): whether the results of a VIEW operation may share memory with its first tensor."""
+
+shows: RuleTable[int | None] = RuleTable(None)
+"""The position of the argument whose memory the result of a VIEW operation shows, where it has several tensors."""
+
+may_copy = Property()
+"""A VIEW operation that copies where the strides do not allow a view."""
 
 
 class Bases(dict[Proxy, Proxy]):
@@ -16,22 +26,22 @@ class Bases(dict[Proxy, Proxy]):
 
 
 def may_view(bound_symbol: BoundSymbol) -> bool:
-    """Whether an output of an operation may share memory with its first tensor; `Definition.may_view` decides by the
+    """Whether an output of an operation may share memory with its first tensor; `shares` decides by the
     arguments."""
     symbol = bound_symbol.sym
     if OpTags.VIEW not in symbol.tags:
         return False
-    return symbol.may_view is None or symbol.may_view(*bound_symbol.args, **bound_symbol.kwargs)
+    return (decide := shares.of(symbol)) is None or decide(*bound_symbol.args, **bound_symbol.kwargs)
 
 
 def is_view(bound_symbol: BoundSymbol) -> bool:
     """Whether the outputs of an operation share memory with one tensor, whatever the strides are."""
-    return may_view(bound_symbol) and not bound_symbol.sym.may_copy and _shown_by(bound_symbol) is not None
+    return may_view(bound_symbol) and not may_copy.of(bound_symbol.sym) and _shown_by(bound_symbol) is not None
 
 
 def _shown_by(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The tensor whose memory the results of a VIEW operation show; None where that is not known."""
-    if (place := bound_symbol.sym.shows) is not None:
+    if (place := shows.of(bound_symbol.sym)) is not None:
         return bound_symbol.args[place]
     tensors = [i for i in bound_symbol.inputs if isinstance(i, TensorProxy)]
     return tensors[0] if len(tensors) == 1 else None

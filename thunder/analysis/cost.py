@@ -8,16 +8,39 @@ the links (R. Thakur et al. 2005, "Optimization of Collective Communication Oper
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy, element_count, number_value
 from thunder.core.regions import FusedFunction, Region
+from thunder.core.rule_table import RuleTable
 from thunder.core.symbol import BoundSymbol, OpTags
 
 # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 FLOPS_PER_BYTE = 100
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation costs, beside the bytes of its operands and results.
+
+    factors: positions among the tensors of the two operands that a product multiplies. multiply_adds: (bound symbol):
+    multiplications and additions, where it is no single product of two operands. rate: the field of `Machine` with the
+    rate of its multiplications and additions, where it is not that of products. kernels: how many PyTorch launches.
+    scratch: (bound symbol): bytes that it allocates beside its results. selects: it reads as many elements of its first
+    operand as its result has.
+    """
+
+    factors: tuple[int, int] = (0, 1)
+    multiply_adds: Callable[[BoundSymbol], float] | None = None
+    rate: str | None = None
+    kernels: int = 1
+    scratch: Callable[[BoundSymbol], int] | None = None
+    selects: bool = False
+
+
+rules: RuleTable[Cost] = RuleTable(Cost())
 
 
 def nbytes(value: TensorProxy) -> int:
@@ -35,14 +58,15 @@ def multiply_adds(operation: BoundSymbol) -> float:
     """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
     mnk. 0 of other operations.
 
-    What is no single product says how many it has: `Symbol.multiply_adds`.
+    What is no single product says how many it has: `Cost.multiply_adds`.
     """
-    if (count := operation.sym.multiply_adds) is not None:
+    rule = rules.of(operation.sym)
+    if (count := rule.multiply_adds) is not None:
         return count(operation)
     tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
-    if OpTags.MATMUL_OP not in operation.sym.tags or len(tensors) <= operation.sym.factors[1] or not operation.outputs:
+    if OpTags.MATMUL_OP not in operation.sym.tags or len(tensors) <= rule.factors[1] or not operation.outputs:
         return 0
-    a, b, product = *(tensors[i] for i in operation.sym.factors), operation.outputs[0]
+    a, b, product = *(tensors[i] for i in rule.factors), operation.outputs[0]
     batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
     return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 
@@ -74,7 +98,7 @@ def region_bytes(region: Region) -> int:
 def _moved(parts: Iterable[BoundSymbol], inputs: Iterable, outputs: Iterable) -> int:
     read: dict[TensorProxy, int] = {}
     for part in parts:
-        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.selects
+        selects = OpTags.SHAPE_OP in part.sym.tags or rules.of(part.sym).selects
         found = sum(map(nbytes, tensors_in(part.outputs)))
         for p in tensors_in(part.inputs):
             read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
@@ -87,7 +111,7 @@ def scratch_bytes(operation: BoundSymbol) -> int:
     """Bytes that an operation allocates beside its results."""
     if isinstance(operation.sym.fn, FusedFunction):
         return operation.sym.fn.scratch_bytes
-    count = original_of(operation).sym.scratch
+    count = rules.of(original_of(operation).sym).scratch
     return count(original_of(operation)) if count is not None else 0
 
 
@@ -127,7 +151,7 @@ class Machine:
     def rate(self, operation: BoundSymbol) -> float:
         """Of the arithmetic of an operation."""
         original = original_of(operation)
-        kind = original.sym.rate
+        kind = rules.of(original.sym).rate
         size = next(
             (p.dtype.bytes for p in operation.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4
         )
@@ -142,7 +166,7 @@ class Machine:
             for part in (operation.subsymbols if operation.sym.is_fusion else (operation,))
         )
         function, symbol = operation.sym.fn, original_of(operation).sym
-        kernels = function.kernels if isinstance(function, FusedFunction) else symbol.kernels
+        kernels = function.kernels if isinstance(function, FusedFunction) else rules.of(symbol).kernels
         moving = (bytes_moved(operation) + 2 * scratch) / self.memory + kernels * self.launch
         return max(arithmetic / self.rate(operation) + kernels * self.start, moving) if arithmetic else moving
 

@@ -26,6 +26,7 @@ from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.eager_calls import State, asking_again, with_state
+from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions, debug_topics
 from thunder.pipeline import (
@@ -343,7 +344,7 @@ def _connect(
 
 def _told(computation: Trace, cut: ForwardBackward) -> list[str]:
     """Names of the tensors among the arguments, where the backward asks which of them autograd wants gradients of."""
-    asks = any(b.sym.asks_autograd for b in cut.backward.bound_symbols)
+    asks = any(effects.asks_autograd.of(b.sym) for b in cut.backward.bound_symbols)
     return [a.name for a in computation.args if isinstance(a, TensorProxy)] if asks else []
 
 

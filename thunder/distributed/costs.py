@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
+from thunder.analysis import cost
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import H200, Machine, nbytes, original_of, scratch_bytes, tensors_in
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
@@ -144,7 +145,7 @@ class Memory:
             strides = function.layout(tuple(self._example(p).stride() for p in tensors))
             self._lie(outputs, strides if strides is not None else [None] * len(outputs))
         elif not operation.sym.is_fusion and (
-            OpTags.MATMUL_OP not in original.sym.tags or original.sym.rate is not None
+            OpTags.MATMUL_OP not in original.sym.tags or cost.rules.of(original.sym).rate is not None
         ):  # as what they read, where that has their shape
             like = [next((self._example(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])

@@ -20,6 +20,7 @@ from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.families.collectives import all_gather, all_reduce, reduce_scatter, wait
+from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import from_tensor_dtype
 
 codegen.OBJECT_NAMES[Placement] = lambda placement: f"placement_{placement.name}"
@@ -72,7 +73,7 @@ def _reduced(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
 
 
 synchronize = Symbol("synchronize", _typed_whole, module="ltorch", decomposition=_gathered)
-synchronize.regathers = lambda operation: operation.args[1].again
+derivatives.regathers.set(lambda operation: operation.args[1].again, synchronize)
 synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorch", decomposition=_reduced)
 
 

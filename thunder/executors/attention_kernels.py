@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from thunder import compat
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, float64, int64, uint64
 from thunder.core.proxies import TensorProxy, like
@@ -239,8 +241,8 @@ def attention_kernel(
         fn=without_grad or (lambda *args: forward(*args)[0]),
     )  # fmt: skip
     for symbol in (alone, *made):
-        symbol.rate = "attention"
-        symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], operation.args[5])
+        count = lambda operation: 2 * scores(*operation.args[:2], operation.args[5])  # noqa: E731
+        cost.rules.set(Cost(multiply_adds=count, rate="attention"), symbol)
     last = Symbol(
         f"sdpa_{name}_backward",
         backward_meta,
@@ -249,8 +251,14 @@ def attention_kernel(
         tags=(OpTags.MATMUL_OP,),
         fn=backward,
     )
-    last.multiply_adds = lambda operation: 5 * scores(*operation.args[1:3], operation.args[10])
-    last.rate, last.kernels = "attention_backward", 3
+    cost.rules.set(
+        Cost(
+            multiply_adds=lambda operation: 5 * scores(*operation.args[1:3], operation.args[10]),
+            rate="attention_backward",
+            kernels=3,
+        ),
+        last,
+    )
 
     kernel = Kernel(name, number, alone, *made, last, hidden, aligns)
     _register_derivatives(kernel)

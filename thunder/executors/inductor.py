@@ -25,7 +25,6 @@ import torch
 
 from thunder import compat
 from thunder.analysis.lifetimes import first_uses
-from thunder.core.definition import holds
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers, numbers_in
 from thunder.core.regions import FusedFunction, Region
@@ -40,6 +39,7 @@ from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, computing, fusible
 from thunder.ops.layout import run_line
 from thunder.ops.registry import PRIMS
+from thunder.ops.rules import effects, kernels
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import CXX_COMPILER, SEARCH_PATH
 from thunder.runtime import background
@@ -80,8 +80,8 @@ class InductorExecutor(FusionExecutor):
         not depend on data: Inductor writes loops for that."""
         symbol = operation.sym
         if (
-            not symbol.inductor_loops
-            or holds(symbol.checks_data, operation)
+            kernels.no_loop_of_inductor.of(symbol)
+            or effects.checks_data.holds(operation)
             or OpTags.OPAQUE in symbol.tags
             or any(p.dtype.category == COMPLEX for p in (*operation.inputs, *operation.outputs))
         ):

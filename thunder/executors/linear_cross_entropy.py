@@ -24,6 +24,8 @@ from itertools import pairwise
 
 import torch
 
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import (
@@ -216,10 +218,14 @@ for _symbol, _wanted in (
     (linear_cross_entropy, lambda operation: ()),
     (with_gradients, lambda operation: operation.args[-1]),
 ):
-    _symbol.multiply_adds = lambda operation, wanted=_wanted: (
-        (1 + sum(wanted(operation)[:2])) * element_count(operation.args[0]) * number_value(operation.args[1].shape[0])
+    _count = (
+        lambda operation, wanted=_wanted: (  # noqa: E731
+            (1 + sum(wanted(operation)[:2]))
+            * element_count(operation.args[0])
+            * number_value(operation.args[1].shape[0])
+        )
     )
-    _symbol.scratch = _logits
+    cost.rules.set(Cost(multiply_adds=_count, scratch=_logits), _symbol)
 
 
 def _differentiated(hidden, weight, bias, target, ignore_index, reduction, dtype):

@@ -41,6 +41,7 @@ from thunder.kernels.sizes import Undecided
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
+from thunder.ops.rules import products
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
@@ -126,7 +127,9 @@ class TritonFuser(TritonExecutor):
             and sum(map(nbytes, tensors)) <= SHARED
             and all(_is_map(o) or o.sym is PRIMS["sum_of_partials"] for o in region.bound_symbols)
             and not any(
-                i in producer and producer[i].sym.in_float32 is not None for i in region.inputs if len(found) == 1
+                i in producer and products.in_float32.of(producer[i].sym) is not None
+                for i in region.inputs
+                if len(found) == 1
             )
         )
 

@@ -11,7 +11,6 @@ import torch
 from thunder.api import add_transform, jit
 from thunder.cache.entry import CacheEntry
 from thunder.compiled import compiled_of
-from thunder.core.definition import holds
 from thunder.core.host_calls import host_call
 from thunder.core.paths import check_decision, check_value
 from thunder.core.proxies import TensorProxy, UnbackedNumber, element_count
@@ -19,6 +18,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
 from thunder.ops.eager_calls import is_eager_call
+from thunder.ops.rules import effects
 from thunder.transforms.base import Transform
 
 KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation")
@@ -122,7 +122,7 @@ def _kind(b: BoundSymbol) -> str | None:
         return "eager call"
     if b.sym.name != "size" and any(isinstance(o, UnbackedNumber) for o in b.outputs):
         return "value"
-    if OpTags.DEVICE_SYNC_OP in b.sym.tags or holds(b.sym.synchronises, b):
+    if OpTags.DEVICE_SYNC_OP in b.sym.tags or effects.synchronises.holds(b):
         return "wait"
     by_pytorch = isinstance(b.sym.id, tuple) and b.sym.id[0] == "with_graph"
     return "opaque operation" if OpTags.OPAQUE in b.sym.tags or by_pytorch else None

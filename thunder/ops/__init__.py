@@ -35,7 +35,6 @@ for _rules in (
     "families.batching_rules",
     "families.splitting_rules",
     "families.seeded",
-    "families.linearity",
     "families.parts",
     "kernel_derivatives",
     "second_derivatives",

@@ -15,13 +15,18 @@ there. A function of PyTorch without a definition here is run under autocast as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
+from thunder.core.rule_table import RuleTable
 from thunder.core.symbol import Recorder, Symbol, current_recorder
 from thunder.ops.registry import LTORCH
+
+when: RuleTable[Callable[[str, tuple, dict], bool] | None] = RuleTable(None)
+"""(kind of device, args, kwargs): whether autocast casts the arguments; without it, always."""
 
 WORDS = ("lower", "float32", "widest", "banned")
 
@@ -57,7 +62,7 @@ class Policy:
             if word is None:
                 continue
             tensors = [t for t in proxies_in(kwargs, proxies_in(args, [])) if _eligible(t, kind)]
-            if not tensors or (symbol.autocast_when and not symbol.autocast_when(kind, args, kwargs)):
+            if not tensors or ((cast := when.of(symbol)) is not None and not cast(kind, args, kwargs)):
                 continue
             if word == "banned":
                 raise RuntimeError(

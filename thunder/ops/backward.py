@@ -16,7 +16,8 @@ from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.core.utils import has_triton
 from thunder.ops.layout import empty_rows, is_dense
-from thunder.ops.registry import LTORCH, PRIMS, declare, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, torch_prim
+from thunder.ops.rules import derivatives, kernels
 
 aten = torch.ops.aten
 
@@ -70,7 +71,8 @@ def kernel(
         symbol = Symbol(
             printed[0], meta, id=f"aten.{name}.{overload}", module=printed[1], is_prim=True, tags=tags, fn=fn
         )
-        symbol.conjugates = name.endswith("_backward")
+        if name.endswith("_backward"):
+            derivatives.conjugates.add(symbol)
     return KERNELS.setdefault(name, symbol)
 
 
@@ -181,7 +183,9 @@ slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start
 
 diagonal_backward = kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))
 unfold_backward = kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
-declare(select_backward, slice_backward, diagonal_backward, unfold_backward, layout="row-major")  # written into zeros
+kernels.layout.set(
+    "row-major", select_backward, slice_backward, diagonal_backward, unfold_backward
+)  # written into zeros
 
 
 # zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked;
@@ -226,7 +230,7 @@ def _(g, x, slope, of_result):
 
 
 # the operand decides, and not the cotangent, which comes first
-declare(threshold_backward, leaky_relu_backward, layout="as decomposition")
+kernels.layout.set("as decomposition", threshold_backward, leaky_relu_backward)
 
 
 @elu_backward.decomposed_by
@@ -299,7 +303,7 @@ def formula(symbol: Symbol) -> Callable:
     that."""
 
     def define(function: Callable) -> Callable:
-        symbol.formula = function
+        derivatives.formula.set(function, symbol)
         return function
 
     return define

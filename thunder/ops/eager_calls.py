@@ -37,6 +37,7 @@ from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.pytorch_derivative import Graph, grafted, run_backward
+from thunder.ops.rules import derivatives
 
 
 class Outcome(NamedTuple):
@@ -656,7 +657,7 @@ def symbol_for(output: tuple[tuple, AnyProxy | None]) -> Symbol:
     )
     symbol.typed_by_running = differentiated.typed_by_running = True  # the outcome says which results have a gradient
     symbol.grad_rule = functools.partial(_derivative, differentiated)
-    differentiated.once_differentiable = _ONCE
+    derivatives.once_differentiable.set(_ONCE, differentiated)
     return symbol
 
 
@@ -709,7 +710,8 @@ def _derivative(symbol: Symbol, *arguments):
     cotangents = tuple(None if cotangent is None else cotangent[i] for i in connected)
     inputs = (*(value_at(args, kwargs, path) for path in wanted), *leaves)
     backward = Symbol(_BACKWARD, lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward)
-    backward.once_differentiable, backward.accepts_missing_cotangents = _ONCE, True
+    derivatives.once_differentiable.set(_ONCE, backward)
+    derivatives.accepts_missing_cotangents.add(backward)
     gradients = backward(graph, cotangents)
     table = dict(zip(wanted, gradients, strict=False))
     of_args = tuple(_structured(x, (i,), table) for i, x in enumerate(args))

@@ -15,6 +15,7 @@ from thunder.core.symbol import OpTags, Symbol, carries_out, detached, hashable
 from thunder.errors import CaptureError
 from thunder.ops.infer import as_torch, differentiates_fakes, example, fake, without_memory
 from thunder.ops.opaque_values import is_tensor
+from thunder.ops.rules import derivatives
 
 
 class Graph:
@@ -84,7 +85,7 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
     """Those of the wanted positions that PyTorch has a gradient for and not None. It differentiates examples, once for
     arguments of one kind."""
     # or a library's, whose backward is anybody's Python
-    if symbol.reaches_all or symbol.module is not None and symbol.module.startswith("torch.ops"):
+    if derivatives.reaches_all.of(symbol) or symbol.module is not None and symbol.module.startswith("torch.ops"):
         return wanted
 
     def described(x):
@@ -256,14 +257,15 @@ def _make_derivative(symbol: Symbol):
 
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
-    run = functools.partial(run_with_whole_graph if symbol.reaches_all else run_with_graph, symbol.fn)
+    run = functools.partial(run_with_whole_graph if derivatives.reaches_all.of(symbol) else run_with_graph, symbol.fn)
     forward = Symbol(
         f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run
     )
-    forward.once_differentiable = once = (
+    once = (
         f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run "
         "again"
     )
+    derivatives.once_differentiable.set(once, forward)
 
     def rule(*args, **kwargs):
         flat, wanted = _wanted(args, kwargs)
@@ -282,7 +284,8 @@ def _make_derivative(symbol: Symbol):
             is_prim=True,
             fn=run_backward,
         )
-        backward.once_differentiable, backward.accepts_missing_cotangents = once, True
+        derivatives.once_differentiable.set(once, backward)
+        derivatives.accepts_missing_cotangents.add(backward)
         return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
     return rule

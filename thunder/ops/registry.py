@@ -162,13 +162,6 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
         )
 
 
-def declare(*symbols: Symbol, **facts) -> None:
-    """Sets fields of `Definition` for several operations."""
-    for symbol in symbols:
-        for field, value in facts.items():
-            setattr(symbol, field, value)
-
-
 @functools.cache
 def operand_places(*functions: Callable) -> dict[str, int]:
     """Where functions of PyTorch take their operands, tensors and numbers, by the names that they, or numpy, have for

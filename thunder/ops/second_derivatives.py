@@ -19,6 +19,7 @@ from thunder.ops.families.convolution import convolution_alias
 from thunder.ops.families.resample import UPSAMPLE
 from thunder.ops.families.scatter import gather_backward, index_select_backward
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import derivatives
 
 _REDUCTIONS = ("none", "mean", "sum")  # as kernels number them
 
@@ -323,9 +324,9 @@ OPERANDS = {
 }
 """Positions of the arguments that a row has cotangents for; of others the first two."""
 
+derivatives.inexact.add(*(KERNELS[name] for name in INEXACT))
 for _name, _row in ROWS.items():
     backward.gradients_of(KERNELS[_name], _row, OPERANDS.get(_name, (0, 1)))
-    KERNELS[_name].exact_derivative = _name not in INEXACT
 
 backward.gradients_of(backward.index_backward, _indexed)
 backward.gradients_of(backward.getitem_backward, lambda c, g, shape, key: (_op("getitem", c, key),))

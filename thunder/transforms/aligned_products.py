@@ -20,6 +20,7 @@ from itertools import chain
 
 import torch
 
+from thunder.analysis import aliases, cost
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import original_of, tensors_in
 from thunder.analysis.flow import consumers, producers
@@ -29,6 +30,7 @@ from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, like, number_
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, form_of
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.layout import padded_row
+from thunder.ops.rules import products
 
 # the least number of rows and of columns of the first operand for which a fast product is worth a copy of its result
 LEAST_ROWS, LEAST_DEPTH = 128, 256
@@ -74,10 +76,10 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
     for b in trace.bound_symbols:
         reads_padded = b in matrices and not padded.isdisjoint(matrices[b])
         if _pads(b) and reads_padded and (b.output in padded or not _is_odd(b.output)):
-            operations.append(b.replace(sym=form_of(b.sym, "aligned", b.sym.aligned)))
+            operations.append(b.replace(sym=form_of(b.sym, "aligned", products.aligned.of(b.sym))))
         elif _pads(b) and _is_odd(b.output) and _is_worth_a_copy(b):
             apart = b.output.replace(name=trace.names.make())
-            operations.append(b.replace(sym=form_of(b.sym, "aligned", b.sym.aligned), output=apart))
+            operations.append(b.replace(sym=form_of(b.sym, "aligned", products.aligned.of(b.sym)), output=apart))
             operations.append(dense_rows.bind(apart, output=b.output, context=b.context))
         else:
             operations.append(b)
@@ -89,17 +91,17 @@ def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[Tenso
     source: dict[Proxy, Proxy] = {}
     found: dict[BoundSymbol, list[TensorProxy]] = {}
     for b in operations:
-        keeps_rows = b.sym.takes_rows_apart and OpTags.MATMUL_OP not in b.sym.tags
+        keeps_rows = products.takes_rows_apart.of(b.sym) and OpTags.MATMUL_OP not in b.sym.tags
         if (keeps_rows or _is_view(b)) and isinstance(b.args[0], TensorProxy):
             source |= dict.fromkeys(b.outputs, source.get(b.args[0], b.args[0]))
-        if OpTags.MATMUL_OP in b.sym.tags and b.sym.takes_rows_apart:
+        if OpTags.MATMUL_OP in b.sym.tags and products.takes_rows_apart.of(b.sym):
             found[b] = tensors_in(source.get(v, v) for v in (*b.outputs, *b.inputs))
     return found
 
 
 def _is_view(operation: BoundSymbol) -> bool:
     """Whether an operation returns a view, whatever the strides; `contiguous` may write dense rows."""
-    return may_view(operation) and (operation.sym.reshapes or not operation.sym.may_copy)
+    return may_view(operation) and (operation.sym.reshapes or not aliases.may_copy.of(operation.sym))
 
 
 def _is_odd(value: TensorProxy) -> bool:
@@ -113,9 +115,9 @@ def _is_odd(value: TensorProxy) -> bool:
 
 def _pads(operation: BoundSymbol) -> bool:
     """Whether an executor runs an operation as a product that can pad its rows."""
-    if operation.sym.aligned is None or original_of(operation) is operation:
+    if products.aligned.of(operation.sym) is None or original_of(operation) is operation:
         return False
-    x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][operation.sym.factors[0] :][:2]
+    x, y = [i for i in operation.inputs if isinstance(i, TensorProxy)][cost.rules.of(operation.sym).factors[0] :][:2]
     return len(x.shape) >= 2 and (len(y.shape) == 2 or equal_shapes(x.shape[:-2], y.shape[:-2]))
 
 
@@ -163,7 +165,7 @@ class _Half:
         """The views of a value that an operation returns, with whether each has the rows of the value; None where the
         operation needs dense rows."""
         symbol = operation.sym
-        if symbol.takes_rows_apart:
+        if products.takes_rows_apart.of(symbol):
             return [] if OpTags.MATMUL_OP in symbol.tags else [(o, by_rows) for o in operation.outputs]
         if not may_view(operation):
             return [] if self.fuses(operation) else None
@@ -171,6 +173,6 @@ class _Half:
             (view,) = operation.outputs
             keeps = by_rows and view.shape and type(view.shape[-1]) is int and view.shape[-1] == value.shape[-1]
             return [(view, True)] if keeps else None
-        if symbol.may_copy:  # `contiguous`, which has nothing to do for rows that are not apart
+        if aliases.may_copy.of(symbol):  # `contiguous`, which has nothing to do for rows that are not apart
             return [] if self.fuses(operation) and not by_rows else None
         return [(o, False) for o in operation.outputs]

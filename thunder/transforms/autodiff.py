@@ -24,6 +24,7 @@ from thunder.extend import resolve_executors
 from thunder.ops import LTORCH
 from thunder.ops.families.parts import add_part, part_of_zeros
 from thunder.ops.functionalize.histories import holding
+from thunder.ops.rules.derivatives import accepts_missing_cotangents
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
 
@@ -229,7 +230,7 @@ def write_without(
             table[operation.output] = term = table.get(term, term)
             if operation.sym is LTORCH["sub"] and operation.args[0] in gone:
                 table[operation.output] = LTORCH["neg"](term)
-        elif lost and operation.sym.accepts_missing_cotangents:
+        elif lost and accepts_missing_cotangents.of(operation.sym):
             told = operation.swap({**table, **dict.fromkeys(lost)})
             recorder.bound_symbols.append(told.replace(args=told.args, kwargs=told.kwargs))  # decomposed anew
         else:

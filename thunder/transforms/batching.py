@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.definition import holds
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, detached, recording
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.ops.families.batching_rules import elementwise
 from thunder.ops.infer import as_torch
+from thunder.ops.rules import batching, derivatives
 from thunder.transforms.derivative import by_formula
 from thunder.transforms.levels import write
 
@@ -68,7 +68,7 @@ class _Batch:
         if operation.context is not None:
             recorder.context = operation.context.replace(grad_enabled=operation.context.grad_enabled and self.grad)
         # an autograd.Function with a vmap of its own says what that draws
-        maps_itself = operation.sym.own_derivative and operation.sym.batching is not None
+        maps_itself = operation.sym.own_derivative and batching.rule.of(operation.sym) is not None
         random = OpTags.RANDOM_OP in operation.sym.tags and not maps_itself
         if random and self.randomness == "error":
             raise RuntimeError(
@@ -87,7 +87,7 @@ class _Batch:
 
     def by_rule(self, operation: BoundSymbol):
         """The result of the operation's rule, if it has the expected type."""
-        rule = elementwise if operation.sym.elementwise else operation.sym.batching
+        rule = elementwise if operation.sym.elementwise else batching.rule.of(operation.sym)
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)
@@ -117,14 +117,14 @@ class _Batch:
                 f"{symbol.name}."
             )
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs)
-        if symbol.formula and differentiated:
+        if derivatives.formula.of(symbol) and differentiated:
             for sub in by_formula(operation):
                 self.operation(sub)
             return None
         if (
             symbol.fn is not None
             and symbol.executor is None
-            and not (operation.subsymbols and holds(operation.sym.unknown_to_vmap, operation))
+            and not (operation.subsymbols and batching.unknown_to_vmap.holds(operation))
         ):
             mapped = tuple(p in self.moved for p in operation.inputs if isinstance(p, TensorProxy))
             args, kwargs = map_structure(self.at, operation.args), map_structure(self.at, operation.kwargs)
@@ -194,9 +194,11 @@ class _Batch:
         name, key = f"vmap_of_{symbol.name}", ("vmap_of", symbol.id, id(operation))
         made = Symbol(name, meta, id=key, decomposition=decomposition)
         made.tags, made.own_derivative, made.nondifferentiable = symbol.tags, True, symbol.nondifferentiable
-        for name in ("grad_rule", "functional_derivative", "forward_derivative"):
-            if (rule := getattr(symbol, name)) is not None:
-                setattr(made, name, by(rule))
+        if symbol.grad_rule is not None:
+            made.grad_rule = by(symbol.grad_rule)
+        for table in (derivatives.functional, derivatives.in_forward_mode):
+            if (rule := table.of(symbol)) is not None:
+                table.set(by(rule), made)
         return made(*(_in_batch(p, self.moved, size) for p in mapped))
 
 
@@ -261,7 +263,8 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
     detaches = symbol.detaches
     if detaches is not None:
         made.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
-    made.once_differentiable, made.nondifferentiable = symbol.once_differentiable, symbol.nondifferentiable
+    derivatives.once_differentiable.set(derivatives.once_differentiable.of(symbol), made)
+    made.nondifferentiable = symbol.nondifferentiable
     return made
 
 

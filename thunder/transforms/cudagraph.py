@@ -32,12 +32,12 @@ import torch
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.lifetimes import Occupancy, last_uses
-from thunder.core.definition import holds
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.functionalize.inplace import count_write, writes_back
+from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
 from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.region import GraphedRegion
@@ -83,7 +83,8 @@ class CUDAGraphTransform(Transform):
     def refusal(self, operation: BoundSymbol) -> str | None:
         """The reason against recording an operation, in words; None where there is none."""
         symbol, tags = operation.sym, operation.sym.tags
-        original = operation.subsymbols[0].sym if operation.subsymbols and not symbol.is_fusion else symbol
+        before = operation.subsymbols[0] if operation.subsymbols and not symbol.is_fusion else operation
+        original = before.sym
         if any(
             isinstance(n, NumberProxy) for n in numbers_in((operation.args, operation.kwargs, operation.output), [])
         ):
@@ -101,14 +102,14 @@ class CUDAGraphTransform(Transform):
             or _is_foreign(symbol)
         ):
             return "it may do more than launch kernels"
-        if original.holds_generator or operation.kwargs.get("generator") is not None:
+        if effects.holds_generator.of(original) or operation.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
-        if OpTags.DEVICE_SYNC_OP in tags or holds(original.synchronises, operation):
+        if OpTags.DEVICE_SYNC_OP in tags or effects.synchronises.holds(before):
             return "it may wait for the device"
         if (
             OpTags.DONT_DCE in tags
             and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
-            or original.changes_metadata
+            or effects.changes_metadata.of(original)
             or original is count_write
         ):
             return "it has an effect that is no write to a tensor's memory"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from thunder.core.definition import holds
 from thunder.core.proxies import NumberProxy, TensorProxy, numbers_in
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
+from thunder.ops.rules import effects
 
 
 def dce(trace: Trace) -> Trace:
@@ -51,8 +51,7 @@ def may_raise(operation: BoundSymbol) -> bool:
 
 
 def _raises_for_values(operation: BoundSymbol) -> bool:
-    symbol = operation.sym
-    if holds(symbol.checks_data, operation) or holds(symbol.may_raise, operation):
+    if effects.checks_data.holds(operation) or effects.may_raise.holds(operation):
         return True
     return any(map(_raises_for_values, operation.subsymbols))
 

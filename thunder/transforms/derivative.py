@@ -16,7 +16,7 @@ functions use `get_grad` and `put_grads` instead.
 
 Rules are written for real numbers: `g * y` for y = exp(x). The gradient of a holomorphic function multiplies the
 cotangent by the conjugate of its derivative, `g * conj(y)`, so the factors of cotangents in a rule are conjugated for
-complex numbers. `Definition.complex_derivative` names the operations without such a rule.
+complex numbers. `rules.derivatives.of_complex` names the operations without such a rule.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, cu
 from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
 from thunder.ops import LTORCH, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
+from thunder.ops.rules.derivatives import (
+    composed,
+    formula,
+    in_forward_mode,
+    of_complex,
+    once_differentiable,
+)
+from thunder.ops.rules.derivatives import functional as functional_rule
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
 from thunder.transforms.register_grad import REGISTERED
@@ -227,7 +235,7 @@ def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder)
     found: list[BoundSymbol] = []
     for b in operations:
         flows = not flowing.isdisjoint(b.inputs)
-        if flows and not b.sym.conjugates:
+        if flows and not conjugates.of(b.sym):
             for value in b.inputs:
                 if value not in flowing and value not in conjugates and _is_complex(value):
                     conjugates[value] = LTORCH["conj"](value)
@@ -314,13 +322,13 @@ def _is_registered_primitive(operation: BoundSymbol) -> bool:
 
 def _is_for_reals(operation: BoundSymbol) -> bool:
     """Whether an operation reads or returns complex numbers for which neither its rule nor its decomposition holds."""
-    return operation.sym.complex_derivative == "PyTorch's" and _has_complex(operation)
+    return of_complex.of(operation.sym) == "PyTorch's" and _has_complex(operation)
 
 
 def _conjugates(operation: BoundSymbol) -> bool:
     """Whether the rule of an operation is that of a holomorphic function, applied to complex numbers."""
     symbol = operation.sym
-    return bool(symbol.torch_functions) and symbol.complex_derivative == "holomorphic" and _has_complex(operation)
+    return bool(symbol.torch_functions) and of_complex.of(symbol) == "holomorphic" and _has_complex(operation)
 
 
 def _is_complex(value) -> bool:
@@ -340,7 +348,7 @@ def _wants_by_keyword(operation: BoundSymbol) -> bool:
 
 def _by_parts(operation: BoundSymbol) -> bool:
     """Whether PyTorch composes the operation of its decomposition, which is then differentiated."""
-    wanted = operation.sym.differentiate_decomposition
+    wanted = composed.of(operation.sym)
     return (
         bool(wanted)
         and not _is_for_reals(operation)
@@ -370,9 +378,9 @@ def derivatives(
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return
-    if operation.sym.once_differentiable:
-        raise MissingImplementationError(f"a second derivative is asked for, but {operation.sym.once_differentiable}")
-    if operation.sym.formula:
+    if (why := once_differentiable.of(operation.sym)) is not None:
+        raise MissingImplementationError(f"a second derivative is asked for, but {why}")
+    if formula.of(operation.sym) is not None:
         for sub in by_formula(operation):
             derivatives(sub, executors, out, functional, forward)
         return
@@ -381,9 +389,9 @@ def derivatives(
         derivatives(operation.subsymbols[0], executors, out, functional, forward)
         return
     rule = _rule_for(operation, executors)
-    if functional and (again := operation.sym.functional_derivative) is not None:
+    if functional and (again := functional_rule.of(operation.sym)) is not None:
         rule = again, True
-    if forward and (pushing := operation.sym.forward_derivative) is not None:
+    if forward and (pushing := in_forward_mode.of(operation.sym)) is not None:
         rule = pushing, True
     if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
@@ -422,7 +430,7 @@ def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
     """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = operation.sym.formula(*operation.args, **operation.kwargs)
+        result = formula.of(operation.sym)(*operation.args, **operation.kwargs)
     operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     return operations + [
         LTORCH["clone"].bind(new, output=old, context=operation.context) for old, new in aliases.items()

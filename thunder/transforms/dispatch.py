@@ -13,6 +13,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
+from thunder.ops.rules import derivatives
 
 
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
@@ -46,7 +47,7 @@ def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
     lists = [
         operation
         for operation in trace.bound_symbols
-        if operation.sym.differentiate_decomposition
+        if derivatives.composed.of(operation.sym)
         and fuser.takes(operation)
         and all(map(fuser.takes, operation.subsymbols))
     ]

@@ -11,13 +11,14 @@ from functools import lru_cache
 
 from thunder.core.symbol import Symbol
 from thunder.core.trace import Trace
+from thunder.ops.rules import derivatives
 
 
 def exact_derivatives(trace: Trace) -> Trace:
-    """The trace without the derivative rules that are not exact (`Definition.exact_derivative`)."""
+    """The trace without the derivative rules that are not exact (`derivatives.inexact`)."""
     return trace.replace(
         bound_symbols=[
-            operation if operation.sym.exact_derivative else operation.replace(sym=_without_rule(operation.sym))
+            operation.replace(sym=_without_rule(operation.sym)) if derivatives.inexact.of(operation.sym) else operation
             for operation in trace.bound_symbols
         ]
     )
@@ -36,5 +37,6 @@ def _without_rule(symbol: Symbol) -> Symbol:
         fn=symbol.fn,
     )
     made.take_facts(symbol)
-    made.differentiate_decomposition, made.functional_derivative, made.formula = False, None, None
+    for table in (derivatives.composed, derivatives.functional, derivatives.formula):
+        table.set(table.default, made)
     return made

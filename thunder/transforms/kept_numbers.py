@@ -20,6 +20,7 @@ from thunder.core.dtypes import bool8, dtype, float32, float64
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
+from thunder.ops.rules import kernels
 from thunder.ops.torch_types import to_torch_dtype
 
 # the types that numbers are converted to, with their largest values
@@ -39,7 +40,7 @@ def _takes_number(operation: BoundSymbol) -> bool:
     """Whether PyTorch runs an operation, in place or not, on tensors on the CPU and a number of their type."""
     if operation.sym.is_fusion or operation.kwargs or _NUMBERS.isdisjoint(map(type, operation.args)):
         return False
-    places = original_of(operation).sym.converts_numbers
+    places = kernels.converts_numbers.of(original_of(operation).sym)
     numbers = [x for i, x in enumerate(operation.args) if i in places and type(x) in _NUMBERS]
     kind = _kind(operation) if numbers else None
     # some kernels refuse a number that overflows
@@ -57,7 +58,7 @@ def _kind(operation: BoundSymbol) -> dtype | None:
 def _kept(operation: BoundSymbol, made: dict[tuple, torch.Tensor]) -> BoundSymbol:
     args, kind = list(operation.args), _kind(operation)
     assert kind is not None, "it takes a number"
-    for i in original_of(operation).sym.converts_numbers:
+    for i in kernels.converts_numbers.of(original_of(operation).sym):
         if type(number := args[i]) in _NUMBERS:
             key = repr(number), kind
             if key not in made:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from thunder.analysis import aliases
 from thunder.analysis.flow import uses
 from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
@@ -49,7 +50,13 @@ def merged_views(trace: Trace) -> Trace:
             return out.write(operation)
         x, result = operation.args[0], operation.output
         is_dense = operation.sym is LTORCH["contiguous"]
-        own = _Views(x, not is_dense and not operation.sym.may_copy, operation.sym is LTORCH["view"], is_dense, effects)
+        own = _Views(
+            x,
+            not is_dense and not aliases.may_copy.of(operation.sym),
+            operation.sym is LTORCH["view"],
+            is_dense,
+            effects,
+        )
         before = views.get(x) if read[x] == 1 else None
         now = own if before is None else _together(before, own)
         views[result] = now

@@ -27,6 +27,7 @@ from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
 from thunder.ops.functionalize.inplace import also_written, write_back, written_after
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import derivatives, effects
 from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.phases import phases
@@ -170,7 +171,7 @@ def without_overwritten(
     operations. copies: names of possible views that are known to be copies."""
     rearranged: dict[Proxy, Proxy] = {}  # by the value of an argument under its new shape, the argument
     for b in forward:
-        if b.sym.changes_metadata:
+        if effects.changes_metadata.of(b.sym):
             rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
     targets = {rearranged.get(b.args[0], b.args[0]) for b in forward if b.sym in (write_back, also_written)}
     if not targets and not rearranged:
@@ -179,7 +180,7 @@ def without_overwritten(
     bases = alias_bases(forward, maybe=True, copies=copies)
     refused: dict[BoundSymbol, BoundSymbol] = {}
     for b in backward:
-        unread = b.sym.statistics  # positions of arguments that gradients do not depend on
+        unread = derivatives.statistics.of(b.sym)  # positions of arguments that gradients do not depend on
         written = {
             value: bases[value]
             for value in b.inputs

@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 from thunder import compat
 from thunder.core.proxies import TensorProxy
+from thunder.core.rule_table import RuleTable
 from thunder.core.symbol import Symbol
 from thunder.errors import MissingImplementationError
 from thunder.extend import get_all_executors, operation_id
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.gradients import check_count
 from thunder.ops.registry import operation_of
+
+# the augmented forward and the backward that a user registered
+_HALVES: RuleTable[list[Callable | None] | None] = RuleTable(None)
 
 
 class VJPDual(NamedTuple):
@@ -95,7 +99,8 @@ def register_backward(sym_or_id: Symbol | str | Callable):
 
 
 def _register(operation: Symbol, place: int, function: Callable) -> Callable:
-    operation.vjp_halves = halves = operation.vjp_halves or [None, None]
+    halves = _HALVES.of(operation) or [None, None]
+    _HALVES.set(halves, operation)
     halves[place] = function
     _give(operation, _joined(operation, halves))
     return function

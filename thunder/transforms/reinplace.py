@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from thunder.analysis import aliases
 from thunder.analysis.aliases import alias_bases
 from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
@@ -236,7 +237,8 @@ def _laid_out_like(executor) -> Symbol:
         fn=_lay_out_like,
         executor=executor,
     )
-    symbol.shows, symbol.may_copy = 0, True
+    aliases.shows.set(0, symbol)
+    aliases.may_copy.add(symbol)
     return symbol
 
 

@@ -30,6 +30,7 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.extend.fusion import FusionExecutor, written_over
 from thunder.ops.backward import is_read_again
 from thunder.ops.families.parts import add_part, rearranges
+from thunder.ops.rules import memory
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.phases import phase_of
 from thunder.transforms.reinplace import in_place_form, may_hold, run_in_place
@@ -41,7 +42,9 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
     """The trace whose operations write over inputs that die with them: accumulations of gradients, fusions, and, where
     a fusion executor is used (`fused`), elementwise operations."""
     backward = _is_backward(trace)
-    if not fused and not any(_adds_gradients(b) or backward and b.sym.accumulates for b in trace.bound_symbols):
+    if not fused and not any(
+        _adds_gradients(b) or backward and memory.accumulates.of(b.sym) for b in trace.bound_symbols
+    ):
         return trace
     state, padded = _Lifetimes(trace), trace.info.padded
     saved = _Saved(trace)
@@ -51,9 +54,9 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         if operation.sym is python_del:
             operations.append(saved.deleted(operation))
             continue
-        fuser, own = _fuser(operation), operation.sym.owns_result
+        fuser, own = _fuser(operation), memory.owns_result.of(operation.sym)
         hidden = fuser is not None or OpTags.MATMUL_OP in operation.sym.tags
-        accumulates = _adds_gradients(operation) or backward and operation.sym.accumulates
+        accumulates = _adds_gradients(operation) or backward and memory.accumulates.of(operation.sym)
         if fuser is not None:
             found = state.dying(i, operation)
             operation, over = written_over(operation, found) if found else (operation, {})
@@ -121,7 +124,7 @@ def _is_backward(trace: Trace) -> bool:
 
 
 def _adds_gradients(operation: BoundSymbol) -> bool:
-    return operation.sym.accumulates and (phase_of(operation) > 0 or original_of(operation).sym is add_part)
+    return memory.accumulates.of(operation.sym) and (phase_of(operation) > 0 or original_of(operation).sym is add_part)
 
 
 class _Lifetimes:

@@ -29,6 +29,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.functionalize.inplace import writes_back
+from thunder.ops.rules import derivatives
 from thunder.options import compile_option
 from thunder.transforms.kept_values import kept_values
 from thunder.transforms.phases import phases
@@ -129,7 +130,8 @@ def _is_fixed(operation: BoundSymbol) -> bool:
 
 def regathers(operation: BoundSymbol) -> bool:
     """Whether backwards gather the result of an operation again."""
-    return operation.sym.regathers is not None and operation.sym.regathers(operation)
+    regathers = derivatives.regathers.of(operation.sym)
+    return regathers is not None and regathers(operation)
 
 
 def _regathered(

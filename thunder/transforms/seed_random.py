@@ -22,12 +22,14 @@ from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor
 from thunder.ops import LTORCH, PRIMS
 from thunder.ops.families import random
+from thunder.ops.rules import effects, kernels
 
 
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """The trace with functions of seeds in the place of the random operations, where one of `fusers` takes these."""
     if any(
-        operation.sym is PRIMS["get_rng_state"] or operation.sym.holds_generator for operation in trace.bound_symbols
+        operation.sym is PRIMS["get_rng_state"] or effects.holds_generator.of(operation.sym)
+        for operation in trace.bound_symbols
     ):
         return trace
     seeds = _Seeds(fusers)
@@ -48,7 +50,7 @@ class _Seeds:
         self.offset = 0
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
-        form = operation.sym.from_uniform if operation.sym.executor is None else None
+        form = kernels.from_uniform.of(operation.sym) if operation.sym.executor is None else None
         if (
             form is None
             or operation.kwargs.get("generator") is not None

@@ -16,6 +16,7 @@ from thunder.core.proxies import TensorProxy, numbers_in
 from thunder.core.symbol import BoundSymbol, form_of
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
+from thunder.ops.rules import products
 
 DEVICES = ("cuda",)  # with such products
 
@@ -50,7 +51,7 @@ def wide_products(trace: Trace) -> Trace:
         product = producer.get(x)
         if (
             product is not None
-            and product.sym.in_float32 is not None
+            and products.in_float32.of(product.sym) is not None
             and original_of(product) is not product
             and operation.output.dtype is float32
             and x.dtype in (bfloat16, float16)
@@ -63,7 +64,9 @@ def wide_products(trace: Trace) -> Trace:
     made = []
     for b in trace.bound_symbols:
         if b in wide:
-            made.append(b.replace(sym=form_of(b.sym, "in_float32", b.sym.in_float32), output=wide[b].output))
+            made.append(
+                b.replace(sym=form_of(b.sym, "in_float32", products.in_float32.of(b.sym)), output=wide[b].output)
+            )
         elif b not in dropped:
             made.append(b)
     return trace.replace(bound_symbols=made)

@@ -22,6 +22,7 @@ from thunder.ops import LTORCH, PRIMS
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.gradients import check_count, check_kind, fitted
+from thunder.ops.rules import batching, derivatives
 from thunder.transforms.levels import typed
 from thunder.transforms.recompute import generator_of
 
@@ -90,7 +91,7 @@ def apply(c, f, args, kwargs):
     values = _values_known(c, function)
     function.close()
     if maps_itself:
-        function.symbol.batching = _mapped_by_itself(c, function)
+        batching.rule.set(_mapped_by_itself(c, function), function.symbol)
     function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
     operation = function.operation((*inputs, *function.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
@@ -351,7 +352,7 @@ class _Function:
         pushed, result = (x if isinstance(x, tuple) else (x,) for x in (found, self.returned(self.result)))
         check_count(f"the jvp of {self.cls.__name__}", len(result), pushed)
         self.jvp = _Read(self._without_decisions(c, recorder.bound_symbols), tuple(pushed))
-        self.symbol.forward_derivative = self.forward_rule
+        derivatives.in_forward_mode.set(self.forward_rule, self.symbol)
 
     def close(self) -> None:
         """All is read."""
@@ -365,7 +366,8 @@ class _Function:
         own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
         symbol.tags = frozenset(tags & own)
         if self.backwards:
-            symbol.grad_rule, symbol.functional_derivative = self.rule, self.functional_rule
+            symbol.grad_rule = self.rule
+        derivatives.functional.set(self.functional_rule, symbol)
 
     # --- the operation
     def operation(self, args: tuple, outputs, context) -> BoundSymbol:
@@ -505,7 +507,7 @@ class _Function:
 
         key = ("autograd_function_backward", id(self), again)
         symbol = Symbol(f"{self.symbol.name}_backward", meta, id=key, decomposition=decomposition)
-        symbol.accepts_missing_cotangents = True
+        derivatives.accepts_missing_cotangents.add(symbol)
         if self.once:
             symbol.grad_rule = _differentiated_twice(symbol)
             symbol.detaches = lambda values, cotangents: not any(g is not None and g.requires_grad for g in cotangents)

@@ -28,6 +28,7 @@ from thunder.distributed.synchronize import leave_for_later, synchronize_gradien
 from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
 from thunder.ops.eager_calls import is_eager_backward, runs_python
+from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
@@ -330,7 +331,7 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
     assigned_data.check_read(c, operations)
     bases = alias_bases(c.recorder.bound_symbols)
     for operation in operations:
-        unread = operation.sym.statistics  # positions of arguments that gradients do not depend on
+        unread = derivatives.statistics.of(operation.sym)  # positions of arguments that gradients do not depend on
         for value in operation.inputs:
             if not isinstance(value, TensorProxy):
                 continue

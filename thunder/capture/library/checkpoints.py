@@ -23,11 +23,13 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from thunder.analysis import aliases
 from thunder.capture import containers
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete, like, proxies_in
 from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, primitive
+from thunder.ops.rules import derivatives, effects
 from thunder.runtime.wanted import wants
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
@@ -138,7 +140,7 @@ def present(a: torch.Tensor) -> torch.Tensor:
     return a.clone()
 
 
-present.statistics = (0,)
+derivatives.statistics.set((0,), present)
 
 
 def again(
@@ -157,9 +159,9 @@ def _run_again(count: int) -> Symbol:
         "run_again", lambda gradient, *rest: None, module="ltorch", id="run_again", is_prim=True,
         tags=(OpTags.DONT_DCE,), fn=again,
     )  # fmt: skip
-    symbol.statistics = tuple(range(4, 4 + count))
-    symbol.asks_autograd = True
-    symbol.once_differentiable = "a checkpoint writes to tensors, and its backward does so once more"
+    derivatives.statistics.set(tuple(range(4, 4 + count)), symbol)
+    effects.asks_autograd.add(symbol)
+    derivatives.once_differentiable.set("a checkpoint writes to tensors, and its backward does so once more", symbol)
     return symbol
 
 
@@ -175,7 +177,8 @@ def _derivative(result, inputs, targets, values, names):
     return (gradient,)
 
 
-repeated.grad_rule, repeated.shows = _derivative, 0
+repeated.grad_rule = _derivative
+aliases.shows.set(0, repeated)
 
 
 class _Repeated:
@@ -257,7 +260,7 @@ class _Repeated:
         """Refuse where the written tensors' values go into other results: the second run's are others."""
         changing = set(self.written)
         for operation in self.region:
-            unread = operation.sym.statistics
+            unread = derivatives.statistics.of(operation.sym)
             reads = changing.intersection(operation.inputs)
             if not reads:
                 continue

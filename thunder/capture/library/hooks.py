@@ -17,12 +17,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from thunder import compat
+from thunder.analysis import aliases
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
+from thunder.ops.rules import derivatives
 from thunder.runtime import retained
 
 
@@ -57,13 +59,14 @@ hooked = Symbol(
     "hooked", lambda value, hook, values: like(value), module="ltorch", id="hooked", is_prim=True,
     tags=(OpTags.VIEW,), fn=lambda value, hook, values: value.view_as(value),
 )  # fmt: skip
-hooked.grad_rule, hooked.shows = _derivative, 0
+hooked.grad_rule = _derivative
+aliases.shows.set(0, hooked)
 
 call_hook = Symbol(
     "call_hook", lambda gradient, hook, values: like(gradient), module="ltorch", id="call_hook", is_prim=True,
     tags=(OpTags.DONT_DCE,), fn=lambda gradient, hook, values: hook(gradient, values),
 )  # fmt: skip
-call_hook.once_differentiable = "a hook of a tensor, which runs as it is, is no operation"
+derivatives.once_differentiable.set("a hook of a tensor, which runs as it is, is no operation", call_hook)
 
 
 new_cell = Symbol("new_cell", lambda: AnyProxy(""), module="ltorch", id="new_cell", is_prim=True, fn=retained.Cell)
@@ -77,7 +80,7 @@ add_share = Symbol(
     "add_share", lambda gradient, cell: like(gradient), module="ltorch", id="add_share", is_prim=True,
     tags=(OpTags.DONT_DCE,), fn=retained.add,
 )  # fmt: skip
-add_share.once_differentiable = "a result retains its gradient, which is no operation"
+derivatives.once_differentiable.set("a result retains its gradient, which is no operation", add_share)
 
 
 def _shared(value, cell):
@@ -85,7 +88,8 @@ def _shared(value, cell):
     return (add_share(gradient, cell),)
 
 
-retaining.grad_rule, retaining.shows = _shared, 0
+retaining.grad_rule = _shared
+aliases.shows.set(0, retaining)
 
 
 def retain_outside(c, value: TensorProxy) -> AnyProxy:

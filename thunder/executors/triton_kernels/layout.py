@@ -24,6 +24,7 @@ from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
+from thunder.ops.rules import kernels
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -98,17 +99,21 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
         run_line(operation, values, values.seen)
         return True
-    if _is_cast(operation) or symbol.layout == "preserved":
+    if _is_cast(operation) or kernels.layout.of(symbol) == "preserved":
         (out,), (source, *_) = operation.outputs, operation.inputs
         like = values[source]
         # of a meta tensor, empty_like gives dimensions of size 1 other strides than of a real one
         values.make(out, like.stride() if is_dense(like) else torch.empty_like(like).stride())
         return True
-    if symbol.layout == "row-major" or OpTags.REDUCTION_OP in symbol.tags and symbol.layout != "as decomposition":
+    if (
+        kernels.layout.of(symbol) == "row-major"
+        or OpTags.REDUCTION_OP in symbol.tags
+        and kernels.layout.of(symbol) != "as decomposition"
+    ):
         for o in operation.outputs:
             values.make(o, strides_of(values.shape(o)))
         return True
-    if (symbol.fn is None or symbol.layout == "as decomposition") and not primitive(operation):
+    if (symbol.fn is None or kernels.layout.of(symbol) == "as decomposition") and not primitive(operation):
         return all(follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
@@ -122,9 +127,9 @@ def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | Non
     """The strides of an operation's one result, by those of its operands; None where no rule says."""
     symbol, shape = operation.sym, values.shape(operation.outputs[0])
     operands = [values[i] for i in operation.inputs]
-    if symbol.layout == "second operand first":
+    if kernels.layout.of(symbol) == "second operand first":
         operands.reverse()
-    if symbol.layout == "memory format":
+    if kernels.layout.of(symbol) == "memory format":
         return _in_memory_format(shape, operands)
     if len(shape) < 2:
         return strides_of(shape)
@@ -173,12 +178,19 @@ def _elementwise(operation: BoundSymbol) -> bool:
             "prims.broadcast_in_dim",
         )
     operations, aliases = operation.subsymbols, operation.aliases
-    return bool(operations) and not aliases and operation.sym.layout != "own" and all(map(_elementwise, operations))
+    return (
+        bool(operations)
+        and not aliases
+        and kernels.layout.of(operation.sym) != "own"
+        and all(map(_elementwise, operations))
+    )
 
 
 def _converts_numbers(operation: BoundSymbol) -> bool:
     """Whether PyTorch makes a tensor of a number among an operation's arguments."""
-    return bool(operation.sym.converts_numbers) and any(type(a) in (bool, int, float) for a in operation.args)
+    return bool(kernels.converts_numbers.of(operation.sym)) and any(
+        type(a) in (bool, int, float) for a in operation.args
+    )
 
 
 def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor], numbers: bool = False) -> tuple:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thunder import compat
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
@@ -99,9 +101,10 @@ def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
     return element_count(query) * number_value(key.shape[-2]) // (2 if is_causal else 1)
 
 
-for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    _symbol.multiply_adds = lambda operation: 2 * scores(*operation.args[:2], (*operation.args[5:6], False)[0])
-    _symbol.rate = "attention"
+cost.rules.set(
+    Cost(multiply_adds=lambda b: 2 * scores(*b.args[:2], (*b.args[5:6], False)[0]), rate="attention"),
+    scaled_dot_product_attention, attention_with_dropout,
+)  # fmt: skip
 
 
 def _run_among(backends, *args, **kwargs):

@@ -14,6 +14,7 @@ from thunder.core.proxies import TensorProxy, map_structure, proxies_in, same_sh
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.families.attention import flash_attention, flash_attention_backward
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import batching
 
 
 class Batch(Protocol):
@@ -29,7 +30,7 @@ class Batch(Protocol):
 def _rule(*names: str):
     def define(function: Callable) -> Callable:
         for name in names:
-            LTORCH[name].batching = function
+            batching.rule.set(function, LTORCH[name])
         return function
 
     return define
@@ -247,7 +248,7 @@ def _attention(batch: Batch, operation: BoundSymbol):
     return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
 
 
-flash_attention.batching = flash_attention_backward.batching = _attention
+batching.rule.set(_attention, flash_attention, flash_attention_backward)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -262,6 +263,6 @@ def _selects_one(operation: BoundSymbol) -> bool:
     return any(isinstance(x, TensorProxy) and not x.shape for x in operation.args[1:])
 
 
-LTORCH["setitem"].unknown_to_vmap = _sets_by_mask
-LTORCH["index_select"].unknown_to_vmap = _selects_one
-LTORCH["column_stack"].unknown_to_vmap = True
+batching.unknown_to_vmap.add(LTORCH["setitem"], when=_sets_by_mask)
+batching.unknown_to_vmap.add(LTORCH["index_select"], when=_selects_one)
+batching.unknown_to_vmap.add(LTORCH["column_stack"])

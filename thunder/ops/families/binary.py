@@ -20,7 +20,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, spellings_of, subtracted_types
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.rules import effects, kernels, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
@@ -279,7 +280,7 @@ def _double_in_place(a, b):
         )
 
 
-LTORCH["float_power"].check_in_place = _double_in_place
+views.check_in_place.set(_double_in_place, LTORCH["float_power"])
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     binary(_name, *spellings_of(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
 
@@ -435,15 +436,15 @@ def _divides_integers(operation) -> bool:
     return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
 
 
-declare(*(LTORCH[name] for name in ("div", "remainder", "fmod", "floor_divide")), checks_data=_divides_integers)
-declare(*(PRIMS[name] for name in ("remainder", "fmod", "floor_divide")), checks_data=_divides_integers)
-declare(
-    *(LTORCH[name] for name in (
+effects.checks_data.add(
+    *(LTORCH[name] for name in ("div", "remainder", "fmod", "floor_divide")), when=_divides_integers
+)
+effects.checks_data.add(*(PRIMS[name] for name in ("remainder", "fmod", "floor_divide")), when=_divides_integers)
+# not pow, which computes the powers of some numbers otherwise
+kernels.converts_numbers.set((1,), *(LTORCH[name] for name in (
         "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "fmod", "remainder", "copysign", "xlogy",
         "eq", "ne", "lt", "le", "gt", "ge",
-    )),
-    converts_numbers=(1,),  # not pow, which computes the powers of some numbers otherwise
-)  # fmt: skip
+    )))  # fmt: skip
 # Inductor's results differ, for infinities and below float32
-declare(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)), inductor_loops=False)
-LTORCH["rsub"].layout = "second operand first"
+kernels.no_loop_of_inductor.add(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)))
+kernels.layout.set("second operand first", LTORCH["rsub"])

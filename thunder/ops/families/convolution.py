@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import squeeze, unsqueeze
 from thunder.ops.promotion import same_device
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.MATMUL_OP,)
@@ -294,7 +297,7 @@ for _rank, _plain, _transposed in (
     (3, conv3d, conv_transpose3d),
 ):
     _conv_rule(_plain, _rank)
-    declare(_plain, _transposed, complex_derivative="PyTorch's")  # which composes it of convolutions of real numbers
+    derivatives.of_complex.set("PyTorch's", _plain, _transposed)  # which composes it of convolutions of real numbers
     _conv_transpose_rule(_transposed, _rank)
 
 
@@ -308,14 +311,17 @@ def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
     return element_count(x) * element_count(weight) // max(1, number_value(weight.shape[0]))
 
 
-for _symbol in (conv1d, conv2d, conv3d):
-    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.output, operation.args[1])
-for _symbol in (conv_transpose1d, conv_transpose2d, conv_transpose3d):
-    _symbol.multiply_adds = lambda operation: _multiply_adds(operation.args[0], operation.args[1])
-convolution.multiply_adds = lambda operation: _multiply_adds(
-    operation.args[0] if operation.args[6] else operation.output, operation.args[1]
+cost.rules.set(Cost(multiply_adds=lambda b: _multiply_adds(b.output, b.args[1])), conv1d, conv2d, conv3d)
+cost.rules.set(
+    Cost(multiply_adds=lambda b: _multiply_adds(b.args[0], b.args[1])),
+    conv_transpose1d, conv_transpose2d, conv_transpose3d,
+)  # fmt: skip
+cost.rules.set(
+    Cost(multiply_adds=lambda b: _multiply_adds(b.args[0] if b.args[6] else b.output, b.args[1])), convolution
 )
-convolution_backward.multiply_adds = lambda operation: (
-    sum(operation.args[10][:2])
-    * _multiply_adds(operation.args[1] if operation.args[7] else operation.args[0], operation.args[2])
+cost.rules.set(
+    Cost(
+        multiply_adds=lambda b: sum(b.args[10][:2]) * _multiply_adds(b.args[1] if b.args[7] else b.args[0], b.args[2])
+    ),
+    convolution_backward,
 )

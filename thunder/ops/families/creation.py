@@ -22,6 +22,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
 from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -478,7 +479,7 @@ def vander(x, *, N=None):
     return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
 
 
-vander.differentiate_decomposition = True  # PyTorch composes it of the same operations
+derivatives.composed.set(True, vander)  # PyTorch composes it of the same operations
 
 
 def _complex_meta(real, imag):
@@ -508,5 +509,6 @@ def _counts_classes(operation) -> bool:
     return operation.kwargs.get("num_classes", rest[0] if rest else -1) == -1
 
 
-LTORCH["tensor"].synchronises = LTORCH["one_hot"].checks_data = True
-LTORCH["one_hot"].synchronises = _counts_classes
+effects.synchronises.add(LTORCH["tensor"])
+effects.checks_data.add(LTORCH["one_hot"])
+effects.synchronises.add(LTORCH["one_hot"], when=_counts_classes)

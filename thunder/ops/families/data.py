@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from thunder.analysis import aliases
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.registry import PRIMS, alias, composite, prim, torch_prim
+from thunder.ops.rules import kernels
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -201,5 +203,5 @@ gradient_of_first(clone, lambda g, y, a, *, memory_format=torch.preserve_format:
 gradient_of_first(pin_memory, lambda g, y, a, device=None: g)
 
 
-PRIMS["device_put"].inductor_loops = False
-contiguous.may_copy = True
+kernels.no_loop_of_inductor.add(PRIMS["device_put"])
+aliases.may_copy.add(contiguous)

@@ -8,7 +8,7 @@ import torch
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, current_recorder
-from thunder.ops import opaque
+from thunder.ops import autocast, opaque
 from thunder.ops.families.linalg import matmul_prim
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.promotion import result_type, same_device
@@ -203,7 +203,7 @@ def _sums_products(equation, *operands) -> bool:
 
 
 # on the CPU it is the products inside that are cast
-einsum.autocast_when = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
+autocast.when.set(lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args), einsum)
 
 
 def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:

@@ -19,7 +19,8 @@ from thunder.ops.corners import is_differentiated
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.promotion import Promotion
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.rules import derivatives, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
@@ -215,11 +216,11 @@ def _no_complex_in_place(a):
         raise RuntimeError("In-place abs is not supported for complex tensors.")
 
 
-declare(LTORCH["abs"], LTORCH["conj_physical"], complex_derivative="as written")
-LTORCH["sgn"].complex_derivative = "PyTorch's"
+derivatives.of_complex.set("as written", LTORCH["abs"], LTORCH["conj_physical"])
+derivatives.of_complex.set("PyTorch's", LTORCH["sgn"])
 LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
-LTORCH["abs"].check_in_place = _no_complex_in_place
+views.check_in_place.set(_no_complex_in_place, LTORCH["abs"])
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"] = (LTORCH[n] for n in ("abs", "neg", "positive"))
 alias(torch.Tensor.__neg__)(LTORCH["neg"])

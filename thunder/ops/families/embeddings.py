@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
@@ -18,7 +20,8 @@ from thunder.ops.families.scatter import INTEGERS, take
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import kernels
 from thunder.ops.shape_rules import require
 
 
@@ -204,7 +207,7 @@ native_embedding_bag = torch_prim(torch.embedding_bag, name="native_embedding_ba
 native_embedding_bag.nondifferentiable = (1, 2, 3)
 
 
-embedding.selects = True
+cost.rules.set(Cost(selects=True), embedding)
 
 
 def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
@@ -243,4 +246,4 @@ def _(
     return None, gradient
 
 
-declare(embedding, layout="row-major")
+kernels.layout.set("row-major", embedding)

@@ -19,7 +19,8 @@ from thunder.ops.families.factorizations import _CPU, matrices, mT, product, squ
 from thunder.ops.families.shape import adjoint
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import without_none
 from thunder.ops.torch_types import to_torch_dtype
@@ -97,7 +98,7 @@ def solve_transposed(A, LU, pivots, B, left):
     return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not transposed)
 
 
-solve_transposed.conjugates = True
+derivatives.conjugates.add(solve_transposed)
 
 
 def _solved(g, A, B, x, left, transposed) -> tuple:
@@ -128,7 +129,7 @@ def _solve_rules(symbol: Symbol, pair: bool) -> None:
         x, g = (y[0], g[0]) if pair else (y, g)
         return _solved(g, A, B, x, left, lambda g: linalg_solve(mT(A), g, left=left))
 
-    symbol.functional_derivative = again
+    derivatives.functional.set(again, symbol)
 
 
 def _check(name: str, info, A) -> None:
@@ -322,16 +323,13 @@ def lobpcg(
 
 
 # PyTorch composes these of the same operations
-declare(pinverse, tensorinv, tensorsolve, differentiate_decomposition=True)
-pinv.complex_derivative = "PyTorch's"  # it reads conjugates
+derivatives.composed.set(True, pinverse, tensorinv, tensorsolve)
+derivatives.of_complex.set("PyTorch's", pinv)  # it reads conjugates
 # a rule that is PyTorch's formula in another order; `tests/test_numerics_options.py` asks it of every operation
-declare(pinv, pinverse, exact_derivative=False)
-declare(
-    *(LTORCH[f"linalg_{name}"] for name in (
+derivatives.inexact.add(pinv, pinverse)
+effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
         "solve", "solve_ex", "solve_triangular", "lstsq", "tensorinv", "tensorsolve",
-    )),
-    pinv, pinverse, synchronises=True,
-)  # fmt: skip
+    )), pinv, pinverse)  # fmt: skip
 # PyTorch composes it of others, which autocast casts
 casts_inside(torch.linalg.pinv, torch.pinverse)
-declare(linalg_solve, LTORCH["linalg_lstsq"], pinv, tensorinv, tensorsolve, may_raise=True)
+effects.may_raise.add(linalg_solve, LTORCH["linalg_lstsq"], pinv, tensorinv, tensorsolve)

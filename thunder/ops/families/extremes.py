@@ -10,7 +10,8 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol, primitive
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import kernels
 from thunder.ops.torch_types import named_results
 
 # of a row: a kernel that writes the row compares each of its elements with these; and so many comparisons for a row
@@ -201,8 +202,6 @@ for _symbol in (max_all, min_all, median_all, nanmedian_all):
 for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
     _along_rule(_symbol)
 
-declare(
-    placed,
-    *(LTORCH[name] for name in ("median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all")),
-    inductor_loops=False,
+kernels.no_loop_of_inductor.add(
+    placed, *(LTORCH[name] for name in ("median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all"))
 )

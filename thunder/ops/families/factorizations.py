@@ -16,10 +16,12 @@ from thunder import compat
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol, primitive
+from thunder.ops import autocast
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.shape import adjoint
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 
 _CPU = "cpu:float32"
@@ -153,8 +155,8 @@ def _power_call(A, n):
 
 
 # PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros
-matrix_power.differentiate_decomposition = lambda A, n: n != 0
-matrix_power.autocast_when = lambda kind, args, kwargs: args[1] not in (0, 1)
+derivatives.composed.set(lambda A, n: n != 0, matrix_power)
+autocast.when.set(lambda kind, args, kwargs: args[1] not in (0, 1), matrix_power)
 
 
 def _of_inverse(symbol: Symbol, pair: bool) -> None:
@@ -470,28 +472,22 @@ def _(a, tau, other, left=True, transpose=False):
 
 
 # PyTorch composes these of the same operations
-declare(old_svd, old_qr, differentiate_decomposition=True)
+derivatives.composed.set(True, old_svd, old_qr)
 # of complex matrices they choose phases, or read conjugates
-declare(
+derivatives.of_complex.set(
+    "PyTorch's", old_cholesky, cholesky_inverse, cholesky_solve, old_svd, old_qr,
     *(LTORCH[f"linalg_{name}"] for name in ("cholesky", "cholesky_ex", "eigh", "eigvalsh", "svd", "svdvals", "qr")),
-    old_cholesky, cholesky_inverse, cholesky_solve, old_svd, old_qr,
-    complex_derivative="PyTorch's",
 )  # fmt: skip
 # rules that are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
-declare(LTORCH["linalg_svd"], old_svd, exact_derivative=False)
+derivatives.inexact.add(LTORCH["linalg_svd"], old_svd)
 # MAGMA and cuSOLVER are told sizes and tell errors on the host
-declare(
-    *(LTORCH[f"linalg_{name}"] for name in (
+effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
         "inv", "inv_ex", "det", "slogdet", "cholesky", "cholesky_ex", "eigh", "eigvalsh", "eig", "eigvals", "svd",
         "svdvals", "qr", "householder_product",
     )),
     *(LTORCH[name] for name in ("logdet", "cholesky", "cholesky_inverse", "cholesky_solve", "svd", "qr")),
-    synchronises=True,
 )  # fmt: skip
 # matrices that are singular, not positive-definite or not finite
-declare(
-    *(LTORCH[f"linalg_{name}"] for name in (
+effects.may_raise.add(*(LTORCH[f"linalg_{name}"] for name in (
         "inv", "cholesky", "eigh", "eigvalsh", "eig", "eigvals", "svd", "svdvals",
-    )),
-    old_cholesky, cholesky_inverse, old_svd, may_raise=True,
-)  # fmt: skip
+    )), old_cholesky, cholesky_inverse, old_svd)  # fmt: skip

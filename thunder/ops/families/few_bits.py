@@ -16,6 +16,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
@@ -45,7 +46,7 @@ dequantize = Symbol(
     "dequantize", _typed, module="ltorch",
     decomposition=lambda parts, format, shape, dtype: format.dequantize(*parts).to(dtype),
 )  # fmt: skip
-dequantize.regathers = lambda operation: True
+derivatives.regathers.set(lambda operation: True, dequantize)
 
 
 def _quantized_linear(x, bias, parts: tuple, format: Any, shape: tuple, dtype: torch.dtype):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.ops.registry import LTORCH, composite, register_list_inplace
+from thunder.ops.rules import derivatives
 
 _UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
@@ -32,7 +33,7 @@ def _define(name: str, each: Callable) -> None:
         )
 
     symbol = composite(*[function] if function else (), name=f"_foreach_{name}")(decomposition)
-    symbol.differentiate_decomposition = True
+    derivatives.composed.set(True, symbol)
     register_list_inplace(symbol, inplace)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.analysis import aliases, cost
+from thunder.analysis.cost import Cost
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
@@ -19,7 +21,8 @@ from thunder.ops.backward import getitem_backward, index_backward, select_backwa
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import broadcast_shapes, is_number
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.rules import effects, kernels
 from thunder.ops.shape_rules import along, by_mask, require
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -345,8 +348,9 @@ def _index_tensor(entry: tuple, a: TensorProxy):
 
 METHODS["__getitem__"] = getitem
 # indexing with tensors or lists gathers: only the basic forms are views
-getitem.may_view = lambda a, key: (
-    not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
+aliases.shares.set(
+    lambda a, key: not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,))),
+    getitem,
 )
 
 
@@ -515,7 +519,7 @@ _scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: alon
 _scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))
 
 
-declare(PRIMS["index"], PRIMS["copy_with_setitem"], setitem, checks_data=True)
-declare(getitem, setitem, PRIMS["index"], synchronises=by_mask)
-declare(getitem, layout="as decomposition")
-PRIMS["index"].selects = True
+effects.checks_data.add(PRIMS["index"], PRIMS["copy_with_setitem"], setitem)
+effects.synchronises.add(getitem, setitem, PRIMS["index"], when=by_mask)
+kernels.layout.set("as decomposition", getitem)
+cost.rules.set(Cost(selects=True), PRIMS["index"])

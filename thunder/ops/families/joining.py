@@ -16,7 +16,8 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 from thunder.ops.promotion import same_device
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.rules import derivatives, effects, kernels
 from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -420,10 +421,11 @@ def _(a, repeats, dim=None, *, output_size=None):
     return (summed if same_shape(summed.shape, a.shape) else reshape(summed, a.shape),)
 
 
-declare(LTORCH["cat"], PRIMS["cat"], layout="memory format")
-declare(stack, layout="as decomposition")
+kernels.layout.set("memory format", LTORCH["cat"], PRIMS["cat"])
+kernels.layout.set("as decomposition", stack)
 # PyTorch composes these of the same operations
-declare(
+derivatives.composed.set(
+    True,
     column_stack,
     LTORCH["hstack"],
     LTORCH["vstack"],
@@ -431,6 +433,5 @@ declare(
     LTORCH["hsplit"],
     LTORCH["vsplit"],
     LTORCH["dsplit"],
-    differentiate_decomposition=True,
 )
-repeated_places.may_raise = True  # negative numbers, and another sum than `output_size`
+effects.may_raise.add(repeated_places)  # negative numbers, and another sum than `output_size`

@@ -8,10 +8,13 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
+from thunder.ops import autocast
 from thunder.ops.backward import sum_to, times_cotangent
 from thunder.ops.families import aligned
 from thunder.ops.families.binary import operator_methods
@@ -19,7 +22,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.rules import derivatives, memory, products, views
 from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
 MATMUL = (OpTags.MATMUL_OP,)
@@ -161,8 +165,11 @@ def inner(a, other):
 
 
 # on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
-inner.autocast_when = lambda kind, args, kwargs: (
-    len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
+autocast.when.set(
+    lambda kind, args, kwargs: (
+        len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
+    ),
+    inner,
 )
 
 
@@ -239,7 +246,7 @@ def _no_growth_in_place(a, x, y, **factors):
         )
 
 
-addbmm.check_in_place = _no_growth_in_place
+views.check_in_place.set(_no_growth_in_place, addbmm)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -282,7 +289,7 @@ def tensordot(a, b, dims=2, out=None):
 
 
 # else refused, before anything is cast
-tensordot.autocast_when = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
+autocast.when.set(lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype, tensordot)
 
 
 def _count(a, dims):
@@ -383,7 +390,8 @@ def _transposed_in_float32(a, g, b, offs=None):
     return _run_transposed_product(a, g, b, offs, _mm_in_float32).to(torch.float32)
 
 
-mm.in_float32, transposed_product.in_float32 = _mm_in_float32, _transposed_in_float32
+products.in_float32.set(_mm_in_float32, mm)
+products.in_float32.set(_transposed_in_float32, transposed_product)
 
 
 def of_second(a, g, b, offs=None):
@@ -504,15 +512,16 @@ def _(a, other):
 
 
 # PyTorch composes these of the same operations
-declare(kron, vdot, differentiate_decomposition=True)
-declare(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")), owns_result=True)
+derivatives.composed.set(True, kron, vdot)
+memory.owns_result.add(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")))
 
 
-declare(linear, aligned=aligned.linear)
-declare(matmul, mm, bmm, aligned=aligned.matmul)
-declare(addmm, aligned=aligned.addmm, accumulates=True)
-declare(linear, matmul, mm, bmm, addmm, times_cotangent, takes_rows_apart=True)
-declare(*(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")), factors=(1, 2))
+products.aligned.set(aligned.linear, linear)
+products.aligned.set(aligned.matmul, matmul, mm, bmm)
+products.aligned.set(aligned.addmm, addmm)
+memory.accumulates.add(addmm)
+products.takes_rows_apart.add(linear, matmul, mm, bmm, addmm, times_cotangent)
+cost.rules.set(Cost(factors=(1, 2)), *(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")))
 
 
 # PyTorch composes it of others, which autocast casts

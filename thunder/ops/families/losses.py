@@ -17,7 +17,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.normalization import compute_dtype, log_softmax
 from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
-from thunder.ops.registry import LTORCH, composite, declare
+from thunder.ops.registry import LTORCH, composite
+from thunder.ops.rules import derivatives, effects, kernels
 from thunder.ops.shape_rules import is_empty, require
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -501,15 +502,10 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
 
 
 # PyTorch composes these of the same operations
-declare(
-    l1_loss,
-    poisson_nll_loss,
-    margin_ranking_loss,
-    hinge_embedding_loss,
-    cosine_embedding_loss,
-    differentiate_decomposition=True,
+derivatives.composed.set(
+    True, l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss
 )
-declare(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()), checks_data=True)
-declare(*(symbol for both in _NLL.values() for symbol in both), layout="row-major")
+effects.checks_data.add(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()))
+kernels.layout.set("row-major", *(symbol for both in _NLL.values() for symbol in both))
 for _loss in (LTORCH["nll_loss"], LTORCH["cross_entropy"]):  # classes that are out of range
-    _loss.may_raise = lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2])
+    effects.may_raise.add(_loss, when=lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2]))

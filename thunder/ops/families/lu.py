@@ -14,7 +14,8 @@ from thunder.ops.backward import sum_to
 from thunder.ops.families.equations import linalg_solve_triangular, sides
 from thunder.ops.families.factorizations import _CPU, matrices, mT, of_square, product, square, types
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 
 
@@ -195,12 +196,9 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
 
 
 # PyTorch composes these of the same operations
-declare(old_lu, old_lu_solve, differentiate_decomposition=True)
-linalg_lu_solve.complex_derivative = "PyTorch's"  # the adjoint of complex factors is conjugated already
-declare(
-    *(LTORCH[f"linalg_{name}"] for name in (
+derivatives.composed.set(True, old_lu, old_lu_solve)
+derivatives.of_complex.set("PyTorch's", linalg_lu_solve)  # the adjoint of complex factors is conjugated already
+effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
         "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_factor", "lu", "lu_solve", "ldl_solve",
-    )),
-    old_lu, old_lu_solve, synchronises=True,
-)  # fmt: skip
-declare(lu_factor, LTORCH["linalg_ldl_factor"], may_raise=True)
+    )), old_lu, old_lu_solve)  # fmt: skip
+effects.may_raise.add(lu_factor, LTORCH["linalg_ldl_factor"])

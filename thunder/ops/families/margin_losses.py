@@ -16,6 +16,7 @@ from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.functionalize.histories import holding
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 
 
@@ -153,9 +154,9 @@ for _name, _parameters in {
 
     alias(getattr(torch, _name))(_spelled)
 
-gaussian_nll_loss.differentiate_decomposition = True
-LTORCH["ctc_loss"].synchronises = True
+derivatives.composed.set(True, gaussian_nll_loss)
+effects.synchronises.add(LTORCH["ctc_loss"])
 for _name in ("ctc_loss", "multi_margin_loss", "multilabel_margin_loss"):
-    LTORCH[_name].may_raise = True
+    effects.may_raise.add(LTORCH[_name])
 # PyTorch composes it of others, which autocast casts
 casts_inside(torch.margin_ranking_loss)

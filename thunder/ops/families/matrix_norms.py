@@ -13,7 +13,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.factorizations import _CPU, matrices, square
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import without_none
 
@@ -103,7 +104,7 @@ def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
 
 
 # PyTorch composes these of the same operations
-declare(matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond, differentiate_decomposition=True)
-declare(matrix_norm, linalg_norm, cond, matrix_rank, synchronises=True)
+derivatives.composed.set(True, matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond)
+effects.synchronises.add(matrix_norm, linalg_norm, cond, matrix_rank)
 # PyTorch composes it of others, which autocast casts
 casts_inside(*frobenius_norm.torch_functions, *norm_except_dim.torch_functions)

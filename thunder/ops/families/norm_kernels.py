@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from thunder import compat
+from thunder.analysis import aliases
 from thunder.core import dtypes
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
@@ -20,7 +21,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import reshape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.opaque import casts_inside
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 
 
@@ -85,7 +87,7 @@ image_layout = Symbol(
     tags=(OpTags.VIEW,),
     fn=lambda a: a.contiguous(memory_format=backward.memory_format(a)),
 )
-image_layout.may_copy = True
+aliases.may_copy.add(image_layout)
 
 
 gradient_of_first(image_layout, lambda g, y, a: g)
@@ -282,7 +284,7 @@ def _(a, weight, bias, n, c, size, groups, eps):
     return op("reshape")(ga, a.shape), gw, gb
 
 
-native_group_norm.exact_derivative = False  # where mean and deviation have cotangents, too
+derivatives.inexact.add(native_group_norm)  # where mean and deviation have cotangents, too
 casts_inside(*native_group_norm.torch_functions)
 
 
@@ -413,7 +415,7 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
-native_batch_norm_functional.statistics = (1, 2)
+derivatives.statistics.set((1, 2), native_batch_norm_functional)
 native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
 
 
@@ -458,8 +460,8 @@ def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_v
     )
 
 
-declare(
-    native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
-    native_group_norm_backward, layout="as decomposition"
+kernels.layout.set(
+    "as decomposition", native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
+    native_group_norm_backward,
 )  # fmt: skip
-declare(native_layer_norm, native_layer_norm_backward, layout="row-major")
+kernels.layout.set("row-major", native_layer_norm, native_layer_norm_backward)

@@ -38,7 +38,8 @@ from thunder.ops.families.norm_kernels import (
 from thunder.ops.families.shape import expand
 from thunder.ops.functionalize import inplace
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, numel, require, wrap_dim
 
 _EPS = {
@@ -257,7 +258,8 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
     return y, *kept
 
 
-batch_norm_update.nondifferentiable = batch_norm_update.statistics = (1, 2)
+batch_norm_update.nondifferentiable = (1, 2)
+derivatives.statistics.set((1, 2), batch_norm_update)
 batch_norm_update.in_place = InPlaceForm(batch_norm_, {1: 1, 2: 2})
 
 
@@ -459,8 +461,8 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
     return ga, None, None, gw, gb
 
 
-declare(batch_norm_update, layout="as decomposition")
-declare(softmax, log_softmax, layer_norm, softmax_backward, log_softmax_backward, layout="row-major")
+kernels.layout.set("as decomposition", batch_norm_update)
+kernels.layout.set("row-major", softmax, log_softmax, layer_norm, softmax_backward, log_softmax_backward)
 # PyTorch composes these of the same operations
-declare(normalize, pairwise_distance, differentiate_decomposition=True)
-rms_norm.differentiate_decomposition = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel
+derivatives.composed.set(True, normalize, pairwise_distance)
+derivatives.composed.set(lambda a, *args, **kwargs: a.device.type == "cpu", rms_norm)  # elsewhere it is one kernel

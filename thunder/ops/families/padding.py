@@ -8,11 +8,12 @@ import torch
 
 from thunder import compat
 from thunder.core.proxies import like
-from thunder.ops import backward, opaque
+from thunder.ops import autocast, backward, opaque
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.joining import cat
 from thunder.ops.families.shape import MOVES, expand, reshape, slice_dim
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import require
 
 
@@ -82,7 +83,7 @@ def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
     return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
 
 
-pad.autocast_when = _pads_by_kernel
+autocast.when.set(_pads_by_kernel, pad)
 
 
 @alias(torch.constant_pad_nd)
@@ -133,9 +134,9 @@ def combinations(a, r=2, with_replacement=False):
     return like(a, (math.prod(n - i for i in range(r)) // math.factorial(r), r))
 
 
-declare(cartesian_prod, differentiate_decomposition=True)
-declare(LTORCH["pad"], layout="as decomposition")
-declare(PRIMS["pad"], layout="memory format")
+derivatives.composed.set(True, cartesian_prod)
+kernels.layout.set("as decomposition", LTORCH["pad"])
+kernels.layout.set("memory format", PRIMS["pad"])
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

@@ -27,7 +27,8 @@ from thunder.ops.backward import (
     slice_backward,
 )
 from thunder.ops.families.scatter import gather_backward, index_select_backward
-from thunder.ops.registry import LTORCH, declare
+from thunder.ops.registry import LTORCH
+from thunder.ops.rules import kernels, memory
 from thunder.ops.shape_rules import along
 
 # (tensor or proxy, *arguments of the operation): the view that shows what was put there
@@ -114,7 +115,7 @@ def _put(part: Any, steps: tuple) -> Any:
 
 add_part = Symbol("add_part", lambda a, part, *steps: like(a), id="add_part", is_prim=True, fn=_add_part)
 add_part.in_place = InPlaceForm(_add_part_, {0: 0})
-add_part.accumulates = LTORCH["add"].accumulates = True
+memory.accumulates.add(add_part, LTORCH["add"])
 
 
 @add_part.decomposed_by
@@ -128,11 +129,10 @@ def _(a, part, *steps):
     return g, _view(g, steps)
 
 
-declare(add_part, layout="as decomposition")
+kernels.layout.set("as decomposition", add_part)
 _GIVE_BACK = {LTORCH["positive"], LTORCH["conj_physical"]}  # what is not negative, or not complex
-declare(
+memory.owns_result.add(
     add_part, LTORCH["add"], select_backward, slice_backward, diagonal_backward, index_backward, getitem_backward,
     index_select_backward, gather_backward, LTORCH["zeros"], LTORCH["zeros_like"], LTORCH["sum"],
     *(symbol for symbol in LTORCH.values() if symbol.elementwise and symbol not in _GIVE_BACK),
-    owns_result=True,
 )  # fmt: skip

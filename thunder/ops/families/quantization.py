@@ -10,7 +10,7 @@ from thunder.core.dtypes import bool8, float32, int8, int32, uint8
 from thunder.core.proxies import TensorProxy, equal_shapes, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward
+from thunder.ops import autocast, backward
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.shape_rules import require
@@ -38,7 +38,7 @@ def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
 
 
 # with scale and zero point in tensors it is another kernel, which the CPU's list does not name
-fake_quantize_per_tensor_affine.autocast_when = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
+autocast.when.set(lambda kind, args, kwargs: not isinstance(args[1], TensorProxy), fake_quantize_per_tensor_affine)
 
 _per_tensor_masked = backward.kernel(
     "fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8))

@@ -29,7 +29,8 @@ from thunder.ops.families.creation import (
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import broadcast_shapes, default_dtype, to_float
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.rules import effects
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device
@@ -459,9 +460,8 @@ def fork_rng(devices=None, enabled=True, **options):
     return Forked() if enabled else contextlib.nullcontext()
 
 
-declare(
+effects.holds_generator.add(
     seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set,
-    holds_generator=True,
 )  # fmt: skip
 
 
@@ -496,5 +496,5 @@ def new_generator(device):
     return AnyProxy("")
 
 
-declare(new_generator, holds_generator=True)
-declare(LTORCH["multinomial"], LTORCH["poisson"], synchronises=True)
+effects.holds_generator.add(new_generator)
+effects.synchronises.add(LTORCH["multinomial"], LTORCH["poisson"])

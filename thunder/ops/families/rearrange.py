@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import torch
 
+from thunder.analysis import aliases
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import MOVES, VIEW, reshape, slice_dim, transpose
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, torch_prim
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 
@@ -246,8 +248,8 @@ gradient_of_first(
 
 
 # PyTorch composes these of the same operations
-declare(tile, differentiate_decomposition=True)
-declare(roll, layout="row-major")
-declare(flip, PRIMS["flip"], layout="preserved")
-LTORCH["as_strided"].inductor_loops = False  # it depends on how its operand lies in memory
-LTORCH["as_strided"].may_copy = True
+derivatives.composed.set(True, tile)
+kernels.layout.set("row-major", roll)
+kernels.layout.set("preserved", flip, PRIMS["flip"])
+kernels.no_loop_of_inductor.add(LTORCH["as_strided"])  # it depends on how its operand lies in memory
+aliases.may_copy.add(LTORCH["as_strided"])

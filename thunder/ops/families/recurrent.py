@@ -14,7 +14,8 @@ from thunder.errors import CaptureError
 from thunder.ops import autocast, backward, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, alias, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import require
 
 # ---------------------------------------------------------------------------------------------------------------- cells
@@ -95,7 +96,7 @@ def _cell(name: str) -> Symbol:
             return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
     symbol = composite(function, name=f"{name}_cell", meta=meta)(decomposition)
-    symbol.differentiate_decomposition = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
+    derivatives.composed.set(lambda x, *args, **kwargs: x.device.type == "cpu", symbol)  # elsewhere it is one kernel
     return symbol
 
 
@@ -208,7 +209,7 @@ def _net(name: str) -> None:
     padded_random = _drawing(f"{name}_with_dropout", meta, function)
     packed_random = _drawing(f"{name}_of_packed_sequences_with_dropout", packed_meta, function)
     # differentiated without memory, PyTorch runs a cell in Python for each place of the sequence
-    declare(padded, packed, padded_random, packed_random, reaches_all=True)
+    derivatives.reaches_all.add(padded, packed, padded_random, packed_random)
     packed_under_autocast = _packed_under_autocast(name, function, step, packed_meta)
 
     @alias(function)
@@ -231,7 +232,7 @@ def _net(name: str) -> None:
     padded.torch_functions = packed.torch_functions = (function,)
     if name == "lstm":
         padded.vjp(_lstm_by_layers)
-        padded.functional_derivative = lambda *args: pytorch_derivative.derivative_of(padded, True)(*args)
+        derivatives.functional.set(lambda *args: pytorch_derivative.derivative_of(padded, True)(*args), padded)
 
 
 # --- the derivative of an LSTM on the CPU: oneDNN's kernels, which are what PyTorch computes it of there
@@ -252,7 +253,7 @@ def rnn_layer(*args):
 rnn_layer_backward = backward.kernel(
     "mkldnn_rnn_layer_backward", "default", lambda *args: tuple(map(like, args[:7])), tags=(OpTags.MATMUL_OP,)
 )
-rnn_layer_backward.accepts_missing_cotangents = True
+derivatives.accepts_missing_cotangents.add(rnn_layer_backward)
 _LSTM = 2  # oneDNN's number for it
 
 

@@ -12,12 +12,14 @@ from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import autocast
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, composite, declare, prim
+from thunder.ops.registry import LTORCH, composite, prim
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -96,7 +98,7 @@ def sum_of_partials(a, shape, dtype):
     return like(a, shape, dtype=dtype)
 
 
-declare(partial_sums, sum_of_partials, layout="row-major")
+kernels.layout.set("row-major", partial_sums, sum_of_partials)
 
 
 def _reduction(prim_symbol: Callable, a, dim, keepdim: bool, dtype) -> TensorProxy:
@@ -150,7 +152,7 @@ def sum_to_size(a, size):
     return a if _decided(a.shape[len(a.shape) - len(size) :], size) and len(a.shape) == len(size) else sum_to(a, size)
 
 
-sum_to_size.autocast_when = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
+autocast.when.set(lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1])), sum_to_size)
 
 
 gradient_of_first(sum_to_size, lambda g, y, a, size: LTORCH["expand"](g, a.shape))
@@ -424,5 +426,5 @@ gradient_of_first(
 
 
 # PyTorch composes it of the same operations
-declare(nanmean, differentiate_decomposition=True)
-declare(var, std, var_mean, std_mean, complex_derivative="as written")
+derivatives.composed.set(True, nanmean)
+derivatives.of_complex.set("as written", var, std, var_mean, std_mean)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
-from thunder.ops import backward
+from thunder.ops import autocast, backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import MOVES, permute, reshape
 from thunder.ops.opaque import casts_inside
@@ -48,7 +48,7 @@ def interpolate(
     )
 
 
-interpolate.autocast_when = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
+autocast.when.set(lambda kind, args, kwargs: len(args) < 4 or args[3] != "area", interpolate)
 
 
 @torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")

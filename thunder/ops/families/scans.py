@@ -10,6 +10,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import require
 
 
@@ -87,4 +88,4 @@ _scan_pair_rule(cummin)
 
 
 # PyTorch composes it of the same operations
-diff.differentiate_decomposition = True
+derivatives.composed.set(True, diff)

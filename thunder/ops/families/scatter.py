@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from thunder.analysis import cost
+from thunder.analysis.cost import Cost
 from thunder.core.dtypes import FLOAT, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
@@ -13,7 +15,8 @@ from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
-from thunder.ops.registry import LTORCH, PRIMS, by_example, composite, declare, prim, torch_prim
+from thunder.ops.registry import LTORCH, PRIMS, by_example, composite, prim, torch_prim
+from thunder.ops.rules import effects, kernels
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
 INTEGERS = ("int64", "int32")
@@ -302,16 +305,14 @@ def _(a, indices, values, accumulate=False):
     return of_a, None, backward.sum_to(LTORCH["getitem"](g, key), values.shape) if values.requires_grad else None
 
 
-declare(LTORCH["take"], PRIMS["take"], checks_data=True)
-declare(index_add, scatter_add, gather_backward, index_select_backward, checks_data=True, layout="row-major")
-declare(LTORCH["gather"], index_select, PRIMS["take"], layout="row-major")
-declare(*(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")), selects=True)
-LTORCH["index_put"].synchronises = by_mask
-LTORCH["segment_reduce"].synchronises = True
-declare(
-    *(LTORCH[name] for name in (
+effects.checks_data.add(LTORCH["take"], PRIMS["take"])
+effects.checks_data.add(index_add, scatter_add, gather_backward, index_select_backward)
+kernels.layout.set("row-major", index_add, scatter_add, gather_backward, index_select_backward)
+kernels.layout.set("row-major", LTORCH["gather"], index_select, PRIMS["take"])
+cost.rules.set(Cost(selects=True), *(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")))
+effects.synchronises.add(LTORCH["index_put"], when=by_mask)
+effects.synchronises.add(LTORCH["segment_reduce"])
+effects.may_raise.add(*(LTORCH[name] for name in (
         "gather", "take_along_dim", "scatter", "scatter_reduce", "index_copy", "index_fill", "index_put",
         "index_reduce", "masked_scatter", "segment_reduce",
-    )),
-    may_raise=True,
-)  # fmt: skip
+    )))  # fmt: skip

@@ -10,6 +10,7 @@ import math
 from thunder.core.dtypes import float32
 from thunder.core.proxies import TensorProxy
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import kernels
 
 
 def _between(u: TensorProxy, low: float, high: float):
@@ -71,4 +72,4 @@ for _name, _form in {
     "bernoulli": _bernoulli, "dropout": _dropout,
     "uniform_fill": _uniform_fill, "normal_fill": _normal_fill, "bernoulli_fill": _bernoulli_fill,
 }.items():  # fmt: skip
-    LTORCH[_name].from_uniform = _form
+    kernels.from_uniform.set(_form, LTORCH[_name])

@@ -11,7 +11,8 @@ from thunder.core.symbol import OpTags
 from thunder.core.unbacked import fresh_size
 from thunder.ops.backward import sum_to
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, declare, torch_prim
+from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import named
 
@@ -132,8 +133,7 @@ def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_lengt
     )
 
 
-declare(
-    *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive")),
-    synchronises=True,
+effects.synchronises.add(
+    *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive"))
 )
-bincount.may_raise = True  # negative numbers
+effects.may_raise.add(bincount)  # negative numbers

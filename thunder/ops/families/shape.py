@@ -6,13 +6,14 @@ import math
 
 import torch
 
+from thunder.analysis import aliases
 from thunder.core.dtypes import dtype, to_dtype
 from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import OpTags
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, declare, prim
+from thunder.ops.registry import LTORCH, alias, composite, prim
 from thunder.ops.shape_rules import numel, require, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 from thunder.ops.torch_types import to_torch_dtype
@@ -381,5 +382,6 @@ gradient_of_first(movedim, lambda g, y, a, source, destination: movedim(g, desti
 gradient_of_first(expand, lambda g, y, a, size: sum_to(g, a.shape))
 
 
-declare(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze")), reshapes=True)
-declare(LTORCH["reshape"], LTORCH["flatten"], prims.reshape, may_copy=True)
+for _name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze"):
+    LTORCH[_name].reshapes = True
+aliases.may_copy.add(LTORCH["reshape"], LTORCH["flatten"], prims.reshape)

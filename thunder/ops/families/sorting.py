@@ -9,7 +9,8 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.families.extremes import counts_places, first_place, placed, places_of, values_indices
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
-from thunder.ops.registry import LTORCH, declare, torch_prim
+from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.rules import effects, kernels
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
@@ -43,7 +44,7 @@ def _(a, k, dim=-1, largest=True, sorted=True):
     return named_results("topk", *found)
 
 
-declare(topk, inductor_loops=False)  # which of several equal ones it picks, nobody says
+kernels.no_loop_of_inductor.add(topk)  # which of several equal ones it picks, nobody says
 
 
 def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -144,5 +145,5 @@ def _looks_for_the_range(operation) -> bool:
     return bounds.get("min", 0) == bounds.get("max", 0)
 
 
-LTORCH["histc"].may_raise = True
-LTORCH["histc"].synchronises = _looks_for_the_range
+effects.may_raise.add(LTORCH["histc"])
+effects.synchronises.add(LTORCH["histc"], when=_looks_for_the_range)

@@ -14,6 +14,7 @@ from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import Promotion, result_type, to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require
 
 for _name in (
@@ -94,7 +95,7 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
     return like(t, elements.shape if type(elements) is TensorProxy else (), dtypes.bool8)
 
 
-quantile.may_raise = nanquantile.may_raise = True  # places that are not in [0, 1]
+effects.may_raise.add(quantile, nanquantile)  # places that are not in [0, 1]
 
 
 def _takes_elements(a, *_, interpolation="linear", **__) -> bool:

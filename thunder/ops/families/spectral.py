@@ -17,6 +17,7 @@ from thunder.ops.backward import gradient_of_first, kernel
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def _transform(row: Row) -> Symbol:
         autocast=None if row.name in UNLISTED else "cpu:float32",
     )
     symbol = define(signature(row.decomposition))
-    symbol.differentiate_decomposition = True
+    derivatives.composed.set(True, symbol)
 
     return symbol
 
@@ -230,7 +231,7 @@ def _shift(name: str, halved) -> None:
         )
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
-    symbol.differentiate_decomposition = True
+    derivatives.composed.set(True, symbol)
 
 
 _shift("fftshift", lambda n: n // 2)
@@ -277,7 +278,7 @@ def stft(
     return y if return_complex is not False else LTORCH["view_as_real"](y)
 
 
-stft.differentiate_decomposition = True
+derivatives.composed.set(True, stft)
 
 
 @torch_prim(torch.istft, torch.Tensor.istft)
@@ -306,4 +307,4 @@ def istft(
     return like(a, (*a.shape[:-2], length), a.dtype if return_complex else real_of(a.dtype))
 
 
-istft.may_raise = True  # windows whose overlaps add up to zero
+effects.may_raise.add(istft)  # windows whose overlaps add up to zero

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.registry import LTORCH, PRIMS
+from thunder.ops.rules import splitting
 
 
 class Part(NamedTuple):
@@ -45,7 +46,7 @@ def _rule(*names: str):
     def define(function: Callable) -> Callable:
         for table in (LTORCH, PRIMS):
             for name in table.keys() & names:
-                table[name].splitting = function
+                splitting.rule.set(function, table[name])
         return function
 
     return define

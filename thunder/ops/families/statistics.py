@@ -9,7 +9,8 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
-from thunder.ops.registry import LTORCH, composite, declare, torch_prim
+from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.torch_types import named_results
 
@@ -131,8 +132,8 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
     return named_results("histogramdd", like(a, tuple(counts)), tuple(edges))
 
 
-declare(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")), synchronises=True)
-declare(*(LTORCH[name] for name in ("histogram", "histogramdd")), may_raise=True)
+effects.synchronises.add(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")))
+effects.may_raise.add(*(LTORCH[name] for name in ("histogram", "histogramdd")))
 
 
 def _cov_under_autocast(lower: dict, a, **options):

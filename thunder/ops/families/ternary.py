@@ -15,6 +15,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import broadcast_to, named_alike, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.rules import kernels
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
@@ -300,5 +301,5 @@ def logit(a, eps=None):
     return LTORCH["log"](x / (1.0 - x))
 
 
-where.converts_numbers = (1, 2)
-LTORCH["masked_fill"].layout = "row-major"  # a copy is filled
+kernels.converts_numbers.set((1, 2), where)
+kernels.layout.set("row-major", LTORCH["masked_fill"])  # a copy is filled

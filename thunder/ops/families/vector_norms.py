@@ -12,6 +12,7 @@ from thunder.core.proxies import like
 from thunder.ops.families.data import convert
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, sum, unreduced
 from thunder.ops.registry import LTORCH, alias, composite
+from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import require
 
 
@@ -85,4 +86,4 @@ def _(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     return (of_a if of_a is None else convert(of_a, a.dtype),)
 
 
-vector_norm.complex_derivative = "as written"
+derivatives.of_complex.set("as written", vector_norm)

@@ -21,6 +21,7 @@ from thunder.ops.functionalize.overlap import check_overlap, refuse
 from thunder.ops.functionalize.rearranged import may_keep_history, rearrange
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, register_inplace, torch_prim
+from thunder.ops.rules import effects, views
 from thunder.ops.shape_rules import is_empty
 from thunder.ops.torch_types import scalar_type
 
@@ -33,9 +34,9 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         for each, value in zip(target, symbol(*args, **kwargs), strict=True):
             overwrite(each, value)
         return target
-    if symbol.undo is not None:
+    if views.undo.of(symbol) is not None:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
-    if (check := symbol.check_in_place) is not None:
+    if (check := views.check_in_place.of(symbol)) is not None:
         check(*args, **kwargs)
     check_overlap(symbol.in_place and symbol.in_place.function, target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs))
@@ -63,7 +64,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
     if recorder.context.grad_enabled and now.requires_grad:
         memory.joins_history(target)
-    rearrange(memory, target, symbol, tuple(rest), symbol.undo(now, *rest))
+    rearrange(memory, target, symbol, tuple(rest), views.undo.of(symbol)(now, *rest))
     return memory.holder(target)
 
 
@@ -85,7 +86,7 @@ def rearranging(symbol: Symbol) -> Symbol:
         tags=tags,
         fn=symbol.in_place and symbol.in_place.function,
     )
-    made.changes_metadata = True
+    effects.changes_metadata.add(made)
 
     @made.vjp
     def _(a, *args):
@@ -188,10 +189,13 @@ def in_grad_mode(enabled: bool, function: Callable, *args, **kwargs):
 
 def writes_back(operation: BoundSymbol) -> bool:
     """Whether an operation only changes an argument: what it was before is not read through it."""
-    return (
-        operation.sym in (write_back, write_back_uncounted, count_write, also_written, written_after)
-        or operation.sym.changes_metadata
-    )
+    return operation.sym in (
+        write_back,
+        write_back_uncounted,
+        count_write,
+        also_written,
+        written_after,
+    ) or effects.changes_metadata.of(operation.sym)
 
 
 def overwriting(symbol: Symbol) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thunder import compat
+from thunder.analysis import aliases
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, Symbol, current_recorder, user_location
@@ -19,6 +20,7 @@ from thunder.errors import CaptureError
 from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen, with_history
 from thunder.ops.functionalize.parts import part_of, part_shown
 from thunder.ops.registry import LTORCH
+from thunder.ops.rules import views
 
 REMEDY = "write to a clone: x = x.clone()"
 
@@ -96,7 +98,7 @@ class Memory:
         for o in operation.outputs:
             if o is not viewed and o not in self.view_of:
                 self.add_view(o, operation, viewed)
-                if operation.sym.may_copy:
+                if aliases.may_copy.of(operation.sym):
                     self.undecided.setdefault(self.base(viewed), []).append(o)
 
     def add_view(self, view: Proxy, operation: BoundSymbol, viewed: TensorProxy) -> None:
@@ -127,9 +129,9 @@ class Memory:
         """A write to what `x` shows comes to `x`: each view on the way is among those that are visited."""
         while x in self.view_of:
             viewed = self.view_of[x][1]
-            if x in (views := self.fresh.setdefault(viewed, {})):
+            if x in (shown := self.fresh.setdefault(viewed, {})):
                 return
-            views[x] = None
+            shown[x] = None
             x = viewed
 
     def holder(self, x: TensorProxy) -> TensorProxy:
@@ -161,7 +163,7 @@ class Memory:
         now, context = self.latest(viewed), current_recorder().context  # type: ignore[union-attr]
         if now.requires_grad and context.grad_enabled:
             self.followed.add(x)
-        if operation.sym.several_views and (x.requires_grad or now.requires_grad) and x not in self.intact:
+        if views.several.of(operation.sym) and (x.requires_grad or now.requires_grad) and x not in self.intact:
             raise CaptureError(
                 f"a result of {operation.sym.name}(), which gives several views, is read after its memory was written "
                 "to, which autograd does not support",
@@ -198,7 +200,7 @@ class Memory:
         self._note_history(target)
         while target in self.view_of:
             operation, viewed = self.view_of[target]
-            inverse = operation.sym.view_inverse
+            inverse = views.inverse.of(operation.sym)
             whole = inverse and inverse(operation, target, self.latest(viewed), value)
             if whole is None:
                 self._lose(target, operation)
@@ -268,7 +270,7 @@ class Memory:
                     "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
                     "both inside of the block or outside."
                 )
-            if operation.sym.several_views:
+            if views.several.of(operation.sym):
                 at = next(i for i, o in enumerate(operation.outputs) if o is view)
                 raise RuntimeError(
                     f"Output {at} of {operation.sym.name.capitalize()}Backward0 is a view and is being modified "

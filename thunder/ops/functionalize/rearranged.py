@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thunder.analysis import aliases
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
@@ -60,7 +61,7 @@ def rearrange(memory: Memory, x: TensorProxy, symbol: Symbol, args: tuple, back:
         memory.add_view(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
     if inner in memory.view_of:
         memory.stale.add(inner)
-    if symbol.may_copy and x in memory.view_of:
+    if aliases.may_copy.of(symbol) and x in memory.view_of:
         memory.undecided.setdefault(memory.base(x), []).append(x)
     elif x not in memory.view_of:
         memory.rearranged.setdefault(x, []).append((symbol, args))

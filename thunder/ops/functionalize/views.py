@@ -15,7 +15,8 @@ from thunder.errors import CaptureError
 from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen
 from thunder.ops.functionalize.memory import REMEDY
 from thunder.ops.functionalize.parts import part_of
-from thunder.ops.registry import LTORCH, declare
+from thunder.ops.registry import LTORCH
+from thunder.ops.rules import views
 from thunder.ops.shape_rules import along
 
 
@@ -176,12 +177,12 @@ for _names, _inverse in (
     ("view_as_real", lambda operation, view, whole, part: LTORCH["view_as_complex"](part)),
     ("view_as_complex", lambda operation, view, whole, part: LTORCH["view_as_real"](part)),
 ):  # fmt: skip
-    declare(*(LTORCH[name] for name in _names.split()), view_inverse=_inverse)
-part_of.view_inverse = _placed_once(lambda operation, view: operation.args[1:3])
-declare(LTORCH["split"], LTORCH["chunk"], LTORCH["unbind"], several_views=True)
+    views.inverse.set(_inverse, *(LTORCH[name] for name in _names.split()))
+views.inverse.set(_placed_once(lambda operation, view: operation.args[1:3]), part_of)
+views.several.add(LTORCH["split"], LTORCH["chunk"], LTORCH["unbind"])
 
-LTORCH["t"].undo = lambda a: (LTORCH["t"], ())
-LTORCH["transpose"].undo = lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1))
-LTORCH["squeeze"].undo = lambda a, dim=None: (LTORCH["view"], (a.shape,))
-LTORCH["unsqueeze"].undo = lambda a, dim: (LTORCH["squeeze"], (dim,))
-declare(LTORCH["as_strided"], LTORCH["detach"], undo=lambda a, *args: None)
+views.undo.set(lambda a: (LTORCH["t"], ()), LTORCH["t"])
+views.undo.set(lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)), LTORCH["transpose"])
+views.undo.set(lambda a, dim=None: (LTORCH["view"], (a.shape,)), LTORCH["squeeze"])
+views.undo.set(lambda a, dim: (LTORCH["squeeze"], (dim,)), LTORCH["unsqueeze"])
+views.undo.set(lambda a, *args: None, LTORCH["as_strided"], LTORCH["detach"])

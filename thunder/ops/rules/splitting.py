@@ -1,0 +1,41 @@
+"""Splitting: how operations compute one rank's part of their result from its parts of their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from thunder.core.proxies import TensorProxy
+from thunder.core.rule_table import RuleTable
+from thunder.core.symbol import BoundSymbol
+
+
+class Part(NamedTuple):
+    """What this rank has of a value: an equal part along one of its dimensions."""
+
+    value: TensorProxy
+    group: Any
+    dim: int
+
+
+class Split(Protocol):
+    """sequences: by group, the dimension of activations that its ranks share between layers."""
+
+    sequences: dict[Any, int]
+
+    def part(self, value) -> Part | None:
+        """This rank's part of a value, where it can be computed of parts."""
+
+    def copied(self, x: TensorProxy, group) -> TensorProxy:
+        """A value that all ranks have, each of which gives a gradient of it."""
+
+    def cut(self, value: TensorProxy, group, dim: int) -> TensorProxy:
+        """This rank's part of a value that all have."""
+
+    def computed(self, operation: BoundSymbol, table: dict, group, dim: int) -> Part:
+        """The operation on parts, which makes the part along `dim` of its result."""
+
+
+rule: RuleTable[Callable[[Split, BoundSymbol], Part | None] | None] = RuleTable(None)
+"""Computes the operation on parts. It returns None where it does not know the arguments; then, and where there is no
+rule, the ranks join their parts (`thunder.distributed.layers`)."""
