@@ -30,14 +30,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, cu
 from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
 from thunder.ops import LTORCH, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
-from thunder.ops.rules.derivatives import (
-    composed,
-    formula,
-    in_forward_mode,
-    of_complex,
-    once_differentiable,
-)
-from thunder.ops.rules.derivatives import functional as functional_rule
+from thunder.ops.rules import derivatives as facts
 from thunder.transforms.levels import typed
 from thunder.transforms.phases import get_grad_symbol
 from thunder.transforms.register_grad import REGISTERED
@@ -235,7 +228,7 @@ def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder)
     found: list[BoundSymbol] = []
     for b in operations:
         flows = not flowing.isdisjoint(b.inputs)
-        if flows and not conjugates.of(b.sym):
+        if flows and not facts.conjugates.of(b.sym):
             for value in b.inputs:
                 if value not in flowing and value not in conjugates and _is_complex(value):
                     conjugates[value] = LTORCH["conj"](value)
@@ -322,13 +315,13 @@ def _is_registered_primitive(operation: BoundSymbol) -> bool:
 
 def _is_for_reals(operation: BoundSymbol) -> bool:
     """Whether an operation reads or returns complex numbers for which neither its rule nor its decomposition holds."""
-    return of_complex.of(operation.sym) == "PyTorch's" and _has_complex(operation)
+    return facts.of_complex.of(operation.sym) == "PyTorch's" and _has_complex(operation)
 
 
 def _conjugates(operation: BoundSymbol) -> bool:
     """Whether the rule of an operation is that of a holomorphic function, applied to complex numbers."""
     symbol = operation.sym
-    return bool(symbol.torch_functions) and of_complex.of(symbol) == "holomorphic" and _has_complex(operation)
+    return bool(symbol.torch_functions) and facts.of_complex.of(symbol) == "holomorphic" and _has_complex(operation)
 
 
 def _is_complex(value) -> bool:
@@ -348,7 +341,7 @@ def _wants_by_keyword(operation: BoundSymbol) -> bool:
 
 def _by_parts(operation: BoundSymbol) -> bool:
     """Whether PyTorch composes the operation of its decomposition, which is then differentiated."""
-    wanted = composed.of(operation.sym)
+    wanted = facts.composed.of(operation.sym)
     return (
         bool(wanted)
         and not _is_for_reals(operation)
@@ -378,9 +371,9 @@ def derivatives(
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return
-    if (why := once_differentiable.of(operation.sym)) is not None:
+    if (why := facts.once_differentiable.of(operation.sym)) is not None:
         raise MissingImplementationError(f"a second derivative is asked for, but {why}")
-    if formula.of(operation.sym) is not None:
+    if facts.formula.of(operation.sym) is not None:
         for sub in by_formula(operation):
             derivatives(sub, executors, out, functional, forward)
         return
@@ -389,9 +382,9 @@ def derivatives(
         derivatives(operation.subsymbols[0], executors, out, functional, forward)
         return
     rule = _rule_for(operation, executors)
-    if functional and (again := functional_rule.of(operation.sym)) is not None:
+    if functional and (again := facts.functional.of(operation.sym)) is not None:
         rule = again, True
-    if forward and (pushing := in_forward_mode.of(operation.sym)) is not None:
+    if forward and (pushing := facts.in_forward_mode.of(operation.sym)) is not None:
         rule = pushing, True
     if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
@@ -430,7 +423,7 @@ def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
     """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = formula.of(operation.sym)(*operation.args, **operation.kwargs)
+        result = facts.formula.of(operation.sym)(*operation.args, **operation.kwargs)
     operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     return operations + [
         LTORCH["clone"].bind(new, output=old, context=operation.context) for old, new in aliases.items()
