@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests.capture.test_eager_calls import step
@@ -86,3 +87,45 @@ def test_a_method_of_an_object_from_an_eager_call_loses_no_gradients():
             warnings.simplefilter("ignore", FallbackWarning)
             (got,) = torch.autograd.grad(compiled(w), w)
         assert torch.equal(got, want)
+
+
+class StoresHidden(nn.Module):
+    """Its backward and that of the tensor that it stores run through one graph, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.linear.weight.untyped_storage().nbytes()  # what no program asks
+        self.hidden = self.linear(x)
+        return self.hidden.relu()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.hidden = nn.Linear(4, 4), 0.0
+
+    def forward(self, x):
+        self.linear.weight.untyped_storage().nbytes()
+        return checkpoint(self.linear, x, use_reentrant=True).relu()
+
+
+@pytest.mark.parametrize("kind", [StoresHidden, Checkpointed])
+@pytest.mark.parametrize("before", [torch.sin, lambda x: x], ids=["computed", "an argument"])
+def test_a_graph_that_runs_in_one_piece_is_no_part_of_a_program(kind, before):
+    module = kind()
+
+    def program(x):
+        return module(before(x)) * 2 + module.hidden
+
+    compiled = thunder.jit(program, fallback="eager")
+    for _ in range(3):
+        x = torch.randn(3, 4, requires_grad=True)
+        program(x).sum().backward()
+        want, x.grad = x.grad, None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            compiled(x).sum().backward()
+        assert_same(x.grad, want, 1e-6)

@@ -27,7 +27,7 @@ from thunder.capture.changing import constants, outgrown_sizes, read_numbers
 from thunder.capture.eager import note_failure
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import assigned_data, checkpoints, rebuilt_hooks
+from thunder.capture.library import assigned_data, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -77,7 +77,6 @@ class Captured:
         trace, self.epilogue_fn, output = epilogue.write(result)
         rebuilt_hooks.finish(c, (result, output))
         assigned_data.check_saved(c, output)
-        checkpoints.check_left(c, output)
         c.path.keep_alive()
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []

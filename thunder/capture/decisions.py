@@ -360,7 +360,8 @@ class _Values:
         if unseen or outcome.keeps:
             self.c.request.eager.exclude(codes)
             gives = "gives an object that leads to tensors with a gradient, or gives some later"
-            reason = f"{name}() {'stores tensors with a gradient' if outcome.keeps else gives}"
+            stores = "stores tensors with a gradient, or calls a checkpoint with use_reentrant=True"
+            reason = f"{name}() {stores if outcome.keeps else gives}"
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason)
         with self.log.at(self.c.location()):

@@ -32,6 +32,7 @@ from thunder.capture.sources import Source
 from thunder.capture.state import Candidate
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.regions import leading_to
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError, user_line
 from thunder.interpreter import NULL, UnsupportedError
@@ -56,13 +57,13 @@ from thunder.options import FALLBACK_OPTIONS
 class Reading:
     """A function that is being read. A context, and no function around it: it takes no frame of each call."""
 
-    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer")
+    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes")
 
     def __init__(self, c, function: types.FunctionType, args: Sequence, kwargs: dict):
         self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
 
     def __enter__(self) -> None:
-        self.happened, self.outer = self.c.path.happened, self.c.library
+        self.happened, self.outer, self.writes = self.c.path.happened, self.c.library, len(self.c.writes.overlay)
         if not _is_of_library(self.function):
             self.c.library = None
         elif self.outer is None:
@@ -73,12 +74,17 @@ class Reading:
         if isinstance(error, (CaptureError, UnsupportedError)):
             if library is self:
                 note_library(c, self)
-            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER:
+            stores = any(map(_has_gradient, itertools.islice(c.writes.overlay.values(), self.writes, None)))
+            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and not stores:
                 _note_function(c, self.function, self.args, self.kwargs, self.happened)
         elif isinstance(error, Exception):
             if not c.failing or c.failing[0] != id(error):  # not itself: its frames hold objects that end with them
                 c.failing[:] = [id(error)]
             c.failing.append((self.function, self.args, self.kwargs, self.happened))
+
+
+def _has_gradient(value: Any) -> bool:
+    return type(value) is TensorProxy and value.requires_grad
 
 
 def note_failure(c, error: Exception) -> None:
@@ -162,7 +168,7 @@ def _stands_alone(f: types.FunctionType) -> bool:
     return _GRAPH.isdisjoint(names) and _CALLER.isdisjoint(names) and not names >= {"inspect", "stack"}
 
 
-_APART = ("torch.nn", "torch.optim", "torch.distributions", "thunder.tests")
+_APART = ("torch.nn", "torch.optim", "torch.distributions", "torch.utils.checkpoint", "thunder.tests")
 _GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
 _CALLER = {"_getframe", "currentframe", "print_stack", "extract_stack", "format_stack", "walk_stack"}
 
@@ -232,7 +238,8 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     c.eager_calls.append(f)
     results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None
-    arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad, pending)
+    inputs = () if graph is None else _inputs_behind(c, (*(proxies[path] for path in wanted), *leaves))
+    arguments = (index, function, args, kwargs, leaves, kind, decision, tensors, wanted, kinds, grad, pending, inputs)
     symbol_for((results, graph)).record(c.recorder, arguments, {}, (results, graph))
     if any(type(result) is HostProxy for result in results):
         c.path.shown |= dict.fromkeys(proxies.values())
@@ -242,6 +249,13 @@ def _record(c, f: Callable, args, kwargs) -> Any:
             c.path.held.update((result,) if type(result) is HostProxy else ())
             host_lines.share(c, result, (args, kwargs))
     return shown
+
+
+def _inputs_behind(c, values: Sequence[TensorProxy]) -> tuple[str, ...]:
+    """Names of the program's inputs that gradients of these values go to."""
+    operations = leading_to(c.recorder.bound_symbols, values)
+    read = {*values, *(i for operation in operations for i in operation.inputs)}
+    return tuple(p.name for p in c.tensors.real if p in read and p.requires_grad)
 
 
 def _name(f: Callable) -> str:

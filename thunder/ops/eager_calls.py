@@ -37,7 +37,8 @@ from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.pytorch_derivative import Graph, grafted, run_backward
-from thunder.ops.rules import derivatives
+from thunder.ops.rules import derivatives, effects
+from thunder.ops.wanted import wants
 
 
 class Outcome(NamedTuple):
@@ -47,7 +48,8 @@ class Outcome(NamedTuple):
     connected: the positions, among the tensors of the result, of those that have one. leaves: the tensors with a
     gradient that the function reads by itself. kind: the type of the result. generators: pairs of a default generator
     that it has drawn from and the state behind. error: what it raised. beside: what no program sees of it. keeps:
-    whether it has stored tensors whose gradients lead to its arguments where neither result nor arguments lead.
+    whether it has stored tensors of its graph, or that are computed from its arguments, where neither result nor
+    arguments lead, or has a checkpoint with use_reentrant=True, through which autograd runs whole graphs alone.
     """
 
     value: Any = None
@@ -180,10 +182,12 @@ def call(
     drawn = tuple((g, now) for g, state in states if not torch.equal(state, now := g.get_state()))
     written = _written_to(before, _contents_of(args, kwargs), grad)
     entries = tuple((x, path) for path, x in given.items())
-    held = _held(value, written, {id(x) for x, _ in entries})
+    held = _held(value, written, bool(left), {id(x) for x, _ in entries})
     if looks and not any(map(holds_gradients, _closed(value))):
         known += [before, entries, *entries]
-        if _keeps([given[path] for path in apart], [value, written, held], known):
+        inside = _nodes_between([*tensors_in(value), *held], edges.values())
+        reentrant = any(node.name() == "CheckpointFunctionBackward" for node in inside)
+        if reentrant or _keeps([given[path] for path in apart], inside, [value, written, held], known):
             set_back(states)
             return Outcome(keeps=True)
     if held or written or left:
@@ -242,8 +246,12 @@ def _showing(shown: Shown) -> Iterator[list[tuple[Any, str | None, Any]]]:
     finally:
         for (owner, name, value), was, version in zip(shown, before, versions, strict=True):
             now = _value_there(owner, name)
-            if versions_of([owner]) != version if name is None else now is not value:
-                left.append((owner, name, now))
+            if name is not None:
+                left += [] if now is value else [(owner, name, now)]
+            elif versions_of([owner]) != version:
+                left.append((owner, None, now))
+            elif not torch.equal(now, value):  # batch norm does not count what it writes to its statistics
+                left.append((owner.data, None, now))
             _write(owner, name, was)
 
 
@@ -306,8 +314,9 @@ def _are_same(was: Any, now: Any) -> bool:
     return all(a is b or type(a) is int and a == b for a, b in zip(was, now, strict=True))
 
 
-def _held(value: Any, written: dict[tuple, Any], entries: set[int]) -> tuple[torch.Tensor, ...]:
-    """The tensors with a gradient that a program around the call would not see, arguments of the call aside."""
+def _held(value: Any, written: dict[tuple, Any], left: bool, entries: set[int]) -> tuple[torch.Tensor, ...]:
+    """The tensors with a gradient that a program around the call would not see, arguments of the call aside. left:
+    whether the program sees none of the result, since the call has written where the program has."""
     tensors = dict[int, torch.Tensor]()
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -316,17 +325,30 @@ def _held(value: Any, written: dict[tuple, Any], entries: set[int]) -> tuple[tor
         return x
 
     closed = _closed(value)
-    if closed or written:
+    if closed or written or left:
         _replace_tensors(closed, note, set())
-        if tensors or written:  # all of them then
+        if tensors or written or left:  # all of them then
             _replace_tensors([value, *written.values()], note, set())
     return tuple(x for number, x in tensors.items() if number not in entries)
 
 
-def _keeps(arguments: list[torch.Tensor], results: list[Any], known: list[Any]) -> bool:
+def _nodes_between(outputs: Iterable[torch.Tensor], inputs: Iterable[GradientEdge]) -> set:
+    """The nodes of the graph that a function left, without those that accumulate gradients of leaves."""
+    ends = {None, *(edge.node for edge in inputs)}
+    pending, inside = [x.grad_fn for x in outputs], set[Any]()
+    while pending:
+        if (node := pending.pop()) not in ends and node not in inside:
+            inside.add(node)
+            pending += [following for following, _ in node.next_functions]
+    return {node for node in inside if node.next_functions}
+
+
+def _keeps(arguments: list[torch.Tensor], inside: set, results: list[Any], known: list[Any]) -> bool:
     """Whether somebody else holds a tensor that is computed from the arguments of a call, or an argument itself: its
-    gradient would end where the function begins. results: what the program gets. known: what holds the arguments."""
-    if not arguments:
+    gradient would end where the function begins. So would that of a tensor whose graph is a part of that of the
+    results, which the backward of the program frees. inside: the nodes of that graph. results: what the program gets.
+    known: what holds the arguments."""
+    if not arguments and not inside:
         return False
     seen = {id(x) for x in arguments}
     _replace_tensors(results, lambda x: seen.add(id(x)) or x, set())
@@ -334,7 +356,7 @@ def _keeps(arguments: list[torch.Tensor], results: list[Any], known: list[Any]) 
         tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and id(x) not in seen]
         with compat.DisableTorchFunction():
             nodes = {id(x): x.grad_fn for x in tensors}
-            ends = {x.grad_fn for x in arguments}
+            ends = inside.union(x.grad_fn for x in arguments)
         suspects = [x for x in tensors if nodes[id(x)] is not None and _reaches(nodes[id(x)], ends)]
         own = {id(x) for x in (suspects, tensors, arguments, results, *known, *_containers_in(results))}
         if not any(map(_is_holder, (x for x in gc.get_referrers(*suspects, *arguments) if id(x) not in own))):
@@ -589,6 +611,7 @@ def with_state(program: Callable, state: State) -> Callable:
 def _run(
     index: int, function: Callable, args: tuple, kwargs: dict, leaves: tuple, kind: str, decision: int,
     tensors: tuple[tuple, ...], wanted: tuple[tuple, ...], kinds: tuple, grad: bool, shown: Shown,
+    inputs: tuple[str, ...],
 ) -> tuple:  # fmt: skip
     log, state = current_log(), _CURRENT.state
     outcome = log.get(index) if log is not None else None
@@ -700,8 +723,14 @@ def runs_python(graph: Graph) -> bool:
     return False
 
 
+def _run_backward(graph: Graph, cotangents: tuple, names: tuple[str, ...]) -> tuple:
+    """The gradients of the call's inputs. What its function does in a backward, as a checkpoint that runs it again, is
+    done where autograd wants the gradient of one of the program's inputs with these names."""
+    return run_backward(graph, cotangents if wants(names) else (None,) * len(cotangents))
+
+
 def _derivative(symbol: Symbol, *arguments):
-    _, _, args, kwargs, leaves, _, _, _, wanted, _, _, _ = arguments
+    _, _, args, kwargs, leaves, _, _, _, wanted, _, _, _, names = arguments
     results, graph = call = symbol(*arguments)
     cotangent, _ = yield call
     if graph is None:
@@ -709,10 +738,11 @@ def _derivative(symbol: Symbol, *arguments):
     connected = [i for i, p in enumerate(results) if type(p) is TensorProxy and p.requires_grad]
     cotangents = tuple(None if cotangent is None else cotangent[i] for i in connected)
     inputs = (*(value_at(args, kwargs, path) for path in wanted), *leaves)
-    backward = Symbol(_BACKWARD, lambda graph, cotangents: tuple(map(like, inputs)), is_prim=True, fn=run_backward)
+    backward = Symbol(_BACKWARD, lambda *_: tuple(map(like, inputs)), is_prim=True, fn=_run_backward)
     derivatives.once_differentiable.set(_ONCE, backward)
     derivatives.accepts_missing_cotangents.add(backward)
-    gradients = backward(graph, cotangents)
+    effects.asks_autograd.add(backward)
+    gradients = backward(graph, cotangents, names)
     table = dict(zip(wanted, gradients, strict=False))
     of_args = tuple(_structured(x, (i,), table) for i, x in enumerate(args))
     of_kwargs = {name: _structured(x, (name,), table) for name, x in kwargs.items()}

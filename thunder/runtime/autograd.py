@@ -19,9 +19,9 @@ import torch
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
 from thunder.ops.families.random import generator_of
+from thunder.ops.wanted import backward_of
 from thunder.runtime.retained import is_observed
 from thunder.runtime.saved import SavedTogether
-from thunder.runtime.wanted import backward_of
 
 
 class ThunderFunction(torch.autograd.Function):

@@ -16,7 +16,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import assigned_data, checkpoints, hooks, outside_hooks
+from thunder.capture.library import assigned_data, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -86,11 +86,9 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        self.repeated: dict[Any, Any] = {}  # names of what a checkpoint writes to -> see `checkpoints`
         self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
         self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
         self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
-        self.inside: dict[TensorProxy, object] = {}  # values in such checkpoints -> the checkpoint
         self._gone: set = set()  # results of the freed derivatives' operations
         self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
 
@@ -255,7 +253,7 @@ class _Pulled:
             if p in c.tensors.real:
                 _check_leaf(c, p)
         found = [self.grads.get(hooks.node(c, p)) for p in wanted]
-        operations = checkpoints.reached(self.operations, leading_to(self.operations, found))
+        operations = leading_to(self.operations, found)
         _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
@@ -273,9 +271,6 @@ class _Pulled:
                     "a module",
                     "call backward outside of the compiled function",
                 )
-            if operation.sym.id == "run_again":
-                checkpoints.run(c, operation)
-                continue
             c.recorder.bound_symbols.append(operation)
             if OpTags.VIEW in operation.sym.tags:
                 c.recorder.memory.add(operation)

@@ -15,7 +15,7 @@ synchronises = Property()
 """PyTorch's kernel waits for the device: it looks at data or copies it to or from the host."""
 
 asks_autograd = Property()
-"""Its effect depends on the inputs that autograd wants gradients of (`runtime.wanted`)."""
+"""Its effect depends on the inputs that autograd wants gradients of (`ops.wanted`)."""
 
 holds_generator = Property()
 """Asks for the state of a generator, or sets it."""
