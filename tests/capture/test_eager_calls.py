@@ -80,6 +80,39 @@ def names(compiled) -> list[str]:
     return [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
 
 
+class Deletes(nn.Module):
+    """Deletes what the program did not make, or makes anew: an attribute, a global, a variable of a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.state = nn.Parameter(torch.full((4,), 0.5)), types.SimpleNamespace(cached=0)
+
+        def filled():
+            nonlocal scale
+            del scale
+            scale = 2.0
+            return scale
+
+        scale, self.filled = 1.0, filled
+
+    def forget(self):
+        global FORGOTTEN
+        FORGOTTEN = 3
+        self.state.cached = 3
+        del self.state.cached, FORGOTTEN
+
+    def forward(self, x):
+        self.forget()
+        return (x * self.weight * self.filled()).tanh()
+
+
+def test_what_is_deleted_outside_is_deleted_in_eager_calls():
+    module = Deletes()
+    compiled, _ = same_as_eager(Around(module))
+    assert names(compiled).count("eager_call") == 2 and names(compiled).count("linear") == 2
+    assert not hasattr(module.state, "cached") and "FORGOTTEN" not in globals() and module.filled() == 2.0
+
+
 def test_the_module_around_a_refusal_is_one_call():
     compiled, warned = same_as_eager(Around(Scale()))
     assert names(compiled).count("eager_call") == 1 and names(compiled).count("linear") == 2

@@ -286,7 +286,7 @@ def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
             hidden = hidden or p.requires_grad or now.requires_grad
             shown.append((p, None, now))
     for key, (kind, owner, name) in effects:
-        if kind in _OF_GLOBALS:
+        if kind == "global":
             hidden = hidden or reach.reads_global(owner, name)
         elif kind == "context":
             hidden = True
@@ -303,9 +303,6 @@ def _is_plain(owner: Any) -> bool:
     """Whether attributes of an object are in its dict."""
     attributes = plain_attribute(owner, "__dict__")
     return type(attributes) is dict and not isinstance(owner, torch.Tensor)
-
-
-_OF_GLOBALS = ("global", "delglobal")  # kinds of writes
 
 
 def _check_placements(c, f: Callable, args: tuple, kwargs: dict) -> None:

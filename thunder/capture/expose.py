@@ -269,7 +269,9 @@ def kept(*values, shown: bool = False) -> Iterator:
 
 def _inside_of(value) -> Iterable:
     """What an object keeps; of an exception no traceback, of a function no globals."""
-    if isinstance(value, types.FunctionType):  # those of the machine come back to it
+    if isinstance(value, standins.StandIn):  # which comes back to the machine
+        return ()
+    if isinstance(value, types.FunctionType):
         return () if value.__module__.startswith("thunder.") else value.__closure__ or ()
     return value.args if isinstance(value, BaseException) else gc.get_referents(value)
 

@@ -62,6 +62,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.recursion import is_own
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
 from thunder.ops.functionalize.memory import Memory
@@ -145,6 +146,8 @@ class Capture(Host):
             frame = self.stack_of_frames[-1]
             code = frame.fn.__code__
             error.calls.append((code.co_filename, frame.record.line(code, frame.ip)))
+        if type(error) is RecursionError and is_own(error):
+            self.refuse("a container that holds itself would have to be opened", "open it outside")
         return super().passes(error) or interrupts(error)
 
     # ------------------------------------------------------------------------------------------------ sources
@@ -256,8 +259,7 @@ class Capture(Host):
 
     def load_cell(self, f, cell, name):
         if self.writes.overlay and (id(cell), None) in self.writes.overlay:
-            found = self.writes.overlay[id(cell), None]
-            return super().load_cell(f, types.CellType(), name) if found is objects.DELETED else found
+            return self.writes.overlay[id(cell), None]
         owner = self.outside.cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
@@ -289,15 +291,9 @@ class Capture(Host):
         self.writes.effects[id(cell), None] = ("cell", cell, None)
 
     def delete_cell(self, f, cell):
-        owner = self.outside.cells.get(id(cell))
-        if owner is None:
-            super().delete_cell(f, cell)
-            return
-        self.store_cell(f, cell, objects.DELETED)
-        if self.ask(self.cell_source(owner, cell), PRESENT):
-            self.writes.effects[id(cell), None] = ("delcell", cell, None)
-        else:  # the program filled it
-            del self.writes.effects[id(cell), None]
+        if id(cell) in self.outside.cells:
+            self.refuse("a variable of a function from outside is deleted", "set it to None")
+        super().delete_cell(f, cell)
 
     def enter(self, f, args, kwargs):
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
@@ -374,6 +370,7 @@ class Capture(Host):
     binary, native_binary = operators.binary, operators.native_binary
     unary, native_unary = operators.unary, operators.native_unary
     compare, native_compare, computes = operators.compare, operators.native_compare, operators.computes
+    natively = operators.natively
     native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
     getitem, native_getitem = operators.getitem, items.getitem
     native_setitem, native_delitem = items.setitem, operators.native_delitem

@@ -6,8 +6,6 @@ from __future__ import annotations
 import collections
 import collections.abc
 import operator
-from collections.abc import Iterator
-from typing import Any
 
 import numpy
 import torch
@@ -109,7 +107,7 @@ def setitem(c, o, k, v) -> None:
             return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
-            v = standins.Listed(c, v)
+            v = standins.Iterated(c, v)
     o[k] = v
     containers.write_attributes(c, o)
 
@@ -163,26 +161,16 @@ def pairs(c, a):
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
-        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a)
+        try:
+            return [_pair(c, p) for p in c.steps(a)]
+        except c.uncatchable:
+            raise
+        except Exception:  # noqa: BLE001 - behind those that native code has put into the dict
+            c.refuse("an iterable of keys and values raises", "iterate over it in a loop")
     keys = []
     for k in c.steps(c.call(c.load_attr(a, "keys"), [], {})):  # `list` would ask for a length
         keys.append(k)  # noqa: PERF402
     return [(k, c.getitem(a, k)) for k in keys]
-
-
-class _Pairs(standins.Iterated):
-    """An iterable of keys and values, which native code hashes one by one."""
-
-    __slots__ = ()
-
-    def __iter__(self):
-        return self._hashed(self.host.steps(self.value))  # whose StopIteration is no end of a generator
-
-    def _hashed(self, steps: Iterator) -> Iterator:
-        for element in steps:
-            pair: Any = _pair(self.host, element)
-            is_pair = type(pair) is tuple and len(pair) == 2
-            yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
 
 
 def _has_keys(c, a) -> bool:
@@ -199,7 +187,7 @@ def _pair(c, p):
     if not known or type(p) is tuple:
         return p
     try:
-        elements = iter(standins.Listed(c, p))
+        elements = c.steps(p)
     except TypeError as error:
         swallow(error)
         return None  # of which native code says that it is no sequence

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
-from thunder.capture.classes import DELETED, UNKNOWN
+from thunder.capture.classes import UNKNOWN
 from thunder.capture.identities import known_itself
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, plain_base
 from thunder.capture.native_calls import call_native
@@ -83,14 +83,13 @@ def load_global(c, f, n):
     if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
         return known
     written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
-    if written is not UNKNOWN and written is not DELETED:
+    if written is not UNKNOWN:
         return written
-    if n in space and written is UNKNOWN:
+    if n in space:
         return namespace_value(c, space, "global", n, space[n])
     if is_library(space.get("__name__")):
         return c.load_builtin(space, n)
-    if written is UNKNOWN:
-        c.ask(c.const(space, "global").item(n), PRESENT)
+    c.ask(c.const(space, "global").item(n), PRESENT)
     source = c.const(builtin_namespace(space), "builtins.").item(n)
     if c.ask(source, PRESENT) is False:
         return c.load_builtin(space, n)  # raises
@@ -111,8 +110,4 @@ def store_global(c, f, n, v) -> None:
 
 def delete_global(c, f, n) -> None:
     load_global(c, f, n)
-    store_global(c, f, n, DELETED)
-    if c.ask(c.const(f.__globals__, "global").item(n), PRESENT):
-        c.writes.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
-    else:  # the program made it
-        del c.writes.effects[id(f.__globals__), n]
+    c.refuse(f"the global {n!r} is deleted", "set it to None")

@@ -96,6 +96,12 @@ def _beside_python(c, symbol: str, a, b) -> tuple:
 _COMPUTED = {TensorProxy, int, float, bool}
 
 
+def natively(c, function, *operands):
+    """Native code would call special methods of the user's."""
+    kinds = " and ".join(type(x).__name__ for x in operands)
+    c.refuse(f"operator.{function.__name__} of {kinds} calls special methods natively", "write this part in Python")
+
+
 def computes(c, a, b) -> bool:
     """Whether a tensor's own method takes the other operand, or asks it: a number, also of the user's class, what says
     so, and what answers for any attribute."""

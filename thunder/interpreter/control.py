@@ -111,8 +111,7 @@ def CLEANUP_THROW(frame, stack, _):
     if isinstance(error, StopIteration):
         stack[ITERATOR - 2 :] = [error.value]
         return
-    frame.reraising = True
-    raise error
+    reraise(frame, error)
 
 
 def STOPITERATION_ERROR(frame, stack, _):
@@ -137,8 +136,7 @@ def RAISE_VARARGS(frame, stack, n):
     if n == 0:
         if host.exc is None:
             raise RuntimeError("No active exception to reraise")
-        frame.reraising = True
-        raise host.exc
+        reraise(frame, host.exc)
     values = take(stack, n)
     error = _exception(host, values[0], "exceptions must derive from BaseException")
     if n == 2:
@@ -178,8 +176,23 @@ def set_context(error, handled):
 
 
 def RERAISE(frame, stack, _):
+    reraise(frame, stack.pop())
+
+
+def reraise(frame, error):
+    """The exception goes on, without a new entry in its traceback."""
     frame.reraising = True
-    raise stack.pop()
+    raise_as_it_is(error)
+
+
+def raise_as_it_is(error):
+    """Python's own `raise` gives an exception the context of what is handled around the machine."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context  # whose traceback leads here: they would hold each other
 
 
 def PUSH_EXC_INFO(frame, stack, _):

@@ -23,7 +23,6 @@ from typing import Any
 
 from thunder.interpreter import attributes, construction, operators, sequences, standins, text
 from thunder.interpreter.attributes import (
-    HEAP_TYPE,
     call_special,
     in_python,
     name_in_errors,
@@ -137,10 +136,6 @@ class Host:
             return self.call(method, [f, *args], kwargs)
         return self.call_native(f, *standins.with_functions(self, f, args, kwargs))
 
-    def called_back(self, f) -> Any:
-        """A callable for native code in the place of `f`: the call comes back to the machine."""
-        return f if not callable(f) else lambda *args, **kwargs: self.call(f, list(args), kwargs)
-
     def enter(self, f, args, kwargs):
         """Interpret a call of a Python function; generators give their object at once."""
         code = f.__code__
@@ -178,7 +173,7 @@ class Host:
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
         if self.log is not None:
             self.log.note("Opaque", f)
-        if self.stack_of_frames and (type(f) is FUNCTION or isinstance(f, type) and f.__flags__ & HEAP_TYPE):
+        if self.stack_of_frames:
             called = FUNCTION(_CALLED, self.stack_of_frames[-1].fn.__globals__)  # who asks finds the caller's module
             args, kwargs, f = (f, args, kwargs), {}, called
         if self.exc is None:
@@ -265,7 +260,7 @@ class Host:
             own = {} if attributes.lacks_dict(value) else _attributes(value)
         except AttributeError:  # native code keeps it for itself
             return attributes.plain_attribute(value, name, NULL)
-        return dict.get(own, name, NULL)
+        return (dict if isinstance(own, dict) else types.MappingProxyType).get(own, name, NULL)
 
     def own_store(self, value, name, new):
         """No descriptor takes the value: the object's `__dict__` does, or native code says why not."""
@@ -327,6 +322,10 @@ class Host:
         if symbol == "+=" and issubclass(type(a), list) and sequences.iterates_in_python(self, b, counted=True):
             b = self.steps(b)
         return ARITHMETIC[symbol](a, b)
+
+    def natively(self, function, *operands) -> Any:
+        """Native code runs an operator, and calls special methods of the operands in Python."""
+        return function(*operands)
 
     def computes(self, a, b) -> bool:
         """Whether operands without special methods compute with each other natively."""

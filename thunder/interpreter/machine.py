@@ -5,11 +5,10 @@ Values on its stack are the program's own objects. Whatever may touch provenance
 
 from __future__ import annotations
 
-from thunder.interpreter.control import RETURN, YIELD, set_context, stop_iteration_error
-from thunder.interpreter.errors import UnsupportedError
-from thunder.interpreter.recursion import is_own, run_deeper
+from thunder.interpreter.control import RETURN, YIELD, raise_as_it_is, set_context, stop_iteration_error
+from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tables import ITERATOR
-from thunder.interpreter.tracebacks import clean, entry, release, swallow
+from thunder.interpreter.tracebacks import clean, entry, is_interpreted, release, swallow
 
 
 class Frame:
@@ -86,8 +85,6 @@ class Frame:
         try:
             if self.host.passes(error):
                 raise error
-            if type(error) is RecursionError and is_own(error):
-                raise UnsupportedError("a container that holds itself", "thunder would have to open it") from None
             self.note(error)
             handler = self.record.handlers[self.ip]
             if handler is None:
@@ -112,9 +109,10 @@ class Frame:
             self.reraising = False
             error.__traceback__ = clean(error.__traceback__)
             return
-        error.__traceback__ = entry(self, clean(error.__traceback__))
-        if self.host.exc is not None and error.__context__ is None:
-            set_context(error, self.host.exc)
+        traceback = clean(error.__traceback__)
+        if self.host.exc is not None and error.__context__ is None and not is_interpreted(traceback):
+            set_context(error, self.host.exc)  # it begins here
+        error.__traceback__ = entry(self, traceback)
 
     def _of_iterator(self, iterator, name):
         try:
@@ -126,7 +124,9 @@ class Frame:
     def throw(self, error):
         """Raise at the yield where the frame is suspended; an inner iterator of `yield from` comes first."""
         if self.delegate is None:
-            raise error
+            if self.exc is not None:
+                set_context(error, self.exc)
+            raise_as_it_is(error)
         host, stack = self.host, self.stack
         iterator = stack[ITERATOR - 1]
         if isinstance(error, GeneratorExit):

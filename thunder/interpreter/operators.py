@@ -15,7 +15,7 @@ from typing import Any, cast
 from thunder.interpreter.attributes import call_special, in_python
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
-from thunder.interpreter.tables import COMPARISONS
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 
 METHOD_OF = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
@@ -30,54 +30,28 @@ SEQUENCES = (list, tuple, str, bytes, bytearray)
 
 def binary(host, symbol, a, b):
     """`a + b` and `a += b`: the in-place method, then the operands' methods (binary_op1)."""
-    plain = symbol.removesuffix("=")
+    plain, shown = symbol.removesuffix("="), {"**": "** or pow()"}.get(symbol, symbol)
     name = METHOD_OF[plain]
-    if plain != symbol:
-        method = host.lookup(type(a), f"__i{name}__")
-        appends = name == "add" and isinstance(a, SEQUENCES)
-        if in_python(method) or not appends and method is not NULL and in_python(host.lookup(type(b), f"__r{name}__")):
-            result = call_special(host, method, a, [b], f"__i{name}__")
-            if result is not NotImplemented:
-                return result
-            if host.lookup(type(a), f"__{name}__") is NULL and host.lookup(type(b), f"__r{name}__") is NULL:
-                shown = f"{symbol}: '{host.type_name(a)}' and '{host.type_name(b)}'"
-                raise TypeError(f"unsupported operand type(s) for {shown}")  # natively, it would be called again
-            return _after_in_place(host, name, plain, a, b)
-        elif method is not NULL and not appends:
-            return host.native_binary(symbol, a, b)
-        elif method is not NULL:  # a sequence's own comes after the other operand's reflected method
-            reflected = host.lookup(type(b), "__radd__")
-            if in_python(reflected):
-                result = call_special(host, reflected, b, [a], "__radd__")
-                return result if result is not NotImplemented else host.native_binary(symbol, a, host.steps(b))
-            return host.native_binary(symbol, a, b)
-    if plain == "*":
-        a, b = _factor(host, a, b, "__mul__"), _factor(host, b, a, "__rmul__")
-    shown = {"**": "** or pow()"}.get(symbol, symbol)
+    method = host.lookup(type(a), f"__i{name}__") if plain != symbol else NULL
+    if in_python(method):
+        result = call_special(host, method, a, [b], f"__i{name}__")
+        if result is not NotImplemented:
+            return result
+        symbol = plain
+    if method is not NULL and symbol != plain:
+        if in_python(host.lookup(type(b), f"__r{name}__")):
+            return host.natively(ARITHMETIC[symbol], a, b)
+        return host.native_binary(symbol, a, b)
+    if plain == "*" and (_repeats(host, a, b) or _repeats(host, b, a)):
+        return host.natively(ARITHMETIC[symbol], a, b)
     return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))
 
 
-def _after_in_place(host, name, plain, a, b):
-    """`a += b` whose in-place method, in Python, has declined: the result of `a + b`, with errors of `+=`."""
-
-    def natively():
-        try:
-            return host.native_binary(plain, a, b)
-        except TypeError as error:
-            text = str(error).replace(f"operand type(s) for {plain}:", f"operand type(s) for {plain}=:")
-            raise TypeError(text) from None
-
-    return by_methods(host, name, a, b, f"{plain}=", natively)
-
-
-def _factor(host, value, sequence, name):
-    """The factor of a sequence; its `__index__` where it has no method of the name."""
-    kind = type(value)
-    if not isinstance(sequence, SEQUENCES) or in_python(host.lookup(type(sequence), "__mul__")):
-        return value
-    if host.lookup(kind, name) is not NULL:
-        return value
-    return index(host, value) if in_python(host.lookup(kind, "__index__")) else value
+def _repeats(host, sequence, factor) -> bool:
+    """Whether a factor of a sequence has methods in Python, which come before the sequence's own way."""
+    kind = type(factor)
+    methods = ("__index__", "__mul__", "__rmul__") if isinstance(sequence, SEQUENCES) else ()
+    return any(in_python(host.lookup(kind, name)) for name in methods)
 
 
 def by_methods(host, name, a, b, shown, natively):
@@ -92,26 +66,10 @@ def by_methods(host, name, a, b, shown, natively):
         steps.append((right, b, a, reflected))
         if derives(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
             steps.reverse()
-        elif (
-            isinstance(a, SEQUENCES)
-            and not in_python(left)
-            and name in ("add", "mul")
-            and not in_python(
-                host.lookup(kind_a, reflected)  # which makes its class one of numbers
-            )
-        ):
-            steps.reverse()
-        method, sequence, factor, called = steps[1]
-        if name == "mul" and isinstance(sequence, SEQUENCES) and not in_python(method):  # it is repeated at last
-            if host.lookup(type(factor), "__index__") is NULL:
-                steps[1] = (_no_multiple, sequence, factor, called)
+        elif isinstance(a, SEQUENCES) and not in_python(left) and name == "add":
+            steps.reverse()  # its own way of adding comes last
     for method, x, y, called in steps:
-        if method is NULL:
-            continue
-        if name == "mul" and isinstance(x, SEQUENCES) and in_python(host.lookup(type(y), "__index__")):
-            y = index(host, y)
-        result = method(x, y) if method is _no_multiple else call_special(host, method, x, [y], called)
-        if result is not NotImplemented:
+        if method is not NULL and (result := call_special(host, method, x, [y], called)) is not NotImplemented:
             return result
     if host.computes(a, b):
         return natively()
@@ -121,10 +79,6 @@ def by_methods(host, name, a, b, shown, natively):
 def derives(kind, base) -> bool:
     """PyType_IsSubtype: the metaclass is not asked."""
     return any(k is base for k in type.__dict__["__mro__"].__get__(kind))
-
-
-def _no_multiple(sequence, factor):
-    raise TypeError(f"can't multiply sequence by non-int of type '{type(factor).__name__}'")
 
 
 def unary(host, symbol, a):
@@ -196,7 +150,7 @@ def compare_items(host, symbol, a, b):
     """list_richcompare and dict_equal: items that are one object are equal; the first that are not decide."""
     if isinstance(a, dict):
         equal = len(a) == len(b)
-        for k, x in dict.items(a):  # no generator, which makes a RuntimeError of StopIteration
+        for k, x in [*dict.items(a)]:  # which a comparison may change
             equal = equal and _equal(host, x, dict.get(b, k, NULL))
         return equal is (symbol == "==")
     base = cast(Any, list if isinstance(a, list) else tuple)
@@ -206,7 +160,7 @@ def compare_items(host, symbol, a, b):
     for x, y in zip(base.__iter__(a), base.__iter__(b), strict=False):
         if not _equal(host, x, y):
             return symbol == "!=" if symbol in ("==", "!=") else host.compare(symbol, x, y)
-    return COMPARISONS[symbol](n, m)
+    return COMPARISONS[symbol](base.__len__(a), base.__len__(b))  # which a comparison may have changed
 
 
 def _equal(host, x, y) -> bool:
@@ -294,7 +248,7 @@ _NAMES = {"and": "and_", "or": "or_"}
 _UNARY_NAMES = {"-": ("neg",), "+": ("pos",), "~": ("invert", "inv")}
 
 CALLS = {
-    int: _number(int, "__int__", "__index__", "__trunc__"),
+    int: _number(int, "__int__", "__index__"),
     float: _number(float, "__float__", "__index__"),
     complex: _number(complex, "__complex__", "__float__", "__index__"),
     abs: _through("__abs__"), round: _through("__round__"),

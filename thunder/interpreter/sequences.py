@@ -242,12 +242,6 @@ def truth(host, value):
 # ---------------------------------------------------------------- the same as functions
 
 
-def _iter(host, function, args, kwargs):
-    if len(args) == 2 and not kwargs:
-        return host.call_native(function, [host.called_back(args[0]), args[1]], {})
-    return host.iterate(args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
-
-
 def _next(host, function, args, kwargs):
     if kwargs or len(args) not in (1, 2) or host.lookup(type(args[0]), "__next__") is NULL:
         return host.call_native(function, args, kwargs)
@@ -282,7 +276,6 @@ def _backwards(host, value, size):
 CALLS = {
     len: of(1)(length),
     bool: of(1)(lambda host, value: host.truth(value)),
-    iter: _iter,
     next: _next,
     reversed: _reversed,
 }

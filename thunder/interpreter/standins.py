@@ -15,7 +15,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, call_special, in_python, parts_of, type_attribute
+from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -47,6 +47,27 @@ class StandIn:
         self.host, self.value = host, value
 
 
+class CalledBack(StandIn):
+    """A function that native code calls: the call comes back to the machine."""
+
+    __slots__ = ()
+
+    def __call__(self, *args, **kwargs):
+        return self.host.call(self.value, list(args), kwargs)
+
+    def __reduce__(self):  # of a map, of which a copy is made
+        return original, (self.value,)
+
+
+class Decided(CalledBack):
+    """A function whose result native code asks for the truth."""
+
+    __slots__ = ()
+
+    def __call__(self, *args, **kwargs):
+        return self.host.truth(CalledBack.__call__(self, *args, **kwargs))
+
+
 class Compared(StandIn):
     """An object that native code sorts, or takes the least or the largest of."""
 
@@ -61,20 +82,6 @@ class Compared(StandIn):
         return self.host.truth(self.host.compare(">", self.value, original(other)))
 
 
-class Sorted(Compared):
-    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
-
-    __slots__ = ()
-
-    def __lt__(self, other):
-        method = self.host.lookup(type(self.value), "__lt__")
-        if in_python(method):
-            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
-            if result is not NotImplemented:
-                return self.host.truth(result)
-        return Compared.__lt__(self, other)
-
-
 class Iterated(StandIn):
     """An iterable for native code, which words the error of what does not iterate."""
 
@@ -83,16 +90,6 @@ class Iterated(StandIn):
 
     def __iter__(self):
         return iter(self.host.steps(self.value))
-
-
-class Listed(Iterated):
-    """An iterable that native code makes a list of (PySequence_Fast), which asks the iterator for one, and a length."""
-
-    __slots__ = ()
-
-    def __iter__(self):
-        has_items = self.host.lookup(type(self.value), "__iter__") is NULL  # which are asked for the length themselves
-        return iter(self.host.steps(self.value if has_items else self.host.iterate(self.value)))
 
 
 def original(value) -> Any:
@@ -140,7 +137,13 @@ def _all(host, values):
     return True
 
 
-CALLS = {sum: _sum, any: _any, all: _all}
+def _iter(host, function, args, kwargs):
+    if len(args) == 1 and not kwargs:
+        return host.iterate(args[0])
+    return host.call_native(function, *with_functions(host, function, args, kwargs))
+
+
+CALLS = {sum: _sum, any: _any, all: _all, iter: _iter}
 
 
 # ---------------------------------------------------------------- functions that call an argument
@@ -148,7 +151,7 @@ CALLS = {sum: _sum, any: _any, all: _all}
 _KEY_FUNCTION = (-1, "key")
 # the place and the name of the function among the arguments
 _CALLING: dict[Any, tuple[int, str]] = {
-    map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
+    iter: (0, ""), map: (0, ""), filter: (0, ""), functools.reduce: (0, ""), functools.cmp_to_key: (0, "mycmp"),
     sorted: _KEY_FUNCTION, min: _KEY_FUNCTION, max: _KEY_FUNCTION, list.sort: _KEY_FUNCTION,
     itertools.accumulate: (1, "func"), itertools.groupby: (1, "key"), itertools.dropwhile: (0, ""),
     itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
@@ -165,19 +168,17 @@ def with_functions(host, f, args, kwargs) -> tuple:
         return args, kwargs
     place, name = found
     place += type(f) is types.MethodDescriptorType  # which takes the object first
-    called = _decided if id(method) in _DECIDING else type(host).called_back
+    kind = Decided if id(method) in _DECIDING else CalledBack
     if id(method) in _FILTERING and args and args[0] is None:
         return [host.truth, *args[1:]], kwargs
     return (
-        [called(host, a) if i == place else a for i, a in enumerate(args)],
-        {k: called(host, a) if k == name else a for k, a in kwargs.items()},
+        [kind(host, a) if i == place and _is_function(a) else a for i, a in enumerate(args)],
+        {k: kind(host, a) if k == name and _is_function(a) else a for k, a in kwargs.items()},
     )
 
 
-def _decided(host, function):
-    """A function whose result native code asks for the truth."""
-    called = host.called_back(function)
-    return function if called is function else lambda value: host.truth(called(value))
+def _is_function(value) -> bool:
+    return callable(value) and not isinstance(value, StandIn)
 
 
 _FILTERING = set(map(id, (filter, itertools.filterfalse)))  # without a function, they ask elements themselves
@@ -236,8 +237,7 @@ def run(host, f, args, kwargs) -> Any:
     if kwargs.get("key") is None and not compares_in_python(host, elements):
         return NULL
     kwargs = _with_key(host, kwargs)
-    alike = function in (sorted, list.sort) and len(set(map(type, elements))) == 1
-    stand_ins = [(Sorted if alike else Compared)(host, x) for x in elements]
+    stand_ins = [Compared(host, x) for x in elements]
     if several:
         return original(function(*stand_ins, **kwargs))
     if function is list.sort:

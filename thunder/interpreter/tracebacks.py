@@ -88,6 +88,11 @@ def entry(frame, following):
     return types.TracebackType(following, real, record.offsets[ip], record.line(code, ip) or code.co_firstlineno)
 
 
+def is_interpreted(traceback) -> bool:
+    """Whether a traceback without the machine's frames begins in an interpreted one."""
+    return traceback is not None and traceback.tb_frame.f_code.co_names == _STUB.co_names
+
+
 def clean(traceback):
     """The traceback without the machine's frames.
 
@@ -97,7 +102,7 @@ def clean(traceback):
     while traceback is not None and traceback.tb_frame.f_code.co_filename in HIDDEN:
         traceback = traceback.tb_next
     kept, dirty, rest = [], False, traceback
-    while rest is not None and rest.tb_frame.f_code.co_names != _STUB.co_names:
+    while rest is not None and not is_interpreted(rest):
         if rest.tb_frame.f_code.co_filename in HIDDEN:
             dirty = True
         else:
