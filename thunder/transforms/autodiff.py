@@ -68,7 +68,7 @@ class Linearization:
 
     functional: every operation that it records can be differentiated again; otherwise operations that PyTorch
     differentiates save a graph that runs once. needed: the operations to differentiate; None: all. known: derivatives
-    by operations that earlier linearizations have recorded. forward: rules of forward mode come before those.
+    by operations that earlier linearizations have recorded.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -84,7 +84,6 @@ class Linearization:
         functional: bool = False,
         needed: set | None = None,
         known: dict | None = None,
-        forward: bool = False,
     ):
         self.steps: list = []
         operation = None
@@ -96,7 +95,7 @@ class Linearization:
                 elif needed is not None and operation not in needed:
                     self.steps.append(operation)
                 else:
-                    derivatives(operation, executors, self.steps, functional, forward)
+                    derivatives(operation, executors, self.steps, functional)
         except ThunderError as error:
             error.bound_symbol = error.bound_symbol or operation
             raise

@@ -196,9 +196,8 @@ class _Batch:
         made.tags, made.own_derivative, made.nondifferentiable = symbol.tags, True, symbol.nondifferentiable
         if symbol.grad_rule is not None:
             made.grad_rule = by(symbol.grad_rule)
-        for table in (derivatives.functional, derivatives.in_forward_mode):
-            if (rule := table.of(symbol)) is not None:
-                table.set(by(rule), made)
+        if (rule := derivatives.functional.of(symbol)) is not None:
+            derivatives.functional.set(by(rule), made)
         return made(*(_in_batch(p, self.moved, size) for p in mapped))
 
 

@@ -364,10 +364,8 @@ def derivatives(
     executors: Sequence,
     out: list,
     functional: bool,
-    forward: bool = False,
 ) -> None:
-    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative.
-    forward: by its rule for forward mode, where it has one."""
+    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return
@@ -375,17 +373,15 @@ def derivatives(
         raise MissingImplementationError(f"a second derivative is asked for, but {why}")
     if facts.formula.of(operation.sym) is not None:
         for sub in by_formula(operation):
-            derivatives(sub, executors, out, functional, forward)
+            derivatives(sub, executors, out, functional)
         return
     if REGISTERED and operation.sym.id not in REGISTERED and _is_registered_primitive(operation):
         typed(operation.subsymbols)
-        derivatives(operation.subsymbols[0], executors, out, functional, forward)
+        derivatives(operation.subsymbols[0], executors, out, functional)
         return
     rule = _rule_for(operation, executors)
     if functional and (again := facts.functional.of(operation.sym)) is not None:
         rule = again, True
-    if forward and (pushing := facts.in_forward_mode.of(operation.sym)) is not None:
-        rule = pushing, True
     if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
     elif (
@@ -397,7 +393,7 @@ def derivatives(
     elif operation.sym.decomposition is not None and operation.subsymbols:
         typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
         for sub in operation.subsymbols:
-            derivatives(sub, executors, out, functional, forward)
+            derivatives(sub, executors, out, functional)
         for old, new in operation.aliases.items():
             out.append(
                 differentiate(LTORCH["detach"].bind(new, output=old, context=operation.context), _identity, True)

@@ -20,15 +20,14 @@ from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import Level, typed, write
 
 
-def _linearized(level: Level, executors: Sequence, forward: bool = False) -> Linearization:
+def _linearized(level: Level, executors: Sequence) -> Linearization:
     """The derivative of a level. Operations that its results do not depend on are not differentiated, but stay: the
-    program around it may have their values. forward: for forward mode."""
+    program around it may have their values."""
     linear = Linearization(
         level.operations,
         executors,
         functional=True,
         needed=set(leading_to(level.operations, level.outputs)),
-        forward=forward,
     )
     for step in linear.steps:
         if isinstance(step, Derivative):
@@ -97,7 +96,7 @@ def pushforward(
     rule. The level's operations are written to `recorder`, too.
     """
     table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
-    linear = _linearized(level, executors, forward=True)
+    linear = _linearized(level, executors)
     writer = _writer(recorder)
     differentiable = [o if isinstance(o, TensorProxy) and o.requires_grad else None for o in level.outputs]
     with recording(writer):

@@ -1,5 +1,5 @@
 """`torch.autograd.Function` inside a captured program: its forward and its backward are read, and become one operation
-with that derivative. Its `vmap` and `jvp` are read where a transform of torch.func asks for them."""
+with that derivative. Where a transform of torch.func asks for a `vmap` or a `jvp` of its own, the call is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thunder.ops import LTORCH, PRIMS
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.gradients import check_count, check_kind, fitted
-from thunder.ops.rules import batching, derivatives
+from thunder.ops.rules import derivatives
 from thunder.transforms.levels import typed
 from thunder.transforms.recompute import generator_of
 
@@ -52,13 +52,6 @@ class FunctionContext:
         self._materializes = value
 
 
-class VmapInfo(NamedTuple):
-    """The first argument of a Function's `vmap`."""
-
-    batch_size: Any
-    randomness: str
-
-
 @primitive(lambda text, wanted, cotangents: tuple(like(x) for x in wanted))
 def no_gradients(text: str, wanted: tuple, cotangents: tuple) -> tuple:
     """The gradients of a backward that raises when it runs."""
@@ -71,27 +64,24 @@ def apply(c, f, args, kwargs):
     inputs = [c.recorder.latest(x) if type(x) is TensorProxy else x for x in given]
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
-    maps_itself = _overrides(cls, "vmap") and any(level.maps for level in c.levels)
+    for name, is_asked in (("vmap", any(x.maps for x in c.levels)), ("jvp", any(x.pushes for x in c.levels))):
+        if is_asked and getattr(cls, name) is not getattr(torch.autograd.Function, name):
+            c.refuse(f"{cls.__name__} has a {name} of its own, which a transform of torch.func asks for")
     ctx, before = FunctionContext(needs), dict(c.recorder.memory.current)
     with separate(c, False, decides=True) as forward:
         returned = _forward(c, cls, ctx, given, kwargs)
         result = map_structure(c.recorder.latest, returned)
         plain = {id(c.recorder.latest(t)) for t in ctx._not_differentiable}
-    if not grad and not maps_itself:
+    if not grad:
         c.recorder.bound_symbols += forward.bound_symbols
         return returned if ctx._dirty else result
     written = _take_back_writes(c, cls, ctx, forward, before, result)
     there = set(proxies_in(result, []))
     function = _Function(cls, inputs, forward, result, [v for v in written.values() if v not in there])
-    outputs = _outputs(c, function, {id(x) for x in proxies_in(function.result, [])} - plain if grad else set())
-    if grad:
-        function.read_backwards(c, ctx, function.returned(outputs))
-        if _overrides(cls, "jvp") and any(level.pushes for level in c.levels):
-            function.read_jvp(c, ctx)
+    outputs = _outputs(c, function, {id(x) for x in proxies_in(function.result, [])} - plain)
+    function.read_backwards(c, ctx, function.returned(outputs))
     values = _values_known(c, function)
     function.close()
-    if maps_itself:
-        batching.rule.set(_mapped_by_itself(c, function), function.symbol)
     function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
     operation = function.operation((*inputs, *function.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
@@ -120,10 +110,6 @@ def _values_known(c, function: _Function) -> Sequence:
         return ()
     with function.behind_forward(c):
         return [c.path.value_of(p) for p in proxies_in(function.result, [])]
-
-
-def _overrides(cls, name: str) -> bool:
-    return getattr(cls, name) is not getattr(torch.autograd.Function, name)
 
 
 def _take_back_writes(
@@ -190,14 +176,14 @@ _MOST_VARIANTS = 4  # results: a backward that is told of missing cotangents is 
 
 
 class _Read(NamedTuple):
-    """A backward or a jvp: its operations, and for each input, or each result, what it gives."""
+    """A backward: its operations, and for each input what it gives."""
 
     operations: list[BoundSymbol]
     results: tuple
 
 
 class _Function:
-    """The bound symbols of a Function's forward, backward and jvp, replayed wherever the operation is differentiated.
+    """The bound symbols of a Function's forward and backward, replayed wherever the operation is differentiated.
 
     inputs: of `apply`. result: what the forward returns, with what it has written to the program's tensors. free: the
     live-ins of all beside the inputs; the operation takes them as further arguments. cotangents: placeholders, None for
@@ -212,13 +198,10 @@ class _Function:
         self.cotangents: list[TensorProxy | None] = []
         self.contiguous: set[TensorProxy] = set()
         self.backwards: dict[tuple[int, ...], _Read] = {}
-        self.tangents: list[TensorProxy | None] = []
-        self.jvp: _Read | None = None
         self.free: list[Proxy] = []
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.own_derivative = True
-        self.transposed: Symbol | None = None
 
     def returned(self, result):
         """What the forward returns, of a structure like `result`."""
@@ -329,7 +312,7 @@ class _Function:
         return tuple(next(gradients) if any(x is w for w in wanted) else None for x in self.inputs)
 
     def _without_decisions(self, c, operations: list[BoundSymbol]) -> list[BoundSymbol]:
-        """The operations of a backward, or a jvp. It may decide by what the forward has computed: then the forward
+        """The operations of a backward. It may decide by what the forward has computed: then the forward
         does."""
         first = set(leading_to(operations, (), lambda b: OpTags.DECISION in b.sym.tags))
         if any(
@@ -341,32 +324,18 @@ class _Function:
         self.forward += [b for b in operations if b in first]
         return [b for b in operations if b not in first]
 
-    def read_jvp(self, c, ctx: FunctionContext) -> None:
-        for x in self.inputs:
-            tangent = like(x) if isinstance(x, TensorProxy) and x.dtype.category >= 2 else None
-            if tangent is not None:
-                tangent.name, tangent.requires_grad = c.recorder.context.names.make(), False
-            self.tangents.append(tangent)
-        with self.behind_forward(c) as recorder:
-            found = map_structure(c.recorder.latest, c.call(self.cls.jvp, [ctx, *self.tangents], {}))
-        pushed, result = (x if isinstance(x, tuple) else (x,) for x in (found, self.returned(self.result)))
-        check_count(f"the jvp of {self.cls.__name__}", len(result), pushed)
-        self.jvp = _Read(self._without_decisions(c, recorder.bound_symbols), tuple(pushed))
-        derivatives.in_forward_mode.set(self.forward_rule, self.symbol)
-
     def close(self) -> None:
         """All is read."""
-        parts = [*self.backwards.values(), *([] if self.jvp is None else [self.jvp])]
+        backwards = self.backwards.values()
         self.free = _live_ins(
-            [b for part in parts for b in [*self.forward, *part.operations]] or self.forward,
-            [self.result, [part.results for part in parts]],
-            [*proxies_in(self.inputs, []), *self.cotangents, *self.tangents],
+            [b for backward in backwards for b in [*self.forward, *backward.operations]],
+            [self.result, [backward.results for backward in backwards]],
+            [*proxies_in(self.inputs, []), *self.cotangents],
         )
         symbol, tags = self.symbol, {tag for operation in self.forward for tag in operation.sym.tags}
         own = {OpTags.RANDOM_OP, OpTags.DECISION, OpTags.DONT_DCE} if OpTags.DECISION in tags else {OpTags.RANDOM_OP}
         symbol.tags = frozenset(tags & own)
-        if self.backwards:
-            symbol.grad_rule = self.rule
+        symbol.grad_rule = self.rule
         derivatives.functional.set(self.functional_rule, symbol)
 
     # --- the operation
@@ -401,37 +370,6 @@ class _Function:
         outputs, states = self.once_more(args)
         given = yield outputs
         return self.replayed(self.values_between(args, outputs, states), given, True)
-
-    def forward_rule(self, *args):
-        """`functional_rule` for forward mode. The transform differentiates a backward for its cotangents: what stands
-        for this one has the jvp for its derivative."""
-        outputs, states = self.once_more(args)
-        given = yield outputs
-        flat = leaves(self.returned(given))
-        cotangents, places = [g for g in flat if g is not None], [i for i, g in enumerate(flat) if g is not None]
-        wanted = [i for i, t in enumerate(self.tangents) if t is not None and args[i].requires_grad]
-
-        def transposed_rule(*values):
-            tangents = yield transposed(*values)
-            table = self.values_between(args, outputs, states)
-            for i, t in zip(wanted, tangents, strict=True):
-                table[self.tangents[i]] = t
-            for i, t in enumerate(self.tangents):
-                if t is not None and t not in table:
-                    table[t] = LTORCH["zeros_like"](args[i])
-            recorder = current_recorder()
-            assert self.jvp is not None, "there are tangents where the Function has a jvp"
-            recorder.bound_symbols += renamed(self.jvp.operations, recorder.context.names, table)
-            pushed = [table.get(x, x) if isinstance(x, Proxy) else None for x in self.jvp.results]
-            return tuple(pushed[i] for i in places)
-
-        def meta(*values):
-            return tuple(like(args[i]) for i in wanted)
-
-        transposed = Symbol(f"{self.symbol.name}_transposed", meta, id=("transposed", id(self)), is_prim=True)
-        transposed.grad_rule = transposed_rule
-        gradients = dict(zip(wanted, transposed(*cotangents), strict=True))
-        return tuple(gradients.get(i) for i in range(len(self.inputs)))
 
     def once_more(self, args: tuple) -> tuple[Any, list]:
         """Records the operation. Its results, and the states of the generators before it."""
@@ -525,45 +463,6 @@ def _differentiated_twice(symbol: Symbol) -> Callable:
         return None, tuple(next(found) if any(g is w for w in wanted) else None for g in cotangents)
 
     return rule
-
-
-def _mapped_by_itself(c, function: _Function) -> Callable:
-    """The rule of a Function for vmap: its own."""
-    name, number = function.cls.__name__, len(function.inputs)
-
-    def rule(batch, operation: BoundSymbol):
-        if not vars(c) or c.recorder is not batch.recorder:
-            raise DerivativeError(f"the vmap of {name} is asked for outside of the program that calls it")
-        if function.writes or any(p in batch.moved for p in proxies_in(operation.args[number:], [])):
-            c.refuse(f"{name}, which has a vmap of its own, reads or writes mapped tensors that are no arguments of it")
-        args = operation.args[:number]
-        dims = tuple(0 if isinstance(x, Proxy) and x in batch.moved else None for x in args)
-        info = VmapInfo(batch.size, batch.randomness)
-        found = c.call(function.cls.vmap, [info, dims, *map(batch.at, args)], {})
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise RuntimeError(
-                f"Expected the vmap staticmethod of {name} to return a tuple of length 2 (output, out_dims)"
-            )
-        results, out_dims = map_structure(c.recorder.latest, found[0]), found[1]
-        single = not isinstance(results, tuple)
-        results = (results,) if single else results
-        out_dims = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(results)
-        if len(out_dims) != len(results):
-            raise RuntimeError(f"the vmap staticmethod of {name} returned {len(out_dims)} out_dims for its results")
-        placed = tuple(_with_batch_first(x, d, batch.size) for x, d in zip(results, out_dims, strict=True))
-        if not batch.fits(operation, proxies_in(placed, [])):
-            raise RuntimeError(f"the vmap staticmethod of {name} returned other results than its forward")
-        return placed[0] if single else placed
-
-    return rule
-
-
-def _with_batch_first(x, dim: int | None, size):
-    if not isinstance(x, TensorProxy):
-        return x
-    if dim is None:
-        return LTORCH["expand"](x, (size, *x.shape))
-    return x if dim == 0 else LTORCH["movedim"](x, dim, 0)
 
 
 def _live_ins(operations: Sequence[BoundSymbol], results, known: Sequence[Proxy | None]) -> list[Proxy]:

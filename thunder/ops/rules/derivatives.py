@@ -21,9 +21,6 @@ conjugates = Property()
 functional: RuleTable[Callable | None] = RuleTable(None)
 """The derivative rule where a second derivative may follow."""
 
-in_forward_mode: RuleTable[Callable | None] = RuleTable(None)
-"""The derivative rule in forward mode, where an `autograd.Function` has a jvp of its own."""
-
 formula: RuleTable[Callable | None] = RuleTable(None)
 """What a kernel computes, in operations: where the kernel is differentiated, these are."""
 
