@@ -9,7 +9,7 @@ import torch
 import thunder
 from tests import fresh
 from thunder.cache.logs import configure
-from thunder.errors import OptionError
+from thunder.errors import FallbackWarning, OptionError
 
 PROGRAM = """
 import torch, thunder
@@ -32,6 +32,22 @@ def test_the_environment_says_what_is_logged():
     guards = run("guards").stderr
     assert guards.count("questions before each call") == 2 and guards.count("def prologue(fn, args, kwargs):") == 2
     assert not run("").stderr
+
+
+def test_fallbacks_and_code_are_topics(caplog):
+    def refused(x):
+        return x * x.untyped_storage().nbytes()
+
+    for topic in ("fallbacks", "output_code"):
+        caplog.set_level(logging.INFO, f"thunder.{topic}")
+    with pytest.warns(FallbackWarning):
+        thunder.jit(refused, fallback="eager")(torch.ones(1))
+    with pytest.warns(FallbackWarning):
+        thunder.jit(lambda x: refused(x).sin(), fallback="eager")(torch.ones(1))
+    texts = sorted(f"{record.name}: {record.getMessage()}" for record in caplog.records)
+    assert ["untyped_storage" in text for text in texts] == [True, True, False]
+    assert texts[0].startswith("thunder.fallbacks: ") and "refused() is an eager call" in texts[0]
+    assert "thunder.output_code: " in texts[2] and "torch.sin" in texts[2]
 
 
 def test_another_topic_is_refused():

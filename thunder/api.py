@@ -168,14 +168,20 @@ def compiled_or_jit(fn: Callable) -> Compiled:
     return found
 
 
-def mark_dynamic(tensor: torch.Tensor, *dims: int) -> None:
+def mark_dynamic(tensor: torch.Tensor, *dims: int, min: int | None = None, max: int | None = None) -> None:
     """Sizes of `tensor` in these dimensions stay symbolic in programs that are compiled for it, from the first call on.
+    The functions of torch._dynamo (`mark_dynamic`, `maybe_mark_dynamic`, `mark_unbacked`, `mark_static`) have the same
+    meaning as there, but that a program that decides by a size is no error: each answer has a program.
 
-    Raises IndexError for a dimension that it does not have.
+    min, max: bounds of the sizes. Programs hold for all sizes, and do not need them.
+
+    Raises IndexError for a dimension that it does not have, OptionError for a size that is not between the bounds.
     """
     for dim in dims:
         if not -tensor.dim() <= dim < tensor.dim():
             raise IndexError(f"mark_dynamic: dim {dim} of a tensor with {tensor.dim()} dimensions")
+        if min is not None and tensor.shape[dim] < min or max is not None and tensor.shape[dim] > max:
+            raise OptionError(f"mark_dynamic: size {tensor.shape[dim]} of dim {dim} is not between {min} and {max}")
     known = getattr(tensor, MARK, frozenset())
     setattr(tensor, MARK, known | {dim % tensor.dim() for dim in dims})
 

@@ -20,7 +20,7 @@ from thunder.cache.compile import Compilation, ProgramFails
 from thunder.cache.entry import LOCKED, CacheEntry
 from thunder.cache.history import CompileStats, Recompilation
 from thunder.cache.index import PATHS, SCANNED, facts_of
-from thunder.cache.logs import configure, log_recompilation
+from thunder.cache.logs import configure, log_fallback, log_recompilation
 from thunder.cache.store import ADVICE, ORIGINAL, REFUSALS, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import Holding
@@ -175,7 +175,7 @@ class Compiled:
 
     def entry_for(self, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple]:
         """`lower`, with the inputs of the program's computation."""
-        modes = compat.modes_key()
+        modes, _ = compat.without_stance(compat.modes_key())
         with self._lock:
             facts = self._facts(modes, args, kwargs)
             found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [], {})
@@ -203,8 +203,11 @@ class Compiled:
         """missed: the entries that were asked, and why they do not fit."""
         if current_recorder() is not None:
             return self.fn(*args, **kwargs)  # called while another program is traced: part of that program
+        modes, stance = compat.without_stance(modes)
         if DISABLE.value:
-            return self._run_disabled(args, kwargs)
+            return self._run_disabled(DISABLE.name, args, kwargs)
+        if stance == "force_eager" or stance.endswith("eager_then_compile") and self.stats.calls == 1:
+            return self._run_disabled(f'torch.compiler.set_stance("{stance}")', args, kwargs)
         neighbour = compat.foreign_tracer(args, kwargs)
         if neighbour:
             text = f"{self._name} was called under {neighbour}: the original function runs"
@@ -255,11 +258,12 @@ class Compiled:
                 self.stats.times["computation execution"] = (start, time.perf_counter_ns())
         return self._on_other_path(modes, entry, other, args, kwargs, log)
 
-    def _run_disabled(self, args: tuple, kwargs: dict):
-        """The original function, under THUNDER_DISABLE. Raises OptionError where it would compute something else."""
+    def _run_disabled(self, switch: str, args: tuple, kwargs: dict):
+        """The original function, which a switch wants to run. Raises OptionError where it would compute something
+        else."""
         if not self._original_stands_in():
             raise OptionError(
-                f"THUNDER_DISABLE is set, and the original of {self._name} does not compute what it computes with "
+                f"{switch} is set, and the original of {self._name} does not compute what it computes with "
                 f"its transforms ({', '.join(type(t).__name__ for t in self.options.transforms)}): leave them out, or "
                 "unset it"
             )
@@ -445,6 +449,12 @@ class Compiled:
     ) -> tuple[CacheEntry, tuple, bool] | str:
         """`_found_or_compiled`, of a call that no entry fits. reasons: why. path: the first decisions of the call."""
         stats, clock = self.stats, time.perf_counter_ns
+        _, stance = compat.without_stance(compat.modes_key())
+        if stance == "fail_on_recompile":
+            because = reasons[0] if reasons else "it has no program for the modes of this call"
+            raise RuntimeError(f"{self._name} would be compiled under set_stance({stance!r}), because: {because}")
+        if stance == "eager_on_recompile" and self._original_stands_in(args, kwargs):
+            return ""
         stats.cache_misses += 1
         stats.last_compile_reasons = reasons or self._cache.first_reason(modes)
         if stats.cache_misses > 1:
@@ -495,6 +505,7 @@ class Compiled:
         alike = error.questions or (lambda *call: () if asked(*call) == facts else "the call looks different")
         self._cache.refuse(modes, alike, facts)
         self.refused = error.with_traceback(None)
+        log_fallback(self._name, str(error))
         self._eager_calls += 1
         return f"{error}\nThe original function ran, as it does at calls like this one (fallback='error' raises)."
 
@@ -558,6 +569,7 @@ class Compiled:
         for code in entry.captured.eager_codes:
             reason = self.eager_functions.reasons.get(code)
             if reason is not None:
+                log_fallback(self._name, f"{code.co_qualname}() is an eager call: {reason}")
                 text = (
                     f"{self._name}: {code.co_qualname}() runs as it is in each call of the program, because: {reason}"
                 )

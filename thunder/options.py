@@ -117,7 +117,9 @@ LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on
 TRITON_INTERPRET = EnvironmentOption(
     "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
 )
-LOGS = EnvironmentOption("THUNDER_LOGS", str, "", "topics to log: recompiles, guards, passes, separated by commas")
+LOGS = EnvironmentOption(
+    "THUNDER_LOGS", str, "", "topics to log: recompiles, guards, passes, output_code, fallbacks; by commas"
+)
 FALLBACK = EnvironmentOption("THUNDER_FALLBACK", str, "eager", "the default of fallback=")
 KEEP_PROGRAMS = EnvironmentOption(
     "THUNDER_KEEP_PROGRAMS", bool, False, "programs are kept on disk where thunder.jit is not told (keep_programs=)"

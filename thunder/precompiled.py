@@ -32,7 +32,7 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
     Raises ProgramFileError, in words, for a program that cannot be written, and OSError where the file cannot be.
     """
     compiled = compiled_or_jit(fn)
-    modes = compat.modes_key()
+    modes, _ = compat.without_stance(compat.modes_key())
     try:
         document, entry = document_for(compiled, modes, args, kwargs)
         connection = entry.connection

@@ -1,4 +1,4 @@
-"""Logs of compilations, through Python's `logging`: `THUNDER_LOGS=recompiles,guards,passes`.
+"""Logs of compilations, through Python's `logging`: `THUNDER_LOGS=recompiles,guards,passes,output_code,fallbacks`.
 
 Each topic is a logger, `thunder.recompiles` and so on. The variable has them written to stderr; a program that sets up
 `logging` itself gives them the level INFO.
@@ -14,8 +14,8 @@ from thunder.cache.history import Recompilation, Traces
 from thunder.errors import OptionError
 from thunder.options import LOGS
 
-TOPICS = ("recompiles", "guards", "passes")
-RECOMPILES, GUARDS, PASSES = (logging.getLogger(f"thunder.{topic}") for topic in TOPICS)
+TOPICS = ("recompiles", "guards", "passes", "output_code", "fallbacks")
+RECOMPILES, GUARDS, PASSES, OUTPUT_CODE, FALLBACKS = (logging.getLogger(f"thunder.{topic}") for topic in TOPICS)
 
 
 @functools.cache
@@ -36,8 +36,13 @@ def log_recompilation(name: str, record: Recompilation) -> None:
     RECOMPILES.info("%s, %s", name, record)
 
 
+def log_fallback(name: str, text: str) -> None:
+    """text: what of a function is not compiled, and why."""
+    FALLBACKS.info("%s: %s", name, text)
+
+
 def log_program(name: str, entry: CacheEntry) -> None:
-    """Guards and passes of a program that was compiled."""
+    """Guards, passes and code of a program that was compiled."""
     if GUARDS.isEnabledFor(logging.INFO):
         text = entry.prologue.python(depth=1)
         GUARDS.info("%s asks %d questions before each call\n%s", name, entry.captured.guard_count, text)
@@ -45,3 +50,7 @@ def log_program(name: str, entry: CacheEntry) -> None:
         for kind, traces in (("forward", entry.computation_traces), ("backward", entry.backward_traces)):
             if traces:
                 PASSES.info("%s, %s\n%s", name, kind, Traces(traces))
+    if OUTPUT_CODE.isEnabledFor(logging.INFO):
+        for kind, traces in (("forward", entry.computation_traces), ("backward", entry.backward_traces)):
+            if traces:
+                OUTPUT_CODE.info("%s, %s\n%s", name, kind, traces[-1])

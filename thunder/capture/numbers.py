@@ -35,13 +35,22 @@ def length(c, n: int, source: Source) -> Any:
 
 
 MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets
+# those of mark_dynamic, maybe_mark_dynamic and mark_unbacked of torch._dynamo
+_MARKS = (MARK, "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices")
+_STATIC = "_dynamo_static_indices"  # that of its mark_static
+
+
+def is_marked(tensor) -> bool:
+    """Whether the user has said of a dimension of a tensor whether its size is symbolic."""
+    attributes = vars(tensor)
+    return bool(attributes) and any(mark in attributes for mark in (*_MARKS, _STATIC))
 
 
 def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
     """A size of an argument: symbolic where it is asked for, or was another one before."""
-    if n < 2:
+    if n < 2 or source.key in getattr(tensor, _STATIC, ()):
         return n
-    if c.numbers.symbolic_sizes or source.key in getattr(tensor, MARK, ()):
+    if c.numbers.symbolic_sizes or any(source.key in getattr(tensor, mark, ()) for mark in _MARKS):
         return number(c, n, source)
     values = c.request.changing.get(source.describe(c.parameters), (n,)) if c.request.changing else (n,)
     return n if values is not None and n in values else number(c, n, source)

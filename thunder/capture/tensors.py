@@ -12,7 +12,7 @@ from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
 from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask, value_at
-from thunder.capture.numbers import MARK, number_at, size
+from thunder.capture.numbers import is_marked, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
 from thunder.core.symbol import recording
@@ -94,7 +94,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     is_argument = source.root.key in ("args", "kwargs")
     shape: tuple = tuple(value.shape)
     guarded = shape
-    if is_argument and (c.numbers.symbolic_sizes or c.request.changing or hasattr(value, MARK)):
+    if is_argument and (c.numbers.symbolic_sizes or c.request.changing or is_marked(value)):
         shape = tuple(size(c, n, source.child("size", i), value) for i, n in enumerate(shape))
         guarded = tuple(n if type(n) is int else None for n in shape)
     if source.step == "made":

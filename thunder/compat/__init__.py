@@ -17,7 +17,7 @@ _home, __dir__ = names_from(
     __name__,
     {
         "thunder.compat.modes": (
-            "modes_key", "describe_modes", "set_data_parallel", "note_registration",
+            "modes_key", "without_stance", "describe_modes", "set_data_parallel", "note_registration",
             "grad_enabled_in", "inference_in", "autocast_in",
             "function_modes_in",
             "without_function_modes", "modes_restored",

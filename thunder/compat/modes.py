@@ -4,6 +4,7 @@ tracing by others."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 
 import torch
@@ -43,15 +44,15 @@ def modes_key() -> Callable[[], tuple]:
     """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast,
     torch-function modes, data parallelism, whether others trace or transform operations, which guards on tensors do not
     tell, registrations, and methods of torch.Tensor that the user has replaced: most are inherited, so that there are
-    more."""
+    more. Where `torch.compiler.set_stance` is in force, its stance stands behind them: see `without_stance`."""
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
     functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
-    methods = vars(torch.Tensor)
+    methods, imported = vars(torch.Tensor), sys.modules
     grad, inference, dtype = torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype
 
     def key() -> tuple:
-        return (
+        modes = (
             grad(),
             inference(),
             dtype(),
@@ -66,8 +67,17 @@ def modes_key() -> Callable[[], tuple]:
             len(methods) - ("__slotnames__" in methods),  # which copies of tensors leave behind
             _registrations,
         )
+        dynamo = imported.get("torch._dynamo.eval_frame")  # which set_stance imports
+        if dynamo is None or (stance := dynamo._stance.stance) == "default":
+            return modes
+        return (*modes, stance)
 
     return key
+
+
+def without_stance(modes: tuple) -> tuple[tuple, str]:
+    """The modes of a call, and the stance that `torch.compiler.set_stance` wants of compiled functions."""
+    return modes[: len(MODES)], modes[-1] if len(modes) > len(MODES) else "default"
 
 
 def _proxy_mode():
