@@ -1,4 +1,5 @@
-"""Hooks of leaves and arguments that a program registers, and those that its own backward finds."""
+"""Hooks of leaves and arguments: those that a backward inside of a program finds, and those that a program registers,
+for which the original runs."""
 
 import pytest
 import torch
@@ -266,25 +267,53 @@ def errors(jit):
     return [jit(f)(x())]
 
 
-RUNS = [
-    inside, outside, handles, a_list_of_the_program, arguments, registered_before, after_accumulation,
-    optimizers_in_backward, registered_by_the_first_call, leaves_of_the_program, clipped, errors,
-    retained_results, retained_and_forgotten,
+@pytest.mark.parametrize(
+    "run",
+    [registered_before, optimizers_in_backward, retained_results, retained_and_forgotten],
+    ids=lambda run: run.__name__,
+)
+def test_hooks(run):
+    same_as_eager(run)
+
+
+REFUSED = [
+    inside, outside, handles, a_list_of_the_program, arguments, after_accumulation, registered_by_the_first_call,
+    leaves_of_the_program, clipped, errors,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
-def test_hooks(run):
-    same_as_eager(run)
+@pytest.mark.parametrize("run", REFUSED, ids=lambda run: run.__name__)
+def test_a_program_that_registers_them_is_refused(run):
+    refused(run, "is registered on a tensor from outside")
+
+
+def registered_in_a_function(jit):
+    """Called by itself, it would be given what stands for the tensor."""
+
+    def register(y):
+        y.register_hook(lambda g: g * 10)
+        return y * 2
+
+    def f(x):
+        return (register(x) + x * 3).sum()
+
+    f = jit(f)
+    h = (w := torch.ones(3, requires_grad=True)) * 1
+    f(h).backward()
+    return [w.grad]
+
+
+def test_the_hook_gets_the_whole_gradient():
+    refused(registered_in_a_function, "is registered on a tensor from outside")
 
 
 def one_object_for_all(jit):
     """The list shows in which order PyTorch's engine reaches leaves."""
     m, seen = nn.Linear(4, 4), []
+    for i, p in enumerate(m.parameters()):
+        p.register_hook(lambda g, i=i: seen.append(i))
 
     def step(x):
-        for i, p in enumerate(m.parameters()):
-            p.register_hook(lambda g, i=i: seen.append(i))
         m(x).sum().backward()
 
     jit(step)(x())

@@ -74,8 +74,7 @@ class EpilogueWriter:
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
-        outside = c.engine.outside_hooks or c.engine.outside_retained or c.engine.retained
-        self.writes = bool(writes or outside or containers.changes(c))
+        self.writes = bool(writes or c.engine.retained or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
@@ -158,9 +157,6 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
-        if t is outside_hooks.OutsideHandle and not value.is_removed:
-            outside_hooks.write_registered(self)
-            return self.built[id(value)]
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):

@@ -33,7 +33,6 @@ from thunder.capture.library import (
     host_functions,
     leaves,
     levels,
-    outside_hooks,
     printed_nodes,
     torch_func,
 )
@@ -337,7 +336,7 @@ def install() -> None:
     table = {
         **_of_python(), **_of_modules(), **_of_settings(), **_of_tensors(), **_of_derivatives(), **_of_private_names(),
         **torch_func.HANDLERS, **levels.HANDLERS, **host_functions.handlers(),
-        **hooks.HANDLERS, **outside_hooks.HANDLERS,
+        **hooks.HANDLERS,
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
     table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}

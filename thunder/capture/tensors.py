@@ -66,8 +66,7 @@ def check_apart(c) -> None:
     t, engine = c.tensors, c.engine
     if not t.passed_twice:
         return
-    hooked = (*(handle.tensor for handle in engine.outside_hooks), *engine.outside_retained)
-    touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values(), *hooked}
+    touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values()}
     touched.update(owner for _, owner, _ in c.writes.effects.values() if type(owner) is TensorProxy)
     with compat.DisableTorchFunction():
         memory = {_memory_of(c.keep[i]) for i in t.passed_twice}

@@ -9,7 +9,6 @@ The Python part of PyTorch's own functions, which checks arguments, is interpret
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -86,8 +85,6 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self.backwards = 0
-        self.outside_hooks: list[Any] = []  # handles of hooks of tensors from outside that the program registers
-        self.outside_retained: dict[TensorProxy, None] = {}  # arguments that it calls retain_grad() of
         self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
         self._gone: set = set()  # results of the freed derivatives' operations
         self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed

@@ -1,8 +1,5 @@
-"""Hooks of tensors from outside: those that a program registers, and those that its own backward finds.
-
-A backward inside of the program calls them, interpreted, with the whole gradient. Those that are registered in the end
-stay on the tensors, where the epilogue puts them.
-"""
+"""Hooks of tensors from outside. A backward inside of the program calls those that they have, interpreted, with the
+whole gradient. A program that registers one is refused: the original runs."""
 
 from __future__ import annotations
 
@@ -10,91 +7,53 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.hooks import RemovableHandle
-
 from thunder import compat
 from thunder.capture import containers
 from thunder.capture.library import hooks
-from thunder.capture.library.gradients import first_proxy
 from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import recording
-from thunder.interpreter.attributes import cell_value
 from thunder.runtime.retained import retain as retain_result
 
-_TABLES = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
 
-
-class OutsideHandle(RemovableHandle):
-    """The result of a registration inside of a program. The epilogue makes the tensor's own of it."""
-
-    def __init__(self, tensor: TensorProxy, kind: str, function: Callable):
-        self.tensor, self.kind, self.function, self.is_removed = tensor, kind, function, False
-
-    def remove(self) -> None:
-        self.is_removed = True
-
-    def __exit__(self, *error) -> None:
-        self.remove()
-
-
-def register_hook(c, f, args, kwargs) -> RemovableHandle:
+def register_hook(c, f, args, kwargs) -> Any:
     """`Tensor.register_hook`."""
     given = dict(zip(("self", "hook"), args)) | kwargs
-    p = _of_outside(c, given["self"])
-    return hooks.register(c, f, args, kwargs) if p is None else register(c, p, "register_hook", given["hook"])
+    _refuse_outside(c, given["self"])
+    return hooks.register(c, f, args, kwargs)
 
 
 def retain_grad(c, f, args, kwargs) -> None:
     """`Tensor.retain_grad`."""
-    p = _of_outside(c, args[0])
-    if p is None:
-        hooks.retain(c, f, args, kwargs)
-        return
-    with compat.DisableTorchFunction():
-        if not c.tensors.real[p][0].is_leaf:  # on a leaf it does nothing
-            c.engine.outside_retained[p] = None
+    if not is_leaf(c, args[0]):  # on a leaf it does nothing
+        _refuse_outside(c, args[0])
+    hooks.retain(c, f, args, kwargs)
 
 
-def _of_outside(c, value) -> TensorProxy | None:
-    """The tensor that requires grad and has its history outside; None for a value of the program."""
+def register_late(c, f, args, kwargs) -> None:
+    """`Tensor.register_post_accumulate_grad_hook`, which leaves alone have."""
+    _refuse(c)
+
+
+def _refuse_outside(c, value) -> None:
+    """Refuses a tensor that requires grad and has its history outside."""
     p = c.recorder.memory.holder(value)
-    is_outside = p in c.tensors.real and not has_new_history(c, p) and c.recorder.latest(value).requires_grad
-    return p if is_outside else None
+    if p in c.tensors.real and not has_new_history(c, p) and c.recorder.latest(value).requires_grad:
+        _refuse(c)
 
 
-def register(c, p: TensorProxy, kind: str, function: Callable) -> OutsideHandle:
-    """`p.register_hook(function)`, or another kind of registration."""
-    placement = c.tensors.placements.get(p)
-    if c.outer_recorders or placement is not None and not placement.is_whole or p in c.tensors.frozen:
-        c.refuse(
-            "a hook is registered on a frozen tensor, inside of a transform, or on a tensor that ranks hold parts of",
-            "register it outside of the compiled function",
-        )
-    handle = OutsideHandle(p, kind, function)
-    c.engine.outside_hooks.append(handle)
-    return handle
-
-
-def register_late(c, f, args, kwargs) -> OutsideHandle:
-    """`Tensor.register_post_accumulate_grad_hook`."""
-    given = dict(zip(("self", "hook"), args)) | kwargs
-    p, value = c.recorder.memory.holder(given["self"]), c.recorder.latest(given["self"])
-    if not value.requires_grad:
-        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-    if not is_leaf(c, p):
-        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
-    return register(c, p, "register_post_accumulate_grad_hook", given["hook"])
-
-
-def remove(c, f, args, kwargs) -> None:
-    """`remove` of the handle."""
-    args[0].is_removed = True
+def _refuse(c) -> None:
+    # an eager call would register the hook on what stands for the tensor inside of it
+    c.request.eager.exclude(frame.fn.__code__ for frame in c.stack_of_frames)
+    c.refuse(
+        "a hook is registered on a tensor from outside, or retain_grad() is called on one",
+        "register it outside of the compiled function",
+    )
 
 
 def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
     """The gradient of a leaf, as the hooks leave it."""
-    for function in _functions(c, p, "register_hook"):
+    for function in _functions(c, p, "_backward_hooks"):
         with _watched(c, p):
             gradient = hooks.called(c, function, gradient, create_graph)
     return gradient
@@ -102,7 +61,7 @@ def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) 
 
 def call_after(c, p: TensorProxy) -> None:
     """Call the hooks that want to know that the gradient has been accumulated."""
-    for function in _functions(c, p, "register_post_accumulate_grad_hook"):
+    for function in _functions(c, p, "_post_accumulate_grad_hooks"):
         with _watched(c, p):
             c.call(function, [p], {})
 
@@ -110,10 +69,8 @@ def call_after(c, p: TensorProxy) -> None:
 def _functions(c, p: TensorProxy, kind: str) -> list[Callable]:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
-        table = getattr(real, _TABLES[kind])
-    before = [] if not table else list(c.steps(c.call(dict.values, [c.read(table, source.attr(_TABLES[kind]))], {})))
-    registered = (h for h in c.engine.outside_hooks if h.kind == kind and not h.is_removed)
-    return before + [h.function for h in registered if first_proxy(c, h.tensor) is p]
+        table = getattr(real, kind)
+    return list(c.steps(c.call(dict.values, [c.read(table, source.attr(kind))], {}))) if table else []
 
 
 @contextlib.contextmanager
@@ -133,34 +90,15 @@ def _watched(c, p: TensorProxy) -> Iterator[None]:
 
 
 def _changes(c) -> dict[Any, Any]:
-    found = containers.state(c)
-    found["host"] = len(c.path.log)
-    for hook in c.engine.outside_hooks:
-        for cell in getattr(hook.function, "__closure__", None) or ():
-            inner = cell_value(cell)
-            found[id(cell)] = id(inner)
-            if isinstance(inner, (list, dict, set)):
-                found[id(inner)] = len(inner)
-    return found
+    return containers.state(c) | {"host": len(c.path.log)}
 
 
 # ---------------------------------------------------------------- the epilogue
 
 
-def write_registered(writer: Any) -> None:
-    """Register the hooks that the program leaves on tensors from outside, in its order. writer: an `EpilogueWriter`."""
-    leaves = writer.c.tensors.leaves
-    for handle in writer.c.engine.outside_hooks:
-        p = handle.tensor
-        stays = p in leaves and id(p) not in writer.values
-        if id(handle) not in writer.built and not handle.is_removed and not stays:
-            writer.variable(handle, f"{writer.itself(p)}.{handle.kind}({writer.build(handle.function)})")
-
-
 def write(writer: Any) -> None:
-    """Write statements for hooks, and for `retain_grad()` of arguments and results."""
+    """Write statements for `retain_grad()` of results. writer: an `EpilogueWriter`."""
     c = writer.c
-    write_registered(writer)
     for value, p in c.engine.retained.items():
         with recording(c.recorder):
             leaves = id(value) in writer.values and c.recorder.latest(p) is value
@@ -168,8 +106,3 @@ def write(writer: Any) -> None:
             c.engine.ran.add(value)
             cell = hooks.retain_outside(c, value)
             writer.lines.append(f"{writer.pin(retain_result)}({writer.value(value)}, {writer.value(cell)})")
-    for p in c.engine.outside_retained:
-        writer.lines.append(f"{writer.itself(p)}.retain_grad()")
-
-
-HANDLERS = {OutsideHandle.remove: remove, OutsideHandle.__exit__: remove}
