@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import thunder
 from tests.capture.runs import refused, same_as_eager, state
+from thunder.errors import FallbackWarning
 
 
 def x():
@@ -384,13 +386,148 @@ def data_of_the_forward(jit):
     return seen
 
 
+def data_of_a_buffer(jit):
+    """Eager PyTorch keeps the buffer, which gets other data."""
+    w, b = nn.Parameter(torch.randn(4)), torch.randn(4)
+
+    def f(x):
+        y = x * w * b
+        b.data = b * 2
+        return y
+
+    return _steps(jit(f), w)
+
+
+def noise_drawn_again(jit):
+    """The second draw writes over what the first product keeps, and autograd counts writes of each `.data` apart."""
+    w, noise = nn.Parameter(torch.randn(4)), torch.zeros(4)
+
+    def f(x):
+        return x * w * noise.data.normal_() + (w * noise.data.normal_()).sin()
+
+    return _steps(jit(f), w)
+
+
+def a_parameter_scaled_twice(jit):
+    w = nn.Parameter(torch.ones(4))
+
+    def f(x):
+        y = w * x
+        w.data.mul_(2)
+        z = (w * w * x).sum()
+        w.data.mul_(2)
+        return y * z
+
+    return _steps(jit(f), w)
+
+
+def a_result_written_over(jit):
+    """The derivative of exp() reads its result."""
+    w = nn.Parameter(torch.randn(4))
+
+    def f(x):
+        y = (w * x).exp()
+        y[0].data.zero_()
+        return y
+
+    return _steps(jit(f), w)
+
+
+def _steps(f, w):
+    seen = []
+    for _ in range(3):
+        w.grad, y = None, f(x())
+        y.sum().backward()
+        seen.append((y.detach(), w.grad))
+    return seen
+
+
 @pytest.mark.parametrize(
     "run, reason",
     [
         (another_dtype_under_grad, "to another shape, dtype or device"),
         (data_of_the_forward, "data that a tensor had before"),
+        (data_of_a_buffer, "data that a tensor had before"),
+        (noise_drawn_again, "data that a tensor had before"),
+        (a_parameter_scaled_twice, "data that a tensor had before"),
+        (a_result_written_over, "data that a tensor had before"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_refused_in_words(run, reason):
     refused(run, reason)
+
+
+def unread_data(jit):
+    """No derivative of what was computed before the writes reads these values."""
+    w, center, codes = nn.Parameter(torch.randn(4)), torch.zeros(4), torch.randn(5, 4)
+
+    def f(x):
+        y = (x * w - center).exp() * 2
+        y.data.clamp_(max=9)
+        center.data.mul_(0.9).add_(y.detach().mean(0))
+        nearest = torch.cdist(y, codes).argmin(1)
+        codes.data[0] = y[0].detach()
+        return y + codes[nearest]
+
+    return _steps(jit(f), w)
+
+
+def a_parameter_scaled_behind_its_use(jit):
+    """The backward gets the parameter as it is then."""
+    w = nn.Parameter(torch.ones(4))
+
+    def f(x):
+        y = torch.nn.functional.linear((w * w * x).exp(), w.view(1, 4)).sum()
+        w.data.mul_(2)
+        return y
+
+    return _steps(jit(f), w)
+
+
+@pytest.mark.parametrize("run", [unread_data, a_parameter_scaled_behind_its_use], ids=lambda run: run.__name__)
+def test_what_no_derivative_reads_may_be_written_to(run):
+    same_as_eager(run)
+
+
+class Noisy(nn.Module):
+    """A layer with noise of its own memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, 4), 0.5))
+        self.register_buffer("noise", torch.zeros(4, 4))
+
+    def forward(self, x):
+        return x @ (self.weight * self.noise.data.normal_())
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.cell = nn.Linear(4, 4), Noisy()
+
+    def forward(self, x):
+        state, inputs = x[:, 0], self.first(x).tanh()
+        for i in range(3):
+            state = self.cell(state + inputs[:, i]) + self.cell(x[:, i])
+        return state
+
+
+def in_a_layer_that_is_called_again(jit):
+    m, given = Recurrent(), torch.randn(2, 3, 4, requires_grad=True)
+    f, seen = jit(m), []
+    for _ in range(3):
+        m.zero_grad()
+        given.grad, y = None, f(given)
+        y.square().sum().backward()
+        seen.append((y, state(m), given.grad))
+    return seen
+
+
+def test_the_layer_that_writes_is_an_eager_call():
+    refused(in_a_layer_that_is_called_again, "data that a tensor had before")
+    compiled = []
+    with pytest.warns(FallbackWarning, match="Noisy.forward\\(\\) runs as it is"):
+        in_a_layer_that_is_called_again(lambda m: compiled.append(thunder.jit(m, fallback="eager")) or compiled[0])
+    assert len(compiled[0].programs) == 1

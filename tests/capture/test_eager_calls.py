@@ -223,6 +223,55 @@ def test_a_function_that_changes_what_the_program_reads_is_none():
     assert any("changes state" in str(w.message) for w in caught)
 
 
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_function_that_writes_to_a_tensor_that_was_read_before(through_data):
+    """What reads the tensor before runs behind the function in the first call."""
+
+    def run(jit):
+        state = torch.ones(4)
+
+        def advance():
+            (state.data if through_data else state).add_(1)
+            return state.untyped_storage().nbytes()
+
+        def f(x):
+            before = state * x
+            return before, advance(), state * x
+
+        f = jit(f)
+        return [f(torch.ones(4)) for _ in range(3)]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = run(lambda f: thunder.jit(f, fallback="eager"))
+    assert any("that the program has read: it runs twice" in str(one.message) for one in caught)
+    assert_same(found, run(lambda f: f), 0)
+
+
+def without_program(x):
+    x.untyped_storage()
+    return x.tanh()
+
+
+def test_views_of_leaves_are_given_with_their_gradients():
+    """A view that is made under no_grad of a leaf says that it requires grad."""
+
+    def run(jit):
+        x, seen = torch.randn(2, 3, 4, requires_grad=True), []
+        f = jit(lambda x: without_program(x[:, 1]) + without_program(x[:, 0].relu()))
+        for _ in range(3):
+            x.grad, y = None, f(x)
+            y.sum().backward()
+            seen.append((y.detach(), x.grad))
+        return seen
+
+    torch.manual_seed(0)
+    with pytest.warns(FallbackWarning, match="without_program"):
+        found = run(lambda f: thunder.jit(f, fallback="eager"))
+    torch.manual_seed(0)
+    assert_same(found, run(lambda f: f), 1e-6)
+
+
 def test_what_others_have_seen_happens_once(tmp_path):
     """The program is given up behind a write to a file."""
     path = tmp_path / "log"

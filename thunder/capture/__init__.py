@@ -310,6 +310,7 @@ def _capture(request: Request, apart: bool) -> Captured:
     own_arrays = False
     while True:
         c, before = Capture(request, undecided is not None, own_arrays), request.log.mark()
+        refused_lines = len(request.eager.superseding)
         c.tensors.apart = apart
         try:
             return _for_other_calls(c, _read(c))
@@ -325,7 +326,7 @@ def _capture(request: Request, apart: bool) -> Captured:
             elif c.path.may_not_decide and undecided is None and isinstance(error, CaptureError):
                 undecided = error.with_traceback(None)
                 request.log.rewind(before)
-            elif again := _with_eager_call(request, c, error):
+            elif again := _with_eager_call(request, c, error) or len(request.eager.superseding) > refused_lines:
                 undecided = None
                 request.log.rewind(before)
             passed_twice = c.tensors.passed_twice

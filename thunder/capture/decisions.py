@@ -18,6 +18,7 @@ from thunder import compat
 from thunder.capture.ask import VALUE, ask
 from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
+from thunder.capture.reachable import Reach
 from thunder.capture.sources import Source
 from thunder.capture.tensors import check_apart
 from thunder.core.host_calls import CONTAINERS, HostProxy, Lent, Log, contents, host_call, logged, taken_from_log
@@ -271,6 +272,9 @@ def _in_order(b: BoundSymbol) -> bool:
     return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
 
+_SMALL = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)]
+
+
 def _cloned(x):
     return x.clone() if isinstance(x, torch.Tensor) else x
 
@@ -351,11 +355,16 @@ class _Values:
         places = [self.c.tensors.real[p][0] if name is None else self._given(p) for p, name, _ in shown]
         shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))
         read = [real for real, _ in self.c.tensors.real.values()]
-        versions = versions_of(read)
+        versions, before = versions_of(read), self._contents_read((function, args, kwargs))
         with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
             outcome = eager_calls.call(function, args, kwargs, *how, shown=shown, looks=True)
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
+        if self._set_back(before):
+            self.c.request.eager.exclude(codes)
+            reason = f"{name}() writes to a tensor that the program has read"
+            warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
+            self.c.refuse(reason, "call it outside of the function")
         unseen = outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome)))
         if unseen or outcome.keeps:
             self.c.request.eager.exclude(codes)
@@ -373,6 +382,29 @@ class _Values:
         if versions_of(read) != versions:
             self.c.refuse(f"{name}() writes to a tensor that the program reads", "call it outside of the function")
         return outcome
+
+    def _set_back(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """Gives tensors the values that they had. Says whether they had others."""
+        with self._run_mode(False):
+            changed = any(
+                x.shape != values.shape or not torch.isclose(x, values, 0, 0, equal_nan=True).all()
+                for x, values in before
+            )
+            for x, values in before if changed else ():
+                x.data = x.data.copy_(values) if x.shape == values.shape else values
+        return changed
+
+    def _contents_read(self, called: tuple) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tensors from outside that operations so far have read, and that a function reaches, with copies of them:
+        these operations run behind it in this call of the program."""
+        real, bound_symbols = self.c.tensors.real, self.c.recorder.bound_symbols
+        read = dict.fromkeys(p for b in bound_symbols for p in b.inputs if type(p) is TensorProxy and p in real)
+        if not read:
+            return []
+        with self._run_mode(False):
+            reach, tensors = Reach(called), [real[p][0] for p in read]
+            tensors = [x for x in tensors if x.layout is torch.strided and x.dtype not in _SMALL]
+            return [(x, x.clone()) for x in tensors if reach.reaches_memory(x)]
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""

@@ -57,13 +57,14 @@ from thunder.options import FALLBACK_OPTIONS
 class Reading:
     """A function that is being read. A context, and no function around it: it takes no frame of each call."""
 
-    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes")
+    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes", "recorded")
 
     def __init__(self, c, function: types.FunctionType, args: Sequence, kwargs: dict):
         self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
 
     def __enter__(self) -> None:
         self.happened, self.outer, self.writes = self.c.path.happened, self.c.library, len(self.c.writes.overlay)
+        self.recorded = len(self.c.recorder.bound_symbols)
         if not _is_of_library(self.function):
             self.c.library = None
         elif self.outer is None:
@@ -75,7 +76,8 @@ class Reading:
             if library is self:
                 note_library(c, self)
             stores = any(map(_has_gradient, itertools.islice(c.writes.overlay.values(), self.writes, None)))
-            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and not stores:
+            holds = self.recorded <= c.reaches_back_to and not stores
+            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
                 _note_function(c, self.function, self.args, self.kwargs, self.happened)
         elif isinstance(error, Exception):
             if not c.failing or c.failing[0] != id(error):  # not itself: its frames hold objects that end with them

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import types
 import warnings
 import weakref
@@ -128,6 +129,7 @@ class Capture(Host):
         self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
         self.library: eager.Reading | None = None  # what of the standard library the user's code has entered
         self.candidate: Candidate | None = None  # where the program is refused
+        self.reaches_back_to = sys.maxsize  # the first operation that what is refused has to do with
         self.eager_calls: list[Any] = []  # the functions
         self.raises = False  # whether a function that was called as it is for its exception raises by itself
         self.function_modes = 0  # PyTorch's, when the program begins

@@ -26,12 +26,13 @@ from thunder.options import CACHE_OPTIONS, JitOptions
 class EagerFunctions:
     """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
     the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
-    depends on. failing: functions in which thunder failed, or which raise by themselves. allowed: False where no
-    function may become one."""
+    depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
+    writes gradients do not allow -> why, and what to do. allowed: False where no function may become one."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
     failing: set[types.CodeType | type] = field(default_factory=set)
+    superseding: dict[tuple | None, tuple[str, str]] = field(default_factory=dict)
     allowed: bool = True
 
     def __contains__(self, unit: types.CodeType | type) -> bool:

@@ -179,9 +179,23 @@ def keeps_casts(c, p: TensorProxy) -> bool:
         return p in c.tensors.real and is_leaf(c, p) and not c.tensors.real[p][0]._is_view()
 
 
+def check_superseding(c, base: TensorProxy) -> None:
+    """Refuses a write behind autograd's back that gradients of the program do not allow, as its end has told, in the
+    function in which the tensor was read as well."""
+    if (reason := c.request.eager.superseding.get(c.user_location())) is None:
+        return
+    memory = c.recorder.memory
+    values = {memory.current.get(x, x) for x in (base, *memory.below(base))}
+    reads = (i for i, b in enumerate(c.recorder.bound_symbols) if not values.isdisjoint((*b.inputs, *b.outputs)))
+    c.reaches_back_to = next(reads, c.reaches_back_to)
+    c.refuse(*reason)
+
+
 def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
     """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or
     thunder can not allow it."""
+    if detached:
+        check_superseding(c, base)
     if base not in c.tensors.real:
         return
     if base in c.tensors.placements and not c.tensors.placements[base].is_whole:

@@ -169,7 +169,7 @@ def call(
     given = {path: value_at(args, kwargs, path) for path in tensors}
     states = states_of_generators()
     with torch.set_grad_enabled(grad), compat.autocast_on(kinds) if kinds else contextlib.nullcontext():
-        apart = [path for path in wanted if not given[path].requires_grad]
+        apart = [path for path in wanted if not _is_followed(given[path])]
         args, kwargs = _with_gradients(given, wanted, args, kwargs)
         before = _contents_of(args, kwargs)
         edges = {path: get_gradient_edge(given[path]) for path in wanted}
@@ -204,16 +204,23 @@ def _with_gradients(
     given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
     """The arguments with tensors that autograd follows at the wanted paths. They take their places in `given` too."""
-    detached = [given[path] for path in wanted if not given[path].requires_grad]
-    entries = iter(grafted(detached) if detached else ())
-    for path in wanted:
-        if not given[path].requires_grad:
-            given[path] = entry = next(entries)
-            if type(path[0]) is str:
-                kwargs = _replaced(kwargs, path, entry)
-            else:
-                args = _replaced(args, path, entry)
+    apart = [path for path in wanted if not _is_followed(given[path])]
+    for path, entry in zip(apart, grafted([given[path] for path in apart]) if apart else (), strict=True):
+        given[path] = entry
+        if type(path[0]) is str:
+            kwargs = _replaced(kwargs, path, entry)
+        else:
+            args = _replaced(args, path, entry)
     return args, kwargs
+
+
+def _is_followed(x: torch.Tensor) -> bool:
+    """Whether gradients reach a tensor. A view that is made under no_grad of a leaf says that it requires grad."""
+    if not x.requires_grad or x.grad_fn is not None:
+        return x.requires_grad
+    with torch.enable_grad():
+        view: Any = x.view_as(x).grad_fn
+    return view.next_functions[0][0] is not None
 
 
 def _outcome_of_fresh(value: Any, given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], drawn: tuple) -> Outcome:

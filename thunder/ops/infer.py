@@ -24,7 +24,7 @@ from thunder.core.proxies import (
     number_value,
     proxies_in,
 )
-from thunder.core.symbol import current_recorder, user_location
+from thunder.core.symbol import BoundSymbol, current_recorder, user_location
 from thunder.core.unbacked import fresh_size, varying
 from thunder.errors import CaptureError, DataDependentError, ThunderError
 from thunder.ops.opaque_values import (
@@ -177,6 +177,36 @@ def differentiates_fakes(values) -> bool:
     return torch.backends.cuda.is_built() or not any(
         p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy)
     )
+
+
+def saved_by_autograd(operation: BoundSymbol, value: TensorProxy) -> bool:
+    """Whether PyTorch's derivative of an operation keeps the memory of an argument or a result. True where PyTorch does
+    not tell."""
+    function, made, kept = operation.sym.fn, dict[Any, torch.Tensor](), set[int]()
+    if function is None or operation.sym.is_prim or not differentiates_fakes(operation.inputs):
+        return True
+
+    def argument(x):
+        if not isinstance(x, TensorProxy):
+            return example(x, value=number_value)
+        if x not in made:
+            made[x] = example(x, value=number_value, requires_grad=x.requires_grad)
+        return made[x]
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.add(x.untyped_storage()._cdata)
+        return x
+
+    try:
+        with compat.quiet_fake_tensors(), compat.probing(True), compat.FakeTensorMode():
+            with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+                results = function(
+                    *map_structure(argument, operation.args), **map_structure(argument, operation.kwargs)
+                )
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return True
+    made |= zip(operation.outputs, (x for x in leaves(results) if isinstance(x, torch.Tensor)), strict=False)
+    return value not in made or made[value].untyped_storage()._cdata in kept
 
 
 def _proxy_of(x: torch.Tensor, requires_grad: bool) -> TensorProxy:

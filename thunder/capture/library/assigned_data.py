@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from thunder import compat
-from thunder.analysis.aliases import alias_bases
+from thunder.analysis.aliases import Bases, alias_bases
 from thunder.capture.library import leaves
-from thunder.capture.tensors import is_leaf
-from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.capture.tensors import check_superseding, is_leaf
+from thunder.core.proxies import Proxy, TensorProxy, proxies_in
 from thunder.core.symbol import OpTags
+from thunder.errors import CaptureError
 from thunder.ops.functionalize import rearranged
 from thunder.ops.functionalize.histories import holding
-from thunder.ops.infer import fake
+from thunder.ops.infer import fake, saved_by_autograd
 
 
 def assign(c, p: TensorProxy, value) -> None:
     """`p.data = value`. Raises PyTorch's errors where the value does not fit."""
     memory = c.recorder.memory
     p, value = memory.holder(p), c.lift(value)
+    check_superseding(c, memory.base(p))
     c.synchronize()
     before, now = memory.latest(p), c.recorder.latest(value)
     if type(now) is not TensorProxy or before.requires_grad and now.dtype.category < 2:
@@ -83,21 +85,19 @@ def _another_leaf(c, p: TensorProxy, now: TensorProxy) -> None:
     memory.stand_for(p, leaves.leaf(c, now, type(c.tensors.real[p][0])))
 
 
-_REASON = "a gradient needs the data that a tensor had before others were set", "call backward before"
-
-
-def superseded(c) -> set:
-    """The memory of what tensors showed before their data were set. Eager PyTorch's backward finds the new data in a
-    tensor that it kept, and the old data in a view of one."""
-    bases = alias_bases(c.recorder.bound_symbols)
-    return {bases[value] for value in c.recorder.memory.superseded}
+_REASON = (
+    "a gradient needs the data that a tensor had before others were set, or written through `.data`",
+    "call backward before",
+)
 
 
 def check_saved(c, results) -> None:
-    """Refuses results whose gradient may need superseded values."""
+    """Refuses results whose gradient may need superseded values: eager PyTorch's backward reads what stands there by
+    then, as far as a kernel's derivative needs it."""
     if not c.recorder.memory.superseded:
         return
-    gone, bases = superseded(c), alias_bases(c.recorder.bound_symbols)
+    bases = alias_bases(c.recorder.bound_symbols)
+    gone, versions = _superseded(c, bases), c.recorder.memory.versions
     pending = [p for p in proxies_in(results, []) if not c.engine.is_freed(c, p)]
     seen: set = set()
     while pending:
@@ -106,16 +106,33 @@ def check_saved(c, results) -> None:
         if operation is None or operation in seen:
             continue
         seen.add(operation)
-        if operation.sym is not holding and OpTags.VIEW not in operation.sym.tags:
-            if any(isinstance(i, TensorProxy) and bases[i] in gone for i in operation.inputs):
-                c.refuse(*_REASON)
+        # an operation in place keeps a copy of what it overwrites
+        over = {versions.get(o.name) for o in operation.outputs}
+        values = [p for p in (*operation.inputs, *operation.outputs) if bases[p] in gone]
+        values = [p for p in values if versions.get(p.name, p.name) not in over]
+        if values and operation.sym is not holding and OpTags.VIEW not in operation.sym.tags:
+            _refuse(c, [gone[bases[p]] for p in values if saved_by_autograd(operation, p)])
         pending += operation.inputs
 
 
 def check_read(c, operations) -> None:
     """Refuses a backward inside of the program that reads superseded values."""
-    if not c.recorder.memory.superseded:
-        return
-    gone, bases = superseded(c), alias_bases(c.recorder.bound_symbols)
-    if any(isinstance(i, TensorProxy) and bases[i] in gone for operation in operations for i in operation.inputs):
-        c.refuse(*_REASON)
+    if c.recorder.memory.superseded:
+        bases = alias_bases(c.recorder.bound_symbols)
+        gone = _superseded(c, bases)
+        _refuse(c, [gone[bases[i]] for operation in operations for i in operation.inputs if bases[i] in gone])
+
+
+def _superseded(c, bases: Bases) -> dict[Proxy, tuple | None]:
+    """The values that are superseded, with the lines that do. The backward of the program gets an argument that is
+    written to as it is then, as eager PyTorch's does."""
+    memory, real = c.recorder.memory, c.tensors.real
+    found = {bases[value]: where for value, where in memory.superseded.items()}
+    return {value: where for value, where in found.items() if value not in real or value in memory.rebound}
+
+
+def _refuse(c, writes: list) -> None:
+    """Refuses the writes of these lines."""
+    if writes:
+        c.request.eager.superseding.update(dict.fromkeys(writes, _REASON))
+        raise CaptureError(_REASON[0], location=writes[0], remedy=_REASON[1])

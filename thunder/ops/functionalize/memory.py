@@ -70,7 +70,8 @@ class Memory:
         self.leaving: dict[Proxy, TensorProxy] = {}  # what shares memory in PyTorch -> which of it leaves the program
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self.rebound: set[Proxy] = set()  # what shows other memory than it was made with
-        self.superseded: list[TensorProxy] = []  # values with a history that tensors had before
+        # values that tensors had before their `.data` were set or written to -> the user's line
+        self.superseded: dict[Proxy, tuple | None] = {}
         self.followed: set[Proxy] = set()  # views that were read under grad since their base requires grad
         self.intact: set[Proxy] = set()  # views that nothing was written to since they were made, at the end
         self._deriving = False
@@ -195,6 +196,8 @@ class Memory:
         self.filled.add(base)
         if "data" not in behind:
             self.counted.add(base)
+        else:
+            self.supersede(*(self.current.get(x, x) for x in (base, *self.below(base))))
         self.versions[value.name] = target.name
         self._hold(target, with_history(self.latest(target), value))
         self._note_history(target)
@@ -216,6 +219,10 @@ class Memory:
         is written to from elsewhere."""
         if self.current[x].requires_grad and self.detaching(x):
             self.histories[x] = self.current[x]
+
+    def supersede(self, *values: Proxy) -> None:
+        """The memory of these values gets others, and autograd does not know."""
+        self.superseded |= dict.fromkeys(values, user_location())
 
     def declare(self, target: TensorProxy) -> set[str]:
         """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd

@@ -93,8 +93,7 @@ def rebind(memory: Memory, x: TensorProxy, value: TensorProxy) -> TensorProxy:
     memory.decide(memory.base(x))
     old, inner = _same_elements(memory, before), like(before)
     inner.name, inner.requires_grad = context.names.make(), x.requires_grad
-    if before.requires_grad:
-        memory.superseded.append(before)
+    memory.supersede(before)
     memory.replace(x, inner)
     for marks in (memory.counted, memory.filled):
         if x in marks:
