@@ -462,11 +462,14 @@ _BOUND = {types.MethodWrapperType, *BUILTINS}
 
 def _of_class(kind: type, name: str, native: bool = False) -> tuple[str, str]:
     """native: `super()` may have passed over methods of the same name in Python."""
-    owners = (base for base in kind.__mro__ if name in vars(base))
-    owner = next((base for base in owners if not (native and type(vars(base)[name]) is types.FunctionType)), kind)
-    found = vars(owner).get(name)
-    if type(found) is types.FunctionType:
-        return code_of(found)
+    owner = kind
+    for base in kind.__mro__:
+        found = base.__dict__.get(name, NULL)
+        if found is not NULL and not (native and type(found) is types.FunctionType):
+            if type(found) is types.FunctionType:
+                return code_of(found)
+            owner = base
+            break
     module = owner.__module__
     return module if isinstance(module, str) else "", f"{owner.__qualname__}.{name}"
 

@@ -129,7 +129,8 @@ def raised_by(error: BaseException, callables: Iterable) -> bool:
 def interrupts(error: BaseException) -> bool:
     """Whether a signal handler raised an exception. It may come between any two instructions, of the machine's as well,
     and is none of the program's: whoever called the program gets it."""
-    return raised_by(error, map(_signal.getsignal, _SIGNALS))
+    handlers = map(_signal.getsignal, _SIGNALS)
+    return raised_by(error, [h for h in handlers if type(h) is not int])  # a number: the default, or none
 
 
 _SIGNALS = frozenset(map(int, _signal.valid_signals()))

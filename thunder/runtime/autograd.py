@@ -18,6 +18,7 @@ import torch
 
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
+from thunder.core.utils import without_collection
 from thunder.ops.families.random import generator_of
 from thunder.ops.wanted import backward_of
 from thunder.runtime.retained import is_observed
@@ -273,7 +274,7 @@ class _Program:
             for relations, made in known:
                 if hold(relations, values):
                     return made
-            with self.decisions.anew(values) as relations:
+            with self.decisions.anew(values) as relations, without_collection():
                 made = make(missing)
             known.insert(0, (relations, made))
             return made

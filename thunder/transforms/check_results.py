@@ -56,9 +56,11 @@ def check_entrances(trace: Trace, where: Callable) -> None:
 
 def _enters(operation: BoundSymbol) -> bool:
     """Whether a result enters a program by a user's declaration."""
-    if _is_unchecked(operation):
-        return False
-    return operation.sym.declared_outside or any(b.sym.declared_outside for b in _stands_for(operation))
+    subsymbols = operation._subsymbols
+    declared = operation.sym.declared_outside
+    if not declared and subsymbols and len(subsymbols) == 1:  # the operation in whose place an executor's runs
+        declared = subsymbols[0].sym.declared_outside
+    return declared and not _is_unchecked(operation)
 
 
 def _is_unchecked(operation: BoundSymbol) -> bool:
