@@ -12,7 +12,7 @@ TWO := -n 2 --dist worksteal
 PROCESSES := distributed test_command_line.py test_compiled_kernels.py test_docs.py test_how_to.py test_logs.py \
   test_notebooks.py test_package.py test_reporting.py
 
-.PHONY: demo test test-fast suite test-torch test-cpus test-all test-versions lint clean
+.PHONY: demo test test-fast suite test-torch test-cpus test-all test-versions test-cpython lint clean
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with make PYTHON=..."; exit 1; }
@@ -67,6 +67,10 @@ test-versions:
 	  p=$$(command -v python$$v || true); full=$$(pyenv versions --bare 2>/dev/null | grep "^$$v\." | tail -1); \
 	  if [ -n "$$full" ]; then echo "Python $$full"; PYENV_VERSION=$$full PYTHONPATH=. python$$v -m tests.interpreter.corpus_runner || exit 1; \
 	  elif [ -n "$$p" ]; then echo "Python $$v"; PYTHONPATH=. $$p -m tests.interpreter.corpus_runner || exit 1; else echo "Python $$v: not found"; fi; done
+
+# CPython's own tests, as the Python that runs ships them, in the interpreter
+test-cpython:
+	$(RUN) -m tests.interpreter.cpython_runner --differences
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build *.egg-info .pytest_cache .ruff_cache

@@ -81,7 +81,7 @@ def names(compiled) -> list[str]:
 
 
 class Deletes(nn.Module):
-    """Deletes what the program did not make, or makes anew: an attribute, a global, a variable of a closure."""
+    """Deletes a global and a variable of a closure."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ class Deletes(nn.Module):
         return (x * self.weight * self.filled()).tanh()
 
 
-def test_what_is_deleted_outside_is_deleted_in_eager_calls():
+def test_variables_outside_are_deleted_in_eager_calls():
     module = Deletes()
     compiled, _ = same_as_eager(Around(module))
     assert names(compiled).count("eager_call") == 2 and names(compiled).count("linear") == 2

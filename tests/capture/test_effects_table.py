@@ -127,9 +127,10 @@ def attribute_of_a_tensor(s, x):
 @on(lambda: Space(t=None), misses=2)
 def attribute_of_a_new_tensor(s, x):
     s.t = x * 2
-    s.t.tag = "new"
+    s.t.tag, s.t.gone = "new", 1
     s.t.add_(1)
-    return s.t.tag, hasattr(s.t, "other")
+    del s.t.gone
+    return s.t.tag, hasattr(s.t, "gone")
 
 
 @on(lambda: Space(seen=None), misses=2)
@@ -186,6 +187,14 @@ def by_dict(s, x):
 def write_then_read(s, x):
     s.n = 5
     return x * s.n
+
+
+@on(lambda: Space(n=1), misses=2)
+def deleted_attribute(s, x):
+    if hasattr(s, "n"):
+        del s.n
+        return x
+    return x * 2
 
 
 @on(lambda: Space(), misses=2)

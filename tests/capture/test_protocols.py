@@ -493,6 +493,30 @@ def operators_with_tensors():
 
 
 @row
+def deleted_and_asked_for():
+    class A:
+        n = 3
+
+    a = A()
+    a.n = 2
+
+    def program(x):
+        y = x * a.n
+        del a.n
+        y = y + a.n
+        try:
+            del a.n
+        except AttributeError:
+            y = y * 2
+        a.n = 2
+        return y
+
+    yield program
+    A.n = 5
+    yield
+
+
+@row
 def mappings_as_keywords():
     class Mapping:
         def __init__(self, **k):

@@ -19,6 +19,13 @@ from thunder.interpreter.attributes import plain_attribute
 PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
 
 
+class _Deleted:
+    """The value of an attribute or name that the program has deleted."""
+
+
+DELETED = _Deleted()
+
+
 UNKNOWN = object()
 
 
@@ -46,6 +53,9 @@ def _look_up(c, kind, name, after):
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
         if c.writes.overlay and (id(base), name) in c.writes.overlay:
             found, owner = c.writes.overlay[id(base), name], None
+            if found is DELETED:
+                found = NULL
+                continue
             break
         if name in base.__dict__:
             found, owner = base.__dict__[name], base

@@ -319,6 +319,7 @@ def attribute_dict(c, o, value: dict, source):
         k: c.writes.overlay[id(o), k] if (id(o), k) in c.writes.overlay else c.read(value[k],
             entries.item(k) if k in hidden else source.attr(k)) for k in names
     }  # fmt: skip
+    copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
     c.containers.attribute_dicts[id(copy)] = AttributeDict(copy, o, dict(copy))
     c.containers.attribute_dicts_of[id(o)] = copy
     return copy

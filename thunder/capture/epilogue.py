@@ -66,7 +66,7 @@ class EpilogueWriter:
     def __init__(self, c):
         self.c = c
         self.lines: list[str] = []
-        self.objects: dict[str, Any] = {"setattr": setattr}
+        self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "values"}
         # the results of the computation, in order: name and value, by id
@@ -386,7 +386,7 @@ class EpilogueWriter:
             return f"{self.pin(setattr)}({target}, {n!r}, {self.build(v)})"
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
-            return f"{self._set_natively(o)}({target}, {n!r}, {self.build(v)})"
+            return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"
         if kind == "entry":
             return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
@@ -398,18 +398,20 @@ class EpilogueWriter:
             is_local = o in self.c.tensors.real and self.c.tensors.real[o][1] in self.c.tensors.local
             value = f"{self.pin(like)}({path}, {self.build(v)})" if is_local and v is not None else self.build(v)
             return f"{path}.grad = {value}"
+        if kind == "delattr":
+            return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         owner = self.c.outside.cells[id(o)]
         is_anew = id(owner) in self.c.outside.anew
         return f"{self._cell(owner, o) if is_anew else self.pin(o)}.cell_contents = {self.build(v)}"
 
-    def _set_natively(self, o) -> str:
-        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does
-        not run again."""
-        if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
-            return "setattr"
-        return self.pin((torch.nn.Module if isinstance(o, torch.nn.Module) else object).__setattr__)
+    def _natively(self, how: str, o) -> str:
+        """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the
+        program was captured, and does not run again."""
+        if type(getattr(type(o), f"__{how}__")) is not types.FunctionType or isinstance(o, type):
+            return how
+        return self.pin(getattr(torch.nn.Module if isinstance(o, torch.nn.Module) else object, f"__{how}__"))
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)

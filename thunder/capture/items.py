@@ -6,6 +6,8 @@ from __future__ import annotations
 import collections
 import collections.abc
 import operator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import torch
@@ -107,7 +109,7 @@ def setitem(c, o, k, v) -> None:
             return
     if type(k) is slice and isinstance(o, list):
         if type(v) in CONTAINERS or c.slot(type(v), "__iter__") or c.slot(type(v), "__getitem__"):
-            v = standins.Iterated(c, v)
+            v = standins.Listed(c, v)
     o[k] = v
     containers.write_attributes(c, o)
 
@@ -161,16 +163,26 @@ def pairs(c, a):
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
     if type(a) is TensorProxy or not _has_keys(c, a):
-        try:
-            return [_pair(c, p) for p in c.steps(a)]
-        except c.uncatchable:
-            raise
-        except Exception:  # noqa: BLE001 - behind those that native code has put into the dict
-            c.refuse("an iterable of keys and values raises", "iterate over it in a loop")
+        return [_pair(c, p) for p in c.steps(a)] if type(a) in (list, tuple) else _Pairs(c, a)
     keys = []
     for k in c.steps(c.call(c.load_attr(a, "keys"), [], {})):  # `list` would ask for a length
         keys.append(k)  # noqa: PERF402
     return [(k, c.getitem(a, k)) for k in keys]
+
+
+class _Pairs(standins.Iterated):
+    """An iterable of keys and values, which native code hashes one by one."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return self._hashed(self.host.steps(self.value))  # whose StopIteration is no end of a generator
+
+    def _hashed(self, steps: Iterator) -> Iterator:
+        for element in steps:
+            pair: Any = _pair(self.host, element)
+            is_pair = type(pair) is tuple and len(pair) == 2
+            yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
 
 
 def _has_keys(c, a) -> bool:
@@ -187,7 +199,7 @@ def _pair(c, p):
     if not known or type(p) is tuple:
         return p
     try:
-        elements = c.steps(p)
+        elements = iter(standins.Listed(c, p))
     except TypeError as error:
         swallow(error)
         return None  # of which native code says that it is no sequence

@@ -104,7 +104,7 @@ def call_builtin(c, f, args, kwargs):
     if (found := host_lines.of_outside(c, f, looked_at, args, kwargs)) is not NULL:
         return found
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
-        args = [[*c.steps(args[0])]]  # data-dependent texts among them
+        args = [list(iter(standins.Listed(c, args[0])))]  # data-dependent texts among them
     found = _by_receiver(c, f, s, args, kwargs)
     if found is not NULL:
         return found
@@ -204,28 +204,30 @@ def _formatted(c, f, args, kwargs):
 
 def stepping(c, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
+    kind = standins.Listed if plain_attribute(f, "__name__") == "join" else standins.Iterated
     if steps := folded(f).steps:
         several = f in (min, max) and len(args) > 1
         last = steps if not several else 0
         called, _ = standins.CALLING.get(id(f), (None, ""))
         if f in (set, frozenset):
             return [_hashed(c, a) for a in args]
-        return [iterable(c, a) if i < last and i != called else a for i, a in enumerate(args)]
+        return [iterable(c, a, kind) if i < last and i != called else a for i, a in enumerate(args)]
     if s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        by_host = f.__name__ == "join" and any(type(a) is HostProxy for a in args)
-        return args if by_host else [items.pairs(c, a) if isinstance(s, dict) else iterable(c, a) for a in args]
+        return [items.pairs(c, a) if isinstance(s, dict) else iterable(c, a, kind) for a in args]
     return args
 
 
-def iterated(c, a):
+def iterated(c, a, kind=standins.Iterated):
     """Native code will iterate over `a`, when it asks for an iterator."""
-    return a if type(a) in PRIMITIVE else standins.Iterated(c, a)
+    return a if type(a) in PRIMITIVE else kind(c, a)
 
 
-def iterable(c, a):
+def iterable(c, a, kind=standins.Iterated):
     t = type(a)
+    if t is HostProxy and kind is standins.Listed:  # `join`, which the host then does
+        return a
     if t is HostProxy or t is not TensorProxy and iterates_in_python(c, a, counted=True):
-        return iterated(c, a)
+        return iterated(c, a, kind)
     if id(a) in c.outside.iterators or type(a) is set:
         return c.iterate(a)
     check_watched(c, a, "__iter__", f"iteration over a {t.__name__}")

@@ -15,12 +15,12 @@ import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import PRESENT, TYPE, VALUE
-from thunder.capture.classes import entry, is_fixed, lookup, of_library, owner_of
+from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
 from thunder.capture.policy import bound_method, is_library
-from thunder.capture.remade import stored
+from thunder.capture.remade import native_new, stored
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
@@ -46,7 +46,8 @@ def origin(c, o) -> Source | None:
 def own(c, o, name):
     """The entry of an object's `__dict__` under a name, or NULL."""
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
-        return c.writes.overlay[id(o), name]
+        found = c.writes.overlay[id(o), name]
+        return NULL if found is DELETED else found
     t = type(o)
     if not t.__dictoffset__:
         return NULL
@@ -71,6 +72,14 @@ def own(c, o, name):
     return NULL
 
 
+def own_of_class(c, kind, name):
+    """An attribute of a class itself, or NULL."""
+    if c.writes.overlay and (id(kind), name) in c.writes.overlay:
+        return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
+    c.ask(entry(c, kind, name), PRESENT)
+    return kind.__dict__.get(name, NULL)
+
+
 def cached_outside(c, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
@@ -84,14 +93,24 @@ def native_get(c, get, found, o, kind, name):
             return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.writes.overlay and (id(o), name) in c.writes.overlay:
-        return c.writes.overlay[id(o), name]
+        return _written(c, get, found, o, kind, name)
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
-    if type(o) is types.CellType and name == "cell_contents":
-        return _cell_contents(c, o) if (id(o), None) not in c.writes.overlay else c.writes.overlay[id(o), None]
+    if type(o) is types.CellType:
+        c.refuse("a variable of a function is read as its cell", "read it by its name")
     if source is None or name in _CONSTANT.get(type(o), ()):
         return get(found, o, kind)
     return _read_outside(c, get, found, o, kind, name, source)
+
+
+def _written(c, get, found, o, kind, name):
+    """The result of a descriptor that the program has written to, or deleted."""
+    value = c.writes.overlay[id(o), name]
+    if value is not DELETED:
+        return value
+    if type(found) is types.MemberDescriptorType:
+        get(found, native_new(kind)(kind), kind)  # an empty slot says so
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
 def _read_outside(c, get, found, o, kind, name, source):
@@ -101,8 +120,6 @@ def _read_outside(c, get, found, o, kind, name, source):
     if name == "__globals__":
         return namespace(c, o)
     if name == "__closure__" and type(o) is types.FunctionType:
-        for cell in o.__closure__ or ():
-            c.outside.cells.setdefault(id(cell), o)
         return o.__closure__
     try:
         value = get(found, o, kind)
@@ -126,19 +143,19 @@ def _attributes_as_one(c, o, value, source):
 _CONSTANT = {types.FunctionType: ("__builtins__",), type: ("__flags__", "__dictoffset__", "__weakrefoffset__")}
 
 
-def _cell_contents(c, cell):
-    owner = c.outside.cells.get(id(cell))
-    if owner is None:
-        return c.read(cell.cell_contents, c.const(cell, "cell").attr("cell_contents"))
-    source = c.cell_source(owner, cell)
-    try:
-        return c.load_cell(owner, cell, source.label)
-    except NameError:
-        raise ValueError("Cell is empty") from None
+def _no_attribute(o, name: str) -> AttributeError:
+    kind = "type object" if issubclass(type(o), type) else "module" if isinstance(o, types.ModuleType) else None
+    shown = f"{type(o).__name__!r} object" if kind is None else f"{kind} {o.__name__!r}"
+    return AttributeError(f"{shown} has no attribute {name!r}", name=name, obj=o)
 
 
 def missing(c, getattribute, o, name):
-    """There is no such attribute, or the type keeps it in its own way (threading.local)."""
+    """There is no such attribute, or the type keeps it in its own way (threading.local). An attribute that the
+    program deleted is still there for native code."""
+    if c.writes.overlay:
+        places = (o, *type(o).__mro__, *(o.__mro__ if issubclass(type(o), type) else ()))
+        if any(c.writes.overlay.get((id(place), name)) is DELETED for place in places):
+            raise _no_attribute(o, name)
     if (source := origin(c, o)) is None:
         return getattribute(o, name)
     try:
@@ -191,7 +208,7 @@ def _attribute_function(t: type):
 
 def _of_builtin(c, o, n):
     if c.writes.overlay and (id(o), n) in c.writes.overlay:
-        return c.writes.overlay[id(o), n]
+        return _overlaid(c, o, n)
     value, source = getattr(o, n), c.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
 
@@ -210,7 +227,7 @@ def _of_frame(c, o, n):
 
 def _of_module(c, o, n):
     if c.writes.overlay and (id(o), n) in c.writes.overlay:
-        return c.writes.overlay[id(o), n]
+        return _overlaid(c, o, n)
     try:
         value = getattr(o, n)
     except AttributeError:
@@ -221,6 +238,13 @@ def _of_module(c, o, n):
     if type(o) is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
+
+
+def _overlaid(c, o, n):
+    value = c.writes.overlay[id(o), n]
+    if value is DELETED:
+        raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
+    return value
 
 
 def asked(c, o, n: str, value) -> None:
@@ -278,8 +302,8 @@ def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
 
 def native_set(c, found, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
-    if type(o) is types.CellType and id(o) in c.outside.cells:
-        c.store_cell(None, o, v)
+    if type(o) is types.CellType:
+        c.refuse("a variable of a function is written to as its cell", "write to it by its name (nonlocal)")
     elif isinstance(found, property):
         native_method(type(o), "__setattr__")(o, n, v)
     elif (value := host_lines.outside_state(c, o)) is not None:
@@ -340,23 +364,71 @@ def own_store(c, o, n, v) -> None:
 
 def delete_attr(c, o, n) -> None:
     o = concrete(o)
+    if type(o) is HostProxy:
+        c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is deleted", "make the object outside")
     if type(o) is TensorProxy and n == "grad":
         gradients.write_gradient(c, o, None)
-    elif type(o) in (TensorProxy, HostProxy):
-        own_delete(c, o, n)
+    elif type(o) is TensorProxy:
+        _delete_on_tensor(c, c.recorder.memory.holder(o), n)
     else:
         attributes.delete_attr(c, o, n)
 
 
-def own_delete(c, o, n) -> None:
-    """An attribute of the program's own object is deleted."""
-    if type(o) in (TensorProxy, HostProxy) or not _is_own(c, o):
-        kind = c.pattern_type(o).__name__
-        c.refuse(f"attribute {n!r} of a {kind} is deleted, which the program did not make", "set it to None")
-    if issubclass(type(o), type):
-        c.known.looked_up.clear()
-    native_method(type(o), "__delattr__")(o, n)
+def _delete_on_tensor(c, p: TensorProxy, n: str) -> None:
+    c.load_attr(p, n)  # raises where there is none
+    if p in c.tensors.real and n in c.tensors.real[p][0].__dict__ or type_attribute(torch.Tensor, n) is not NULL:
+        c.refuse(f"attribute {n!r} of a tensor is deleted", "delete it outside of the compiled function")
+    del c.writes.overlay[id(p), n], c.writes.effects[id(p), n]
 
 
 def native_delete(c, found, o, n) -> None:
-    native_method(type(o), "__delattr__")(o, n) if isinstance(found, property) else own_delete(c, o, n)
+    if isinstance(found, property):
+        native_method(type(o), "__delattr__")(o, n)
+    else:
+        own_delete(c, o, n)
+
+
+def own_delete(c, o, n) -> None:
+    if type(o) in (TensorProxy, HostProxy):
+        return delete_attr(c, o, n)
+    if issubclass(type(o), type):
+        c.known.looked_up.clear()
+    if _is_own(c, o) or issubclass(type(o), type) and not of_python(o):
+        native_method(type(o), "__delattr__")(o, n)
+        return
+    if id(o) not in c.sources:
+        c.know(o, c.const(o))
+    if issubclass(type(o), type):
+        if own_of_class(c, o, n) is NULL:
+            raise _no_attribute(o, n)
+    elif own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
+        raise _no_attribute(o, n)
+    else:
+        _check_filled(c, o, n)
+    c.writes.overlay[id(o), n] = DELETED
+    if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
+        copy.pop(n, None)
+        c.containers.attribute_dicts[id(copy)].was.pop(n, None)
+    native = type(type_attribute(type(o), n)) in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    source = c.sources[id(o)]
+    place = source.find(n) if native else source.attr("__dict__").item(n)
+    if c.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
+        c.writes.effects[id(o), n] = ("delattr", o, n)
+    else:  # the program made it
+        del c.writes.effects[id(o), n]
+
+
+def _check_filled(c, o, n) -> None:
+    """There is something to delete, and it may be deleted: of an empty slot, or an attribute in C, an empty object says
+    so."""
+    t, found = type(o), type_attribute(type(o), n)
+    if type(found) is types.MemberDescriptorType:
+        try:
+            native_get(c, type(found).__get__, found, o, t, n)
+        except AttributeError:
+            found.__delete__(native_new(t)(t))
+            raise
+    elif type(found) is types.GetSetDescriptorType:
+        found.__delete__(native_new(t)(t))
+    else:
+        c.load_attr(o, n)

@@ -94,6 +94,8 @@ def _dir(host, function, args, kwargs):
 def _exec_or_eval(mode):
     def run(host, function, args, kwargs):
         """The code runs natively, in the namespaces of the calling frame where it is given none."""
+        if not args:
+            return function(**kwargs)  # raises
         source, *spaces = args
         keywords = {name: kwargs[name] for name in kwargs if name not in ("globals", "locals")}
         spaces += [kwargs[name] for name in ("globals", "locals") if name in kwargs]

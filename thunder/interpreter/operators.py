@@ -37,6 +37,8 @@ def binary(host, symbol, a, b):
         result = call_special(host, method, a, [b], f"__i{name}__")
         if result is not NotImplemented:
             return result
+        if host.lookup(type(a), f"__{name}__") is NULL and host.lookup(type(b), f"__r{name}__") is NULL:
+            raise TypeError(f"unsupported operand type(s) for {shown}: '{host.type_name(a)}' and '{host.type_name(b)}'")
         symbol = plain
     if method is not NULL and symbol != plain:
         if in_python(host.lookup(type(b), f"__r{name}__")):
@@ -66,7 +68,11 @@ def by_methods(host, name, a, b, shown, natively):
         steps.append((right, b, a, reflected))
         if derives(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
             steps.reverse()
-        elif isinstance(a, SEQUENCES) and not in_python(left) and name == "add":
+        elif (
+            isinstance(a, SEQUENCES)
+            and name == "add"
+            and not any(map(in_python, (left, host.lookup(kind_a, reflected))))
+        ):
             steps.reverse()  # its own way of adding comes last
     for method, x, y, called in steps:
         if method is not NULL and (result := call_special(host, method, x, [y], called)) is not NotImplemented:

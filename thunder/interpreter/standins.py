@@ -15,7 +15,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, type_attribute
+from thunder.interpreter.attributes import BUILTINS, call_special, in_python, parts_of, type_attribute
 from thunder.interpreter.binding import of
 from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import COMPARE_METHOD
@@ -82,6 +82,20 @@ class Compared(StandIn):
         return self.host.truth(self.host.compare(">", self.value, original(other)))
 
 
+class Sorted(Compared):
+    """An element of a list that is sorted, all of one class: a comparison that its method declines begins again."""
+
+    __slots__ = ()
+
+    def __lt__(self, other):
+        method = self.host.lookup(type(self.value), "__lt__")
+        if in_python(method):
+            result = call_special(self.host, method, self.value, [original(other)], "__lt__")
+            if result is not NotImplemented:
+                return self.host.truth(result)
+        return Compared.__lt__(self, other)
+
+
 class Iterated(StandIn):
     """An iterable for native code, which words the error of what does not iterate."""
 
@@ -90,6 +104,16 @@ class Iterated(StandIn):
 
     def __iter__(self):
         return iter(self.host.steps(self.value))
+
+
+class Listed(Iterated):
+    """An iterable that native code makes a list of (PySequence_Fast), which asks the iterator for one, and a length."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        has_items = self.host.lookup(type(self.value), "__iter__") is NULL  # which are asked for the length themselves
+        return iter(self.host.steps(self.value if has_items else self.host.iterate(self.value)))
 
 
 def original(value) -> Any:
@@ -237,7 +261,8 @@ def run(host, f, args, kwargs) -> Any:
     if kwargs.get("key") is None and not compares_in_python(host, elements):
         return NULL
     kwargs = _with_key(host, kwargs)
-    stand_ins = [Compared(host, x) for x in elements]
+    alike = function in (sorted, list.sort) and len(set(map(type, elements))) == 1
+    stand_ins = [(Sorted if alike else Compared)(host, x) for x in elements]
     if several:
         return original(function(*stand_ins, **kwargs))
     if function is list.sort:

@@ -68,7 +68,7 @@ def _asks(host, name, natively, value, cls):
         return natively(value, cls)
     if type(cls) is types.UnionType:
         cls = cls.__args__
-    if isinstance(cls, tuple):
+    if issubclass(type(cls), tuple):
         return any(_asks(host, name, natively, value, c) for c in tuple.__iter__(cls))
     hook = host.lookup(type(cls), name)
     if not host.asks_in_python(hook, value):

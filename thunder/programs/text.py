@@ -300,7 +300,7 @@ def _may_build(x: Any) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__module__.startswith("thunder.")
     methods = (types.WrapperDescriptorType, types.MethodDescriptorType)
-    return isinstance(x, methods) or any(x is known for known in (*_MAKING, *_NEW, setattr))
+    return isinstance(x, methods) or any(x is known for known in (*_MAKING, *_NEW, setattr, delattr))
 
 
 _NEW = (tuple.__new__, object.__new__, dict.__new__, list.__new__, set.__new__, collections.OrderedDict.__new__)
