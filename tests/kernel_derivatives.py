@@ -1,21 +1,20 @@
-"""The table of derivatives that are one kernel of PyTorch's, `thunder/ops/kernel_derivatives.py`.
-
-python tests/kernel_derivatives.py writes it from PyTorch's own file of derivatives. Which kernels are operations here is
-said in `thunder/ops/backward.py`.
+"""Derivatives that are one kernel of PyTorch's: those of its own file of derivatives, and those that families of
+`thunder/ops` set by `gradient_of_first`.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torchgen
 
-from thunder.ops import LTORCH, backward
-from thunder.ops import kernel_derivatives as table
+import thunder.ops
+from thunder.ops import LTORCH
+from thunder.ops.backward import KERNELS
 
 SOURCE = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
 _ENTRY = re.compile(r"^- name: (\w+)(?:\.\w+)?\((.*)\) -> .*$((?:\n .*)*)", re.MULTILINE)
@@ -34,8 +33,9 @@ def _kernel_call(entry: str) -> tuple[str, list[str]] | None:
 
 
 def _row(name: str, declared: str, entry: str) -> str | None:
+    """The gradient of the first operand of an operation as a lambda, where it is a kernel that is an operation here."""
     call, symbol = _kernel_call(entry), LTORCH.get(name)
-    if call is None or symbol is None or not hasattr(backward, call[0]):
+    if call is None or symbol is None or call[0] not in KERNELS:
         return None
     ours = [
         p for p in inspect.signature(symbol.decomposition or symbol.meta).parameters.values() if p.name != "inplace"
@@ -51,19 +51,22 @@ def _row(name: str, declared: str, entry: str) -> str | None:
         for a, given in zip(getattr(torch.ops.aten, call[0]).default._schema.arguments, call[1], strict=True)
     ]
     signature = str(inspect.Signature([p.replace(annotation=p.empty) for p in ours]))[1:-1].replace("'", '"')
-    return f'    "{name}": lambda g, y, {signature}: backward.{call[0]}({", ".join(arguments)}),'
+    return ast.unparse(ast.parse(f"lambda g, y, {signature}: {call[0]}({', '.join(arguments)})"))
 
 
-def rows() -> Iterator[str]:
-    for name, declared, entry in _ENTRY.findall(SOURCE.read_text()):
-        if (row := _row(name, declared, entry)) is not None:
-            yield row
+def rows() -> dict[str, str]:
+    """{operation: gradient} of PyTorch's file."""
+    found = {name: _row(name, declared, entry) for name, declared, entry in _ENTRY.findall(SOURCE.read_text())}
+    return {name: row for name, row in found.items() if row is not None}
 
 
-def text() -> str:
-    before, after = Path(table.__file__).read_text().split("ROWS = {\n")
-    return f"{before}ROWS = {{\n" + "\n".join(sorted(set(rows()))) + "\n}" + after.partition("\n}")[2]
-
-
-if __name__ == "__main__":
-    Path(table.__file__).write_text(text())
+def set_by_families() -> dict[str, str]:
+    """{operation: gradient} of the calls `gradient_of_first(operation, lambda ...)` in the families."""
+    found = {}
+    for path in sorted((Path(thunder.ops.__file__).parent / "families").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "gradient_of_first":
+                operation, gradient = node.args
+                name = ast.literal_eval(operation.slice) if isinstance(operation, ast.Subscript) else operation.id
+                found[name] = ast.unparse(gradient).replace("backward.", "")
+    return found

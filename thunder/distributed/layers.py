@@ -31,8 +31,8 @@ from thunder.distributed.tensor_parallel import (
     sum_over_ranks,
 )
 from thunder.ops import LTORCH
-from thunder.ops.families.splitting_rules import Part, elementwise
 from thunder.ops.rules import splitting
+from thunder.ops.rules.splitting import Part
 from thunder.transforms.dce import dce
 
 
@@ -163,14 +163,14 @@ class _Split:
 
 
 def _rule_of(operation: BoundSymbol):
-    return splitting.rule.of(operation.sym) or (elementwise if _is_elementwise(operation) else None)
+    return splitting.rule.of(operation.sym) or (splitting.elementwise if _is_elementwise(operation) else None)
 
 
 def _is_elementwise(operation: BoundSymbol) -> bool:
     """Whether an operation, or all that it is composed of, computes elements from those at the same place."""
     return (
         operation.sym.elementwise
-        or splitting.rule.of(operation.sym) is elementwise
+        or splitting.rule.of(operation.sym) is splitting.elementwise
         or bool(operation.subsymbols)
         and OpTags.SHAPE_OP not in operation.sym.tags
         and all(map(_is_elementwise, operation.subsymbols))

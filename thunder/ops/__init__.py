@@ -32,11 +32,8 @@ for _family in FAMILIES:
 # rules for operations of all families, which have to be there
 for _rules in (
     "functionalize.views",
-    "families.batching_rules",
-    "families.splitting_rules",
     "families.seeded",
     "families.parts",
-    "kernel_derivatives",
     "second_derivatives",
 ):
     importlib.import_module(f"thunder.ops.{_rules}")

@@ -115,16 +115,6 @@ def memory_format(t: torch.Tensor) -> torch.memory_format:
 
 tanh_backward = kernel("tanh_backward")
 sigmoid_backward = kernel("sigmoid_backward")
-gelu_backward = kernel("gelu_backward")
-silu_backward = kernel("silu_backward")
-threshold_backward = kernel("threshold_backward")
-leaky_relu_backward = kernel("leaky_relu_backward")
-elu_backward = kernel("elu_backward")
-hardswish_backward = kernel("hardswish_backward")
-hardsigmoid_backward = kernel("hardsigmoid_backward")
-hardtanh_backward = kernel("hardtanh_backward")
-softplus_backward = kernel("softplus_backward")
-mish_backward = kernel("mish_backward")
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor | None:
@@ -169,14 +159,6 @@ embedding_backward = kernel(
 
 pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward")
-hardshrink_backward = kernel("hardshrink_backward")
-softshrink_backward = kernel("softshrink_backward")
-glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
-log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
-log_sigmoid_forward.nondifferentiable = (1,)  # a buffer
-log_sigmoid_backward = kernel("log_sigmoid_backward")
-prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
-prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 
@@ -209,55 +191,6 @@ def _(g, y):
     return g * (1.0 - y) * y
 
 
-@gelu_backward.decomposed_by
-def _(g, x, *, approximate="none"):
-    if approximate == "tanh":
-        scale = math.sqrt(2.0 / math.pi)
-        t = op("tanh")(scale * (x + 0.044715 * x * x * x))
-        return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3 * 0.044715 * x * x))
-    cumulative = 0.5 * (1.0 + op("erf")(x * math.sqrt(0.5)))
-    return g * (cumulative + x * op("exp")(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)))
-
-
-@threshold_backward.decomposed_by
-def _(g, x, threshold):
-    return op("where")(x <= threshold, 0.0, g)
-
-
-@leaky_relu_backward.decomposed_by
-def _(g, x, slope, of_result):
-    return op("where")(x > 0, g, g * slope)
-
-
-# the operand decides, and not the cotangent, which comes first
-kernels.layout.set("as decomposition", threshold_backward, leaky_relu_backward)
-
-
-@elu_backward.decomposed_by
-def _(g, alpha, scale, input_scale, of_result, x):
-    if of_result:
-        return None
-    return op("where")(x <= 0, g * (input_scale * alpha * scale) * op("exp")(x * input_scale), g * scale)
-
-
-@hardtanh_backward.decomposed_by
-def _(g, x, low, high):
-    return op("where")(op("logical_or")(x <= low, x >= high), 0.0, g)
-
-
-@softplus_backward.decomposed_by
-def _(g, x, beta, threshold):
-    z = op("exp")(x * beta)
-    return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
-
-
-@log_sigmoid_backward.decomposed_by
-def _(g, x, exponentials):
-    z = op("exp")(-op("abs")(x))
-    z = z / (1.0 + z)
-    return op("where")(x < 0, g * (1.0 - z), g * z)
-
-
 @slice_backward.decomposed_by
 def _(g, sizes, dim, start, end, step):
     if step != 1:
@@ -286,13 +219,6 @@ def _(g, sizes, dim, index):
     )
 
 
-@glu_backward.decomposed_by
-def _(g, a, dim):
-    left, right = op("chunk")(a, 2, dim)
-    s = op("sigmoid")(right)
-    return op("cat")((g * s, g * left * s * (1.0 - s)), dim)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # second derivatives PyTorch differentiates its kernels where autograd has to; for these it computes their formula in
 # operations as soon as a second derivative may follow
@@ -307,26 +233,6 @@ def formula(symbol: Symbol) -> Callable:
         return function
 
     return define
-
-
-@silu_backward.decomposed_by
-@formula(silu_backward)
-def _silu_backward(g, x):
-    s = op("sigmoid")(x)
-    return g * s * (1 + x * (1 - s))
-
-
-@hardsigmoid_backward.decomposed_by
-@formula(hardsigmoid_backward)
-def _hardsigmoid_backward(g, x):
-    return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
-
-
-@mish_backward.decomposed_by
-@formula(mish_backward)
-def _mish_backward(g, x):
-    t = op("tanh")(op("softplus")(x))
-    return g * (t + x * op("sigmoid")(x) * (1 - t * t))
 
 
 @formula(logit_backward)

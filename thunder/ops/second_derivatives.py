@@ -2,20 +2,18 @@
 
 A row: a kernel, and the cotangents of its arguments as a function of the result's cotangent `c` and the arguments, the
 first of which is the cotangent `g` of the forward. Where the forward is piecewise linear, its operand gets zeros, as in
-PyTorch. Formulas follow from the kernels' decompositions in `backward.py` and beside the families; `formula` there is
-the other way. `INEXACT` rows round otherwise than PyTorch's second derivatives.
+PyTorch. Those of activations, softmax and convolutions stand in their families. Formulas follow from the kernels'
+decompositions; `formula` is the other way. `INEXACT` rows round otherwise than PyTorch's second derivatives.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import TensorProxy
 from thunder.ops import backward
 from thunder.ops.backward import KERNELS, sum_to
-from thunder.ops.families.convolution import convolution_alias
 from thunder.ops.families.resample import UPSAMPLE
 from thunder.ops.families.scatter import gather_backward, index_select_backward
 from thunder.ops.registry import LTORCH
@@ -44,11 +42,6 @@ def _where(condition, x, y) -> TensorProxy:
 # activations
 
 
-def _flat(name: str) -> Callable:
-    """The gradient of a piecewise linear function."""
-    return lambda c, g, x, *options: (KERNELS[name](c, x, *options), _zeros(x))
-
-
 def _tanh(c, g, y):
     y = _conj(y)
     return KERNELS["tanh_backward"](c, y), _conj(c) * (-2.0 * y * g)
@@ -57,61 +50,6 @@ def _tanh(c, g, y):
 def _sigmoid(c, g, y):
     y = _conj(y)
     return KERNELS["sigmoid_backward"](c, y), _conj(c) * g * (-2.0 * y + 1.0)
-
-
-def _elu(c, g, alpha, scale, input_scale, of_result, x):
-    kernel = KERNELS["elu_backward"]
-    below = _op("to", x < 0.0, dtype=x.dtype)
-    if of_result:
-        second = c * g * input_scale * below
-    else:
-        second = kernel(c * g * input_scale, alpha, scale, input_scale, False, x) * below
-    return kernel(c, alpha, scale, input_scale, of_result, x), None, None, None, None, second
-
-
-def _hardswish(c, g, x):
-    inside = _op("logical_and", x > -3.0, x < 3.0)
-    return KERNELS["hardswish_backward"](c, x), _where(inside, c * g / 3.0, 0.0)
-
-
-def _softplus(c, g, x, beta, threshold):
-    scaled = x * beta
-    second = KERNELS["sigmoid_backward"](c * g, _op("sigmoid", scaled))
-    second = second * _op("to", scaled < threshold, dtype=x.dtype) * beta
-    return KERNELS["softplus_backward"](c, x, beta, threshold), second
-
-
-def _log_sigmoid(c, g, x, exponentials):
-    z = _op("sigmoid", x)
-    return KERNELS["log_sigmoid_backward"](c, x, exponentials), c * g * (z * (z - 1.0))
-
-
-def _gelu(c, g, x, *, approximate="none"):
-    first = KERNELS["gelu_backward"](c, x, approximate=approximate)
-    if approximate == "none":  # the density of the normal distribution, times 2 - x^2
-        density = _op("exp", -0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
-        return first, c * g * (density * (2.0 - x * x))
-    scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
-    t = _op("tanh", scale * (x + cubic * x * x * x))
-    slope, bend = scale * (1.0 + 3 * cubic * x * x), 6 * scale * cubic * x  # of the argument of tanh
-    return first, c * g * ((1.0 - t * t) * (slope + 0.5 * x * (bend - 2.0 * t * slope * slope)))
-
-
-def _glu(c, g, a, dim):
-    left, right = _op("chunk", a, 2, dim)
-    of_left, of_right = _op("chunk", c, 2, dim)
-    s = _op("sigmoid", right)
-    slope = s * (1.0 - s)
-    of_g = of_left * s + of_right * left * slope
-    of_a = of_right * g * slope, of_left * g * slope + of_right * g * left * slope * (1.0 - 2.0 * s)
-    return of_g, _op("cat", of_a, dim)
-
-
-def _prelu(c, g, x, weight):
-    of_x, of_weight = c
-    positive = x >= 0.0
-    of_g = _where(positive, of_x, of_x * weight + of_weight * x)
-    return of_g, _where(positive, 0.0, g * of_weight), _where(positive, 0.0, g * of_x)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -155,46 +93,8 @@ def _likelihood(c, g, a, target, weight, reduction, ignore_index, total):
     return _op("nll_loss", c, target, weight, ignore_index=ignore_index, reduction=_REDUCTIONS[reduction]), _zeros(a)
 
 
-def _softmax(c, g, y, dim, dtype):
-    kernel = KERNELS["_softmax_backward_data"]
-    total = _op("sum", y * g, dim, True)
-    return kernel(c, y, dim, dtype), g * c - total * c - g * _op("sum", y * c, dim, True)
-
-
-def _log_softmax(c, g, y, dim, dtype):
-    p = _op("exp", y)
-    return c - _op("sum", c * p, dim, True), -_op("sum", g, dim, True) * p * c
-
-
 # ----------------------------------------------------------------------------------------------------------------
-# convolutions, pooling
-
-
-def _convolution(c, g, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
-    """The kernel computes the gradients of <g, convolution(x, weight) + bias>, which is linear in each of them."""
-    of_x, of_weight, of_bias = c
-    options = stride, padding, dilation, transposed, output_padding, groups
-
-    def convolved(a, w):
-        return convolution_alias(a, w, None, *options)
-
-    terms = []
-    if of_x is not None:
-        terms.append(convolved(of_x, weight))
-    if of_weight is not None:
-        terms.append(convolved(x, of_weight))
-    if of_bias is not None:
-        terms.append(_op("expand", _op("reshape", of_bias, (1, -1, *(1,) * (len(x.shape) - 2))), g.shape))
-    of_g = terms[0]
-    for term in terms[1:]:
-        of_g = of_g + term
-    kernel = KERNELS["convolution_backward"]
-    gx = gw = None
-    if of_weight is not None:
-        gx, _, _ = kernel(g, x, of_weight, None, *options, [True, False, False])
-    if of_x is not None:
-        _, gw, _ = kernel(g, of_x, weight, None, *options, [False, True, False])
-    return of_g, gx, gw
+# pooling
 
 
 def _at_maxima(rank: int) -> Callable:
@@ -257,27 +157,14 @@ def _indexed(c, g, shape, indices, distinct=False):
 ROWS: dict[str, Callable] = {
     "_adaptive_avg_pool2d_backward": _adaptive_average(2),
     "_adaptive_avg_pool3d_backward": _adaptive_average(3),
-    "_log_softmax_backward_data": _log_softmax,
-    "_prelu_kernel": lambda c, x, weight: KERNELS["_prelu_kernel_backward"](c, x, weight),
-    "_prelu_kernel_backward": _prelu,
-    "_softmax_backward_data": _softmax,
     "adaptive_max_pool2d_backward": _at_maxima(2),
     "adaptive_max_pool3d_backward": _at_maxima(3),
     "avg_pool2d_backward": _average(2),
     "avg_pool3d_backward": _average(3),
     "binary_cross_entropy_backward": _binary_cross_entropy,
-    "convolution_backward": _convolution,
     "diagonal_backward": lambda c, g, sizes, *dims: (_op("diagonal", c, *dims),),
-    "elu_backward": _elu,
     "embedding_dense_backward": _rows,
-    "gelu_backward": _gelu,
-    "glu_backward": _glu,
-    "hardshrink_backward": _flat("hardshrink_backward"),
-    "hardswish_backward": _hardswish,
-    "hardtanh_backward": _flat("hardtanh_backward"),
     "huber_loss_backward": _of_difference("huber_loss_backward", _within),
-    "leaky_relu_backward": _flat("leaky_relu_backward"),
-    "log_sigmoid_backward": _log_sigmoid,
     "max_pool2d_with_indices_backward": _at_maxima(2),
     "max_pool3d_with_indices_backward": _at_maxima(3),
     "mse_loss_backward": _of_difference("mse_loss_backward", lambda x, difference: 2.0 * x),
@@ -296,10 +183,7 @@ ROWS: dict[str, Callable] = {
         "smooth_l1_loss_backward", lambda x, difference, beta: _within(x, difference, beta) / beta
     ),
     "soft_margin_loss_backward": _soft_margin,
-    "softplus_backward": _softplus,
-    "softshrink_backward": _flat("softshrink_backward"),
     "tanh_backward": _tanh,
-    "threshold_backward": _flat("threshold_backward"),
     "unfold_backward": lambda c, g, sizes, *window: (_op("unfold", c, *window),),
 }
 
@@ -307,17 +191,10 @@ ROWS |= {f"{name}_backward": _resized(mode, rank) for (mode, rank), name in UPSA
 
 INEXACT = (
     "binary_cross_entropy_backward",
-    "convolution_backward",
-    "gelu_backward",
-    "glu_backward",
-    "log_sigmoid_backward",
     "soft_margin_loss_backward",
 )
 
 OPERANDS = {
-    "_prelu_kernel_backward": (0, 1, 2),
-    "convolution_backward": (0, 1, 2),
-    "elu_backward": (0, 5),
     "huber_loss_backward": (0, 1, 2),
     "mse_loss_backward": (0, 1, 2),
     "smooth_l1_loss_backward": (0, 1, 2),

@@ -20,7 +20,6 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, like, 
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, detached, recording
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
-from thunder.ops.families.batching_rules import elementwise
 from thunder.ops.infer import as_torch
 from thunder.ops.rules import batching, derivatives
 from thunder.transforms.derivative import by_formula
@@ -87,7 +86,7 @@ class _Batch:
 
     def by_rule(self, operation: BoundSymbol):
         """The result of the operation's rule, if it has the expected type."""
-        rule = elementwise if operation.sym.elementwise else batching.rule.of(operation.sym)
+        rule = batching.elementwise if operation.sym.elementwise else batching.rule.of(operation.sym)
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)

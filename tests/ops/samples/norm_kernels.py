@@ -1,9 +1,9 @@
-"""Arguments that tests call the operations of `thunder/ops/families/norm_kernels.py` with."""
+"""Arguments that tests call the kernels of norms with."""
 
 from __future__ import annotations
 
-from thunder.ops.families.norm_kernels import native_batch_norm, native_group_norm, native_layer_norm
-from thunder.ops.families.sync_batch_norm import batch_norm_update_stats
+from thunder.ops.families.batch_norm import batch_norm_update_stats, native_batch_norm
+from thunder.ops.families.norm_kernels import native_group_norm, native_layer_norm
 
 
 @native_layer_norm.samples

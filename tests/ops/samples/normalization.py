@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from thunder.ops.families.batch_norm import batch_norm
 from thunder.ops.families.normalization import (
-    _safe_softmax,
-    batch_norm,
     cdist,
     cosine_similarity,
     group_norm,
     instance_norm,
     instance_norm_update,
     layer_norm,
-    log_softmax,
-    log_softmax_backward,
     normalize,
     pairwise_distance,
     pdist,
     rms_norm,
-    softmax,
-    softmax_backward,
 )
+from thunder.ops.families.softmax import _safe_softmax, log_softmax, log_softmax_backward, softmax, softmax_backward
 
 
 def _softmax_samples(make):

@@ -11,12 +11,12 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import gradient_of_first
+from thunder.ops.backward import formula, gradient_of_first, kernel, op
 from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import clamp, where
 from thunder.ops.functionalize.inplace import overwriting
 from thunder.ops.registry import LTORCH, composite, register_inplace
-from thunder.ops.rules import kernels
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit
 
@@ -188,26 +188,144 @@ def glu(a, dim=-1):
     return left * sigmoid(right)
 
 
-# --- derivatives: PyTorch's kernels; those of one kernel stand in kernel_derivatives.py
+# ----------------------------------------------------------------------------------------------------------------
+# PyTorch's backward kernels
 
 
-gradient_of_first(relu6, lambda g, y, a: backward.hardtanh_backward(g, a, 0, 6))
-gradient_of_first(selu, lambda g, y, a: backward.elu_backward(g, _SELU[0], _SELU[1], 1, False, a))
+gelu_backward = kernel("gelu_backward")
+silu_backward = kernel("silu_backward")
+threshold_backward = kernel("threshold_backward")
+leaky_relu_backward = kernel("leaky_relu_backward")
+elu_backward = kernel("elu_backward")
+hardswish_backward = kernel("hardswish_backward")
+hardsigmoid_backward = kernel("hardsigmoid_backward")
+hardtanh_backward = kernel("hardtanh_backward")
+softplus_backward = kernel("softplus_backward")
+mish_backward = kernel("mish_backward")
+hardshrink_backward = kernel("hardshrink_backward")
+softshrink_backward = kernel("softshrink_backward")
+glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
+log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
+log_sigmoid_forward.nondifferentiable = (1,)  # a buffer
+log_sigmoid_backward = kernel("log_sigmoid_backward")
+prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
+prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
+
+
+@gelu_backward.decomposed_by
+def _(g, x, *, approximate="none"):
+    if approximate == "tanh":
+        scale = math.sqrt(2.0 / math.pi)
+        t = op("tanh")(scale * (x + 0.044715 * x * x * x))
+        return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3 * 0.044715 * x * x))
+    cumulative = 0.5 * (1.0 + op("erf")(x * math.sqrt(0.5)))
+    return g * (cumulative + x * op("exp")(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)))
+
+
+@threshold_backward.decomposed_by
+def _(g, x, threshold):
+    return op("where")(x <= threshold, 0.0, g)
+
+
+@leaky_relu_backward.decomposed_by
+def _(g, x, slope, of_result):
+    return op("where")(x > 0, g, g * slope)
+
+
+# the operand decides, and not the cotangent, which comes first
+kernels.layout.set("as decomposition", threshold_backward, leaky_relu_backward)
+
+
+@elu_backward.decomposed_by
+def _(g, alpha, scale, input_scale, of_result, x):
+    if of_result:
+        return None
+    return op("where")(x <= 0, g * (input_scale * alpha * scale) * op("exp")(x * input_scale), g * scale)
+
+
+@hardtanh_backward.decomposed_by
+def _(g, x, low, high):
+    return op("where")(op("logical_or")(x <= low, x >= high), 0.0, g)
+
+
+@softplus_backward.decomposed_by
+def _(g, x, beta, threshold):
+    z = op("exp")(x * beta)
+    return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
+
+
+@log_sigmoid_backward.decomposed_by
+def _(g, x, exponentials):
+    z = op("exp")(-op("abs")(x))
+    z = z / (1.0 + z)
+    return op("where")(x < 0, g * (1.0 - z), g * z)
+
+
+@glu_backward.decomposed_by
+def _(g, a, dim):
+    left, right = op("chunk")(a, 2, dim)
+    s = op("sigmoid")(right)
+    return op("cat")((g * s, g * left * s * (1.0 - s)), dim)
+
+
+@silu_backward.decomposed_by
+@formula(silu_backward)
+def _silu_backward(g, x):
+    s = op("sigmoid")(x)
+    return g * s * (1 + x * (1 - s))
+
+
+@hardsigmoid_backward.decomposed_by
+@formula(hardsigmoid_backward)
+def _hardsigmoid_backward(g, x):
+    return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
+
+
+@mish_backward.decomposed_by
+@formula(mish_backward)
+def _mish_backward(g, x):
+    t = op("tanh")(op("softplus")(x))
+    return g * (t + x * op("sigmoid")(x) * (1 - t * t))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: a test compares those that are one kernel with PyTorch's own file of derivatives
+
+
+gradient_of_first(celu, lambda g, y, a, alpha=1.0: elu_backward(g, alpha, 1, 1.0 / alpha, False, a))
+gradient_of_first(elu, lambda g, y, a, alpha=1.0: elu_backward(g, alpha, 1, 1, False, a))
+gradient_of_first(gelu, lambda g, y, a, *, approximate="none": gelu_backward(g, a, approximate=approximate))
+gradient_of_first(glu, lambda g, y, a, dim=-1: glu_backward(g, a, dim))
+gradient_of_first(hardshrink, lambda g, y, a, lambd=0.5: hardshrink_backward(g, a, lambd))
+gradient_of_first(hardsigmoid, lambda g, y, a: hardsigmoid_backward(g, a))
+gradient_of_first(hardswish, lambda g, y, a: hardswish_backward(g, a))
+gradient_of_first(hardtanh, lambda g, y, a, min_val=-1.0, max_val=1.0: hardtanh_backward(g, a, min_val, max_val))
+gradient_of_first(leaky_relu, lambda g, y, a, negative_slope=0.01: leaky_relu_backward(g, a, negative_slope, False))
+gradient_of_first(mish, lambda g, y, a: mish_backward(g, a))
+gradient_of_first(relu, lambda g, y, a: threshold_backward(g, y, 0))
+gradient_of_first(silu, lambda g, y, a: silu_backward(g, a))
+gradient_of_first(softplus, lambda g, y, a, beta=1.0, threshold=20.0: softplus_backward(g, a, beta, threshold))
+gradient_of_first(softshrink, lambda g, y, a, lambd=0.5: softshrink_backward(g, a, lambd))
+gradient_of_first(threshold, lambda g, y, a, threshold, value: threshold_backward(g, a, threshold))
+
+
+gradient_of_first(relu6, lambda g, y, a: hardtanh_backward(g, a, 0, 6))
+gradient_of_first(selu, lambda g, y, a: elu_backward(g, _SELU[0], _SELU[1], 1, False, a))
 
 
 @logsigmoid.vjp
 def _(a):
     # the kernel for GPUs reads no exponentials
-    y, exponentials = (logsigmoid(a), a) if a.device.type == "cuda" else backward.log_sigmoid_forward(a)
+    y, exponentials = (logsigmoid(a), a) if a.device.type == "cuda" else log_sigmoid_forward(a)
     g = yield y
-    return (backward.log_sigmoid_backward(g, a, exponentials),)
+    return (log_sigmoid_backward(g, a, exponentials),)
 
 
-@backward.log_sigmoid_forward.vjp
+@log_sigmoid_forward.vjp
 def _(a):
-    y, exponentials = backward.log_sigmoid_forward(a)
+    y, exponentials = log_sigmoid_forward(a)
     g, _ = yield y, exponentials
-    return (backward.log_sigmoid_backward(g, a, exponentials),)
+    return (log_sigmoid_backward(g, a, exponentials),)
 
 
 @prelu.vjp
@@ -215,8 +333,8 @@ def _(a, weight):
     if not a.shape:
         return NotImplemented
     w = LTORCH["reshape"](weight, (1, *((weight.numel_value,) if len(a.shape) > 1 else ()), *(1,) * (len(a.shape) - 2)))
-    g = yield backward.prelu_kernel(a, w)
-    ga, gw = backward.prelu_kernel_backward(g, a, w)
+    g = yield prelu_kernel(a, w)
+    ga, gw = prelu_kernel_backward(g, a, w)
     return ga, LTORCH["reshape"](backward.sum_to(gw, w.shape), weight.shape)
 
 
@@ -225,7 +343,85 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
     if training:
         return NotImplemented
     g = yield rrelu(a, lower, upper, training)
-    return (backward.leaky_relu_backward(g, a, (lower + upper) / 2, False),)
+    return (leaky_relu_backward(g, a, (lower + upper) / 2, False),)
 
 
 kernels.layout.set("own", LTORCH["logsigmoid"])  # a kernel of its own
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives of the backward kernels
+
+
+def _of_piecewise_linear(symbol: Symbol) -> None:
+    """The operand of a piecewise linear function gets zeros, as in PyTorch."""
+    backward.gradients_of(symbol, lambda c, g, x, *options: (symbol(c, x, *options), LTORCH["zeros_like"](x)))
+
+
+for _symbol in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, softshrink_backward, threshold_backward):
+    _of_piecewise_linear(_symbol)
+
+
+def _elu_twice(c, g, alpha, scale, input_scale, of_result, x):
+    below = LTORCH["to"](x < 0.0, dtype=x.dtype)
+    if of_result:
+        second = c * g * input_scale * below
+    else:
+        second = elu_backward(c * g * input_scale, alpha, scale, input_scale, False, x) * below
+    return elu_backward(c, alpha, scale, input_scale, of_result, x), None, None, None, None, second
+
+
+def _hardswish_twice(c, g, x):
+    inside = LTORCH["logical_and"](x > -3.0, x < 3.0)
+    return hardswish_backward(c, x), where(inside, c * g / 3.0, 0.0)
+
+
+def _softplus_twice(c, g, x, beta, threshold):
+    scaled = x * beta
+    second = backward.sigmoid_backward(c * g, LTORCH["sigmoid"](scaled))
+    second = second * LTORCH["to"](scaled < threshold, dtype=x.dtype) * beta
+    return softplus_backward(c, x, beta, threshold), second
+
+
+def _log_sigmoid_twice(c, g, x, exponentials):
+    z = LTORCH["sigmoid"](x)
+    return log_sigmoid_backward(c, x, exponentials), c * g * (z * (z - 1.0))
+
+
+def _gelu_twice(c, g, x, *, approximate="none"):
+    first = gelu_backward(c, x, approximate=approximate)
+    if approximate == "none":  # the density of the normal distribution, times 2 - x^2
+        density = LTORCH["exp"](-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
+        return first, c * g * (density * (2.0 - x * x))
+    scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
+    t = LTORCH["tanh"](scale * (x + cubic * x * x * x))
+    slope, bend = scale * (1.0 + 3 * cubic * x * x), 6 * scale * cubic * x  # of the argument of tanh
+    return first, c * g * ((1.0 - t * t) * (slope + 0.5 * x * (bend - 2.0 * t * slope * slope)))
+
+
+def _glu_twice(c, g, a, dim):
+    left, right = LTORCH["chunk"](a, 2, dim)
+    of_left, of_right = LTORCH["chunk"](c, 2, dim)
+    s = LTORCH["sigmoid"](right)
+    slope = s * (1.0 - s)
+    of_g = of_left * s + of_right * left * slope
+    of_a = of_right * g * slope, of_left * g * slope + of_right * g * left * slope * (1.0 - 2.0 * s)
+    return of_g, LTORCH["cat"](of_a, dim)
+
+
+def _prelu_twice(c, g, x, weight):
+    of_x, of_weight = c
+    positive = x >= 0.0
+    of_g = where(positive, of_x, of_x * weight + of_weight * x)
+    return of_g, where(positive, 0.0, g * of_weight), where(positive, 0.0, g * of_x)
+
+
+backward.gradients_of(prelu_kernel, lambda c, x, weight: prelu_kernel_backward(c, x, weight))
+backward.gradients_of(prelu_kernel_backward, _prelu_twice, (0, 1, 2))
+backward.gradients_of(elu_backward, _elu_twice, (0, 5))
+backward.gradients_of(gelu_backward, _gelu_twice)
+backward.gradients_of(glu_backward, _glu_twice)
+backward.gradients_of(hardswish_backward, _hardswish_twice)
+backward.gradients_of(log_sigmoid_backward, _log_sigmoid_twice)
+backward.gradients_of(softplus_backward, _softplus_twice)
+derivatives.inexact.add(gelu_backward, glu_backward, log_sigmoid_backward)  # they round otherwise than PyTorch

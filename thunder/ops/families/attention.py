@@ -13,18 +13,19 @@ from thunder import compat
 from thunder.analysis import cost
 from thunder.analysis.cost import Cost
 from thunder.core.dtypes import float32, float64
-from thunder.core.proxies import TensorProxy, element_count, like, number_value
-from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
+from thunder.core.proxies import TensorProxy, element_count, like, map_structure, number_value
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, primitive
 from thunder.ops import pytorch_derivative
 from thunder.ops.backward import sum_to
 from thunder.ops.families.elementwise import broadcast_to
 from thunder.ops.families.linalg import _folded
-from thunder.ops.families.normalization import softmax
 from thunder.ops.families.random import dropout_noise
 from thunder.ops.families.shape import reshape, transpose
+from thunder.ops.families.softmax import softmax
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.rules import batching, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
@@ -384,3 +385,49 @@ def native_multi_head_attention(
 
 
 casts_inside(*native_multi_head_attention.torch_functions)
+
+
+@batching.rule(scaled_dot_product_attention, flash_attention, flash_attention_backward)
+def _attention_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be
+    stretched."""
+    tensors = [x for x in operation.args if isinstance(x, TensorProxy)]
+    whole = tensors[0].shape[0]
+    mask = (
+        operation.args[6]
+        if operation.sym is flash_attention_backward
+        else operation.args[3]
+        if len(operation.args) > 3
+        else None
+    )
+    if mask is not None or len(tensors[0].shape) < 3 or any(x.shape[0] != whole for x in tensors):
+        return None
+
+    def merged(x):
+        if not isinstance(x, TensorProxy):
+            return x
+        found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
+        return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
+
+    results = operation.sym(*map(merged, operation.args), **operation.kwargs)
+    return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
+
+
+@splitting.rule(scaled_dot_product_attention)
+def _attention_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Heads are computed apart. Dropout would draw one mask on all ranks."""
+    mask, dropout = (
+        (*operation.args[3:5], None, 0.0)[:2]
+        if len(operation.args) > 4
+        else (operation.args[3] if len(operation.args) > 3 else None, 0.0)
+    )
+    one_for_all = (
+        not isinstance(mask, TensorProxy) or not mask.requires_grad and (len(mask.shape) < 3 or mask.shape[-3] == 1)
+    )
+    parts = [split.part(p) for p in operation.args[:3]] if one_for_all and not dropout else [None]
+    heads = len(operation.output.shape) - 3
+    if None in parts or heads < 0 or {(part.group, part.dim) for part in parts} != {(parts[0].group, heads)}:
+        return None
+    return split.computed(
+        operation, {p: part.value for p, part in zip(operation.args[:3], parts)}, parts[0].group, heads
+    )

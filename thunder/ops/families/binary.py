@@ -21,7 +21,7 @@ from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, sp
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import effects, kernels, views
+from thunder.ops.rules import effects, kernels, splitting, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
@@ -448,3 +448,9 @@ kernels.converts_numbers.set((1,), *(LTORCH[name] for name in (
 # Inductor's results differ, for infinities and below float32
 kernels.no_loop_of_inductor.add(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)))
 kernels.layout.set("second operand first", LTORCH["rsub"])
+
+
+splitting.rule.set(
+    splitting.elementwise, *(LTORCH[name] for name in ("add", "sub", "div", "true_divide")),
+    *(PRIMS[name] for name in ("add", "sub", "true_divide")),
+)  # fmt: skip

@@ -325,3 +325,39 @@ cost.rules.set(
     ),
     convolution_backward,
 )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# the derivative of the backward
+
+
+def _convolution_twice(
+    c, g, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
+):
+    """The kernel computes the gradients of <g, convolution(x, weight) + bias>, which is linear in each of them."""
+    of_x, of_weight, of_bias = c
+    options = stride, padding, dilation, transposed, output_padding, groups
+
+    def convolved(a, w):
+        return convolution_alias(a, w, None, *options)
+
+    terms = []
+    if of_x is not None:
+        terms.append(convolved(of_x, weight))
+    if of_weight is not None:
+        terms.append(convolved(x, of_weight))
+    if of_bias is not None:
+        terms.append(LTORCH["expand"](LTORCH["reshape"](of_bias, (1, -1, *(1,) * (len(x.shape) - 2))), g.shape))
+    of_g = terms[0]
+    for term in terms[1:]:
+        of_g = of_g + term
+    gx = gw = None
+    if of_weight is not None:
+        gx, _, _ = convolution_backward(g, x, of_weight, None, *options, [True, False, False])
+    if of_x is not None:
+        _, gw, _ = convolution_backward(g, of_x, weight, None, *options, [False, True, False])
+    return of_g, gx, gw
+
+
+backward.gradients_of(convolution_backward, _convolution_twice, (0, 1, 2))
+derivatives.inexact.add(convolution_backward)  # it rounds otherwise than PyTorch's second derivative

@@ -22,7 +22,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
 from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
-from thunder.ops.rules import derivatives, effects
+from thunder.ops.rules import batching, derivatives, effects
 from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -512,3 +512,6 @@ def _counts_classes(operation) -> bool:
 effects.synchronises.add(LTORCH["tensor"])
 effects.checks_data.add(LTORCH["one_hot"])
 effects.synchronises.add(LTORCH["one_hot"], when=_counts_classes)
+
+
+batching.rule.set(batching.same, *(LTORCH[name] for name in ("zeros_like", "ones_like", "full_like")))

@@ -11,7 +11,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.registry import PRIMS, alias, composite, prim, torch_prim
-from thunder.ops.rules import kernels
+from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -205,3 +205,8 @@ gradient_of_first(pin_memory, lambda g, y, a, device=None: g)
 
 kernels.no_loop_of_inductor.add(PRIMS["device_put"])
 aliases.may_copy.add(contiguous)
+
+
+batching.rule.set(batching.elementwise, clone, detach, contiguous)
+batching.rule.set(batching.same, to)
+splitting.rule.set(splitting.elementwise, to, clone, convert_element_type, contiguous)

@@ -14,13 +14,13 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import gradient_of_first, op
+from thunder.ops.backward import gradient_of_first, op, sigmoid_backward, tanh_backward
 from thunder.ops.corners import is_differentiated
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.promotion import Promotion
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import derivatives, views
+from thunder.ops.rules import batching, derivatives, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
@@ -300,3 +300,10 @@ def frexp_prim(a):
 @composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
 def frexp(a):
     return named_results("frexp", *frexp_prim(a))
+
+
+batching.rule.set(batching.elementwise, LTORCH["round"])
+
+
+gradient_of_first(LTORCH["tanh"], lambda g, y, a: tanh_backward(g, y))
+gradient_of_first(LTORCH["sigmoid"], lambda g, y, a: sigmoid_backward(g, y))

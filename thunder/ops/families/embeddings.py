@@ -21,7 +21,7 @@ from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
-from thunder.ops.rules import kernels
+from thunder.ops.rules import batching, kernels
 from thunder.ops.shape_rules import require
 
 
@@ -247,3 +247,6 @@ def _(
 
 
 kernels.layout.set("row-major", embedding)
+
+
+batching.rule.set(batching.same, embedding)

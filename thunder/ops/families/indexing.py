@@ -12,8 +12,9 @@ from thunder import compat
 from thunder.analysis import aliases, cost
 from thunder.analysis.cost import Cost
 from thunder.core.definition import InPlaceForm
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
-from thunder.core.symbol import OpTags, user_location
+from thunder.core.dtypes import bool8, is_integer
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import DataDependentError
 from thunder.ops import registry
@@ -22,7 +23,7 @@ from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import effects, kernels
+from thunder.ops.rules import batching, effects, kernels, splitting
 from thunder.ops.shape_rules import along, by_mask, require
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -523,3 +524,52 @@ effects.checks_data.add(PRIMS["index"], PRIMS["copy_with_setitem"], setitem)
 effects.synchronises.add(getitem, setitem, PRIMS["index"], when=by_mask)
 kernels.layout.set("as decomposition", getitem)
 cost.rules.set(Cost(selects=True), PRIMS["index"])
+
+
+@batching.rule(getitem)
+def _getitem_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a, key = operation.args
+    keys = key if isinstance(key, tuple) else (key,)
+    if keys and all(type(k) is TensorProxy and is_integer(k.dtype) and k.dtype.signed for k in keys):
+        rank = max(len(k.shape) for k in keys)
+        at = tuple(batching.aligned(batch, k, rank) for k in keys)
+        if a in batch.moved:  # each element reads its own
+            own = LTORCH["arange"](batch.size, device=a.device)
+            at = (LTORCH["reshape"](own, (batch.size, *(1,) * rank)), *at)
+        return operation.sym(batch.at(a), at)
+    if any(type(k) not in (int, slice, type(None), type(...)) for k in keys):
+        return None
+    return operation.sym(batch.at(a), (slice(None), *keys))
+
+
+batching.unknown_to_vmap.add(
+    setitem,
+    when=lambda b: any(x.dtype is bool8 for x in proxies_in(b.args[1], []) if isinstance(x, TensorProxy)),
+)
+
+
+@splitting.rule(getitem)
+def _indexed_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Slices, numbers and new dimensions, which take all of the parts' dimension."""
+    part, key = (
+        split.part(operation.inputs[0]),
+        operation.args[1] if isinstance(operation.args[1], tuple) else (operation.args[1],),
+    )
+    if (
+        part is None
+        or not all(k is None or k is Ellipsis or type(k) in (int, slice) for k in key)
+        or len(operation.inputs) != 1
+    ):
+        return None
+    missing = len(operation.inputs[0].shape) - sum(k is not None and k is not Ellipsis for k in key)
+    at = next((i for i, k in enumerate(key) if k is Ellipsis), len(key))
+    dim = place = 0
+    for k in (*key[:at], *[slice(None)] * missing, *key[at + 1 :]):
+        if dim == part.dim and k is not None:
+            return (
+                split.computed(operation, {operation.inputs[0]: part.value}, part.group, place)
+                if k == slice(None)
+                else None
+            )
+        dim, place = dim + (k is not None), place + (type(k) is not int)
+    return None

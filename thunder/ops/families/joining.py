@@ -9,6 +9,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, concrete, like, same_shape
+from thunder.core.symbol import BoundSymbol
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first
@@ -17,7 +18,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 from thunder.ops.promotion import same_device
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import derivatives, effects, kernels
+from thunder.ops.rules import batching, derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -435,3 +436,49 @@ derivatives.composed.set(
     LTORCH["dsplit"],
 )
 effects.may_raise.add(repeated_places)  # negative numbers, and another sum than `output_size`
+
+
+@batching.rule(LTORCH["cat"], stack)
+def _joined_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    tensors, dim = operation.args[0], operation.args[1] if len(operation.args) > 1 else 0
+    if any(not isinstance(x, TensorProxy) or x.shape == (0,) for x in tensors):
+        return None
+    whole = [batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape)) for x in tensors]
+    return operation.sym(whole, batching.shifted(dim, len(operation.output.shape)))
+
+
+batching.unknown_to_vmap.add(column_stack)
+
+
+@splitting.rule(repeat_interleave)
+def _repeated_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Each element several times: repeat_interleave with a number and a dimension."""
+    part = split.part(operation.inputs[0])
+    if (
+        part is None
+        or len(operation.args) != 3
+        or type(operation.args[1]) is not int
+        or type(operation.args[2]) is not int
+        or operation.kwargs
+    ):
+        return None
+    return split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
+
+
+@splitting.rule(LTORCH["cat"], PRIMS["cat"])
+def _joined_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """cat along another dimension than that of the parts; what has no elements and one dimension plays no part in
+    it."""
+    tensors = [p for p in dict.fromkeys(operation.args[0]) if tuple(p.shape) != (0,)]
+    parts = {p: part for p in tensors if (part := split.part(p)) is not None}
+    dim = (operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim", 0)) % len(
+        operation.output.shape
+    )
+    places = {(part.group, part.dim) for part in parts.values()}
+    if len(places) != 1 or (place := places.pop())[1] == dim:
+        return None
+    table = {p: parts[p].value if p in parts else split.cut(p, *place) for p in tensors}
+    return split.computed(operation, table, *place)
+
+
+gradient_of_first(select, lambda g, y, a, dim, index: backward.select_backward(g, a.shape, dim, index))

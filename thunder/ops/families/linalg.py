@@ -12,7 +12,7 @@ from thunder.analysis import cost
 from thunder.analysis.cost import Cost
 from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
-from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.backward import sum_to, times_cotangent
@@ -22,8 +22,8 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
-from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
-from thunder.ops.rules import derivatives, memory, products, views
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim, torch_prim
+from thunder.ops.rules import batching, derivatives, memory, products, splitting, views
 from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
 MATMUL = (OpTags.MATMUL_OP,)
@@ -526,3 +526,51 @@ cost.rules.set(Cost(factors=(1, 2)), *(LTORCH[name] for name in ("addmm", "addmv
 
 # PyTorch composes it of others, which autocast casts
 casts_inside(F.bilinear)
+
+
+@batching.rule(matmul)
+def _matmul_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a, b = operation.args
+    rank = max(len(a.shape), len(b.shape), 2)
+    left = _matrix(batch, a, rank, -2)
+    right = _matrix(batch, b, rank, -1)
+    return LTORCH["reshape"](LTORCH["matmul"](left, right), (batch.size, *operation.output.shape))
+
+
+def _matrix(batch: batching.Batch, x: TensorProxy, rank: int, new: int):
+    """An operand of a matrix product as a stack of matrices of this rank; a vector gets a dimension of one."""
+    shape = x.shape if len(x.shape) > 1 else (1, *x.shape) if new == -2 else (*x.shape, 1)
+    shape = (*(1,) * (rank - len(shape)), *shape)
+    found = batch.at(x)
+    shape = (batch.size, *shape) if x in batch.moved else shape
+    return found if same_shape(found.shape, shape) else LTORCH["reshape"](found, shape)
+
+
+@batching.rule(linear)
+def _linear_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a, weight, bias = (*operation.args, None)[:3]
+    if batching.only_first(batch, operation):
+        return operation.sym(batch.at(a), weight, bias)
+    if len(weight.shape) != 2:
+        return None
+    rank = max(len(a.shape), 2)
+    product = LTORCH["matmul"](
+        _matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1)
+    )
+    out = LTORCH["reshape"](product, (batch.size, *operation.output.shape))
+    return out if bias is None else LTORCH["add"](out, batching.aligned(batch, bias, len(operation.output.shape)))
+
+
+@splitting.rule(matmul, PRIMS["matmul"])
+def _product_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """All tensors are in parts along one of the dimensions that a product computes one by one."""
+    tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
+    parts = {p: part for p in tensors if (part := split.part(p)) is not None}
+    places = {(part.group, part.dim - len(p.shape)) for p, part in parts.items()}
+    if len(parts) != len(tensors) or len(places) != 1 or len({len(p.shape) for p in tensors}) != 1:
+        return None
+    group, place = places.pop()
+    if place in (-1, -2):
+        return None
+    table = {p: part.value for p, part in parts.items()}
+    return split.computed(operation, table, group, len(operation.output.shape) + place)

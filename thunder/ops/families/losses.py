@@ -14,8 +14,9 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.families.data import convert
-from thunder.ops.families.normalization import compute_dtype, log_softmax
+from thunder.ops.families.norm_kernels import compute_dtype
 from thunder.ops.families.shape import reshape, unsqueeze
+from thunder.ops.families.softmax import log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.registry import LTORCH, composite
 from thunder.ops.rules import derivatives, effects, kernels

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from thunder.core.proxies import TensorProxy
 from thunder.ops.backward import formula, op
 from thunder.ops.families.norm_kernels import (
-    native_batch_norm_backward,
     native_group_norm_backward,
     native_layer_norm_backward,
 )
 
 
-def _standardized(x, dims: tuple[int, ...], epsilon: Callable):
+def standardized(x, dims: tuple[int, ...], epsilon: Callable):
     """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
     added to it."""
     centred = x - op("mean")(x, dims, True)
@@ -32,11 +31,11 @@ def _found(rstd) -> Callable:
     return lambda variance: op("detach")(1 / (rstd * rstd) - variance)
 
 
-def _of_input(g, normal, inverse, dims: tuple[int, ...]):
+def of_input(g, normal, inverse, dims: tuple[int, ...]):
     return inverse * (g - op("mean")(g, dims, True) - normal * op("mean")(g * normal, dims, True))
 
 
-def _in_full(place: int) -> Callable:
+def in_full(place: int) -> Callable:
     """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
     and of the weight, in this place."""
 
@@ -60,46 +59,26 @@ def _in_full(place: int) -> Callable:
 
 
 @formula(native_layer_norm_backward)
-@_in_full(3)
+@in_full(3)
 def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
     dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
-    normal, inverse = _standardized(a, dims, _found(rstd))
+    normal, inverse = standardized(a, dims, _found(rstd))
     return (
-        _of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
+        of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
         op("sum")(op("reshape")(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
         op("sum")(op("reshape")(g, (-1, *normalized_shape)), 0) if mask[2] else None,
     )
 
 
 @formula(native_group_norm_backward)
-@_in_full(2)
+@in_full(2)
 def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
     grouped = (n, groups, c // groups * size)
-    normal, inverse = _standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
+    normal, inverse = standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
     g = op("reshape")(g, (n, c, size))
     weighted = op("reshape")(g if weight is None else g * op("reshape")(weight, (c, 1)), grouped)
     return (
-        op("reshape")(_of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
+        op("reshape")(of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
         op("sum")(g * op("reshape")(normal, (n, c, size)), (0, 2)) if mask[1] else None,
         op("sum")(g, (0, 2)) if mask[2] else None,
-    )
-
-
-@formula(native_batch_norm_backward)
-@_in_full(0)
-def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
-    dims = (0, *range(2, len(a.shape)))
-    channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
-    weighted = g if weight is None else g * op("reshape")(weight, channel)
-    if training:
-        normal, inverse = _standardized(a, dims, lambda variance: eps)
-        of_input = _of_input(weighted, normal, inverse, dims)
-    else:
-        inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
-        normal = (a - op("reshape")(running_mean, channel)) * inverse
-        of_input = weighted * inverse
-    return (
-        of_input if mask[0] else None,
-        op("sum")(g * normal, dims) if mask[1] else None,
-        op("sum")(g, dims) if mask[2] else None,
     )

@@ -1,4 +1,4 @@
-"""Kernels of layer, group and batch norm: each one symbol, by which programs call it and derivatives are computed, and
+"""Kernels of layer and group norm: each one symbol, by which programs call it and derivatives are computed, and
 what it computes in operations. Derivatives of the backwards: `norm_formulas.py`."""
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import torch
 from thunder import compat
 from thunder.analysis import aliases
 from thunder.core import dtypes
-from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol, carries_out, primitive
+from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.ops import backward
 from thunder.ops.backward import gradient_of_first, kernel, op
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import reshape
-from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.opaque import casts_inside
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import LTORCH, composite, torch_prim
 from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 
@@ -29,6 +27,11 @@ from thunder.ops.shape_rules import is_empty, require
 def compute_dtype(d):
     """What PyTorch computes in: float32 for the types below it."""
     return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
+
+
+def in_rows(y):
+    """As PyTorch's kernels lay out their results, whatever their argument's layout is."""
+    return LTORCH["contiguous"](y)
 
 
 def wanted(*parameters) -> list[bool]:
@@ -96,15 +99,6 @@ gradient_of_first(image_layout, lambda g, y, a: g)
 def check_channels(a, *parameters) -> None:
     for p in parameters:
         require(p is None or p.shape == (a.shape[1],))
-
-
-def batch_norm_meta(
-    a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-):
-    require(len(a.shape) >= 2)
-    require(training or (running_mean is not None and running_var is not None))
-    check_channels(a, running_mean, running_var, weight, bias)
-    return like(a)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -185,7 +179,7 @@ def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
     return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
 
 
-def _parameters_meta(g, a, weight, bias, mask):
+def parameters_meta(g, a, weight, bias, mask):
     return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
 
 
@@ -206,7 +200,7 @@ native_group_norm = torch_prim(*compat.operators("native_group_norm"), name="nat
 )
 
 
-@primitive(lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a, weight, weight, mask))
+@primitive(lambda g, a, mean, rstd, weight, n, c, size, groups, mask: parameters_meta(g, a, weight, weight, mask))
 def native_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
     a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
     return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
@@ -288,180 +282,5 @@ derivatives.inexact.add(native_group_norm)  # where mean and deviation have cota
 casts_inside(*native_group_norm.torch_functions)
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# batch norm
-
-
-def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    shape = (a.shape[1],) if training else (0,)
-    mixed = a.device.type != "cpu" or any(
-        t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var)
-    )
-    kind = compute_dtype(a.dtype) if mixed else a.dtype
-    return like(a), like(a, shape, kind), like(a, shape, kind)
-
-
-def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    batch_norm_meta(a, running_mean, running_var, weight, bias, training)
-    return _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
-native_batch_norm.nondifferentiable = (1, 2)
-native_batch_norm.explain = None  # PyTorch's kernel does not look whether there are statistics
-
-
-native_batch_norm_backward = backward.kernel(
-    "native_batch_norm_backward", "default",
-    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight,
-        weight, mask),
-)  # fmt: skip
-
-
-def running(old, new, momentum):
-    """What a running statistic becomes."""
-    return None if old is None else convert(new * momentum + convert(old, new.dtype) * (1 - momentum), old.dtype)
-
-
-def _in_batch_norms_layout(y):
-    """A result as PyTorch's kernel of batch norm lays it out, which keeps its operand's strides on a GPU."""
-    return image_layout(y) if y.device.type == "cpu" else y
-
-
-def _over_images(a) -> tuple[int, ...]:
-    return (0, *range(2, len(a.shape)))
-
-
-def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind) -> tuple:
-    """Batch norm by the batch's own statistics: the result, its mean and deviation of type `kind`, and what running
-    mean and variance become, where there are any."""
-    dims = _over_images(a)
-    count = math.prod(a.shape[d] for d in dims)
-    centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
-    rstd = op("rsqrt")(variance + eps)
-    y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
-    y = _in_batch_norms_layout(convert(y, a.dtype))
-    mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
-    unbiased = variance * count / (count - 1)
-    kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
-    return y, convert(mean, kind), convert(rstd, kind), *kept
-
-
-@native_batch_norm.decomposed_by
-def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
-    if training:
-        return batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind)[:3]
-    y = LTORCH["batch_norm"](a, running_mean, running_var, weight, bias, False, momentum, eps)
-    return y, *(op("zeros")((0,), dtype=kind, device=a.device) for _ in range(2))
-
-
-@native_batch_norm_backward.decomposed_by
-def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
-    if is_empty(a):
-        return None
-    kind, dims = compute_dtype(a.dtype), _over_images(a)
-    x, g = convert(a, kind), convert(g, kind)
-    if not training:
-        mean, rstd = running_mean, op("rsqrt")(convert(running_var, kind) + eps)
-    mean, rstd, weight_ = (p if p is None else per_channel(a, convert(p, kind)) for p in (mean, rstd, weight))
-    normal, of_input = (x - mean) * rstd, None
-    # a weight is one number where is summed up: the parameters' gradients are all sums there are
-    total, along = op("sum")(g, dims, True), op("sum")(g * normal, dims, True)
-    if mask[0]:
-        count = math.prod(a.shape[d] for d in dims)
-        of_input = g - total / count - normal * (along / count) if training else g
-        of_input = convert(of_input * (rstd if weight is None else rstd * weight_), a.dtype)
-        of_input = _in_batch_norms_layout(of_input)
-    return of_input, *(
-        convert(reshape(t, (a.shape[1],)), a.dtype if weight is None else weight.dtype) if needed else None
-        for needed, t in zip(mask[1:], (along, total), strict=True)
-    )
-
-
-@native_batch_norm.vjp
-def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
-    g, _, _ = yield y, mean, rstd
-    return native_batch_norm_backward(
-        g, a, weight, running_mean, running_var, mean, rstd, training, eps, wanted(a, weight, bias)
-    )
-
-
-def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
-    return out, save, like(save), like(running_mean), like(running_var)
-
-
-@carries_out
-def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, mean, scale = compat.kernel("_native_batch_norm_legit")(
-        a, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-    return out, mean, scale, running_mean, running_var
-
-
-@primitive(_statistics_meta)
-def native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps):
-    return compat.kernel("_native_batch_norm_legit_functional")(
-        a, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-
-
-@native_batch_norm_functional.decomposed_by
-def _(a, running_mean, running_var, weight, bias, momentum, eps):
-    kind = _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps)[1].dtype
-    return batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, kind)
-
-
-native_batch_norm_functional.nondifferentiable = (1, 2, 3, 4)  # means and deviations, running ones too
-derivatives.statistics.set((1, 2), native_batch_norm_functional)
-native_batch_norm_functional.in_place = InPlaceForm(native_batch_norm_, {3: 1, 4: 2})
-
-
-@native_batch_norm_functional.vjp
-def _(a, running_mean, running_var, weight, bias, momentum, eps):
-    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(
-        a, running_mean, running_var, weight, bias, momentum, eps
-    )
-    g, *_ = yield y, mean, rstd, new_mean, new_var
-    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, wanted(a, weight, bias))
-    return ga, None, None, gw, gb
-
-
-@alias(*compat.operators("native_batch_norm"), over=native_batch_norm)
-def _native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    """In training mode the running statistics are written to."""
-    if not training or running_mean is None:
-        return native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
-    out, mean, rstd, new_mean, new_var = native_batch_norm_functional(
-        a, running_mean, running_var, weight, bias, momentum, eps
-    )
-    overwrite(running_mean, new_mean)
-    overwrite(running_var, new_var)
-    return out, mean, rstd
-
-
-@alias(*compat.operators("_native_batch_norm_legit", "default", "no_stats"))
-def _native_batch_norm_legit(a, weight, bias, *args):
-    """With running statistics and without: `(training, momentum, eps)`."""
-    statistics = args[:-3] or (None, None)
-    return _native_batch_norm(a, weight, bias, *statistics, *args[-3:])
-
-
-@alias(*compat.operators("_native_batch_norm_legit_functional"))
-def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    if training:
-        return native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
-    return (
-        *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps),
-        running_mean,
-        running_var,
-    )
-
-
-kernels.layout.set(
-    "as decomposition", native_batch_norm, native_batch_norm_functional, native_batch_norm_backward, native_group_norm,
-    native_group_norm_backward,
-)  # fmt: skip
+kernels.layout.set("as decomposition", native_group_norm, native_group_norm_backward)
 kernels.layout.set("row-major", native_layer_norm, native_layer_norm_backward)

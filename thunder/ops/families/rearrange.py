@@ -13,7 +13,7 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import MOVES, VIEW, reshape, slice_dim, transpose
 from thunder.ops.registry import LTORCH, PRIMS, alias, composite, torch_prim
-from thunder.ops.rules import derivatives, kernels
+from thunder.ops.rules import batching, derivatives, kernels
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 
@@ -253,3 +253,14 @@ kernels.layout.set("row-major", roll)
 kernels.layout.set("preserved", flip, PRIMS["flip"])
 kernels.no_loop_of_inductor.add(LTORCH["as_strided"])  # it depends on how its operand lies in memory
 aliases.may_copy.add(LTORCH["as_strided"])
+
+
+batching.rule.set(batching.along, flip)
+
+
+gradient_of_first(
+    diagonal, lambda g, y, a, offset=0, dim1=0, dim2=1: backward.diagonal_backward(g, a.shape, offset, dim1, dim2)
+)
+gradient_of_first(
+    unfold, lambda g, y, a, dimension, size, step: backward.unfold_backward(g, a.shape, dimension, size, step)
+)

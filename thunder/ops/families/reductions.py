@@ -19,7 +19,7 @@ from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, composite, prim
-from thunder.ops.rules import derivatives, kernels
+from thunder.ops.rules import batching, derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -428,3 +428,7 @@ gradient_of_first(
 # PyTorch composes it of the same operations
 derivatives.composed.set(True, nanmean)
 derivatives.of_complex.set("as written", var, std, var_mean, std_mean)
+
+
+batching.rule.set(batching.along, logsumexp, var, std, var_mean)
+batching.rule.set(batching.along, *(LTORCH[name] for name in ("sum", "mean", "amax", "amin", "all", "any")))

@@ -10,7 +10,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import LTORCH, composite, torch_prim
-from thunder.ops.rules import derivatives
+from thunder.ops.rules import batching, derivatives
 from thunder.ops.shape_rules import require
 
 
@@ -89,3 +89,6 @@ _scan_pair_rule(cummin)
 
 # PyTorch composes it of the same operations
 derivatives.composed.set(True, diff)
+
+
+batching.rule.set(batching.along, cumsum, cumprod)

@@ -16,7 +16,7 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import LTORCH, PRIMS, by_example, composite, prim, torch_prim
-from thunder.ops.rules import effects, kernels
+from thunder.ops.rules import batching, effects, kernels
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
 INTEGERS = ("int64", "int32")
@@ -316,3 +316,8 @@ effects.may_raise.add(*(LTORCH[name] for name in (
         "gather", "take_along_dim", "scatter", "scatter_reduce", "index_copy", "index_fill", "index_put",
         "index_reduce", "masked_scatter", "segment_reduce",
     )))  # fmt: skip
+
+
+batching.unknown_to_vmap.add(
+    index_select, when=lambda b: any(isinstance(x, TensorProxy) and not x.shape for x in b.args[1:])
+)

@@ -9,11 +9,12 @@ import torch
 from thunder.analysis import aliases
 from thunder.core.dtypes import dtype, to_dtype
 from thunder.core.proxies import METHODS, like, same_shape
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families import shape_prims as prims
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.rules import batching, splitting
 from thunder.ops.shape_rules import numel, require, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
 from thunder.ops.torch_types import to_torch_dtype
@@ -385,3 +386,108 @@ gradient_of_first(expand, lambda g, y, a, size: sum_to(g, a.shape))
 for _name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze"):
     LTORCH[_name].reshapes = True
 aliases.may_copy.add(LTORCH["reshape"], LTORCH["flatten"], prims.reshape)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# of batches
+
+
+@batching.rule(transpose, movedim)
+def _two_dims_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a, first, second = operation.args
+    rank = len(a.shape)
+    return operation.sym(batch.at(a), batching.shifted(first, rank), batching.shifted(second, rank)) if rank else None
+
+
+@batching.rule(permute)
+def _permute_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a, dims = operation.args
+    return permute(batch.at(a), (0, *batching.shifted(dims, len(a.shape)))) if a.shape else None
+
+
+@batching.rule(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")))
+def _reshaped_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    a = operation.args[0]
+    # a view as another dtype
+    return (
+        LTORCH["reshape"](batch.at(a), (batch.size, *operation.output.shape))
+        if a.dtype is operation.output.dtype
+        else None
+    )
+
+
+@batching.rule(t)
+def _t_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    return (
+        LTORCH["transpose"](batch.at(operation.args[0]), 1, 2)
+        if len(operation.args[0].shape) == 2
+        else batch.at(operation.args[0])
+    )
+
+
+@batching.rule(expand)
+def _expanded_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    return LTORCH["expand"](
+        batching.aligned(batch, operation.args[0], len(operation.output.shape)), (batch.size, *operation.output.shape)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# of one rank's parts
+
+
+@splitting.rule(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten")), prims.reshape)
+def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """The dimension becomes another one with the same elements before it, which the ranks divide as well."""
+    part = split.part(operation.inputs[0])
+    if part is None or len(operation.inputs) != 1 or operation.output.dtype is not operation.inputs[0].dtype:
+        return None
+    shape, n = tuple(operation.output.shape), part.group.size()
+    before = math.prod(operation.inputs[0].shape[: part.dim])
+    dim = next((i for i, size in enumerate(shape) if math.prod(shape[:i]) == before and size > 1), None)
+    if dim is None or shape[dim] % n:
+        return None
+    return splitting.Part(
+        LTORCH["reshape"](part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.group, dim
+    )
+
+
+@splitting.rule(transpose, prims.transpose, permute, t)
+def _transposed_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    part = split.part(operation.inputs[0])
+    rank = len(operation.output.shape)
+    if part is None or rank < 2:
+        return None
+    if operation.sym.name == "permute":
+        order = [d % rank for d in operation.args[1]]
+    else:
+        order = list(range(rank))
+        a, b = (0, 1) if operation.sym.name == "t" else (d % rank for d in operation.args[1:3])
+        order[a % rank], order[b % rank] = b % rank, a % rank
+    return split.computed(operation, {operation.inputs[0]: part.value}, part.group, order.index(part.dim))
+
+
+@splitting.rule(unsqueeze)
+def _unsqueezed_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    part, dim = (
+        split.part(operation.inputs[0]),
+        (operation.args[1] if len(operation.args) > 1 else operation.kwargs["dim"]) % len(operation.output.shape),
+    )
+    return (
+        None
+        if part is None
+        else split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim + (dim <= part.dim))
+    )
+
+
+@splitting.rule(expand)
+def _expanded_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    part, shape = split.part(operation.inputs[0]), tuple(operation.output.shape)
+    if part is None or len(operation.inputs) != 1:
+        return None
+    place = part.dim + len(shape) - len(operation.inputs[0].shape)
+    return splitting.Part(
+        LTORCH["expand"](part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])),
+        part.group,
+        place,
+    )

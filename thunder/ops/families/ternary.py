@@ -8,14 +8,14 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
-from thunder.ops.backward import gradient_of_first, sum_to
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.ops.backward import gradient_of_first, logit_backward, sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import broadcast_to, named_alike, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
-from thunder.ops.registry import LTORCH, alias, composite, prim
-from thunder.ops.rules import kernels
+from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
@@ -303,3 +303,20 @@ def logit(a, eps=None):
 
 kernels.converts_numbers.set((1, 2), where)
 kernels.layout.set("row-major", LTORCH["masked_fill"])  # a copy is filled
+
+
+@batching.rule(where)
+def _where_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    """The type of the condition is not that of the result."""
+    tensors = [x for x in operation.args if type(x) is TensorProxy]
+    if len({x.dtype for x in tensors if x is not operation.args[0]}) > 1:
+        return None
+    return batching.broadcast(batch, operation, tensors)
+
+
+batching.rule.set(batching.elementwise, *(LTORCH[name] for name in ("addcmul", "addcdiv", "lerp", "clamp")))
+batching.rule.set(batching.same, LTORCH["masked_fill"], nan_to_num)
+splitting.rule.set(splitting.elementwise, where, PRIMS["where"], LTORCH["masked_fill"], LTORCH["clamp"])
+
+
+gradient_of_first(logit, lambda g, y, a, eps=None: logit_backward(g, a, eps))

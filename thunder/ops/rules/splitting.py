@@ -39,3 +39,28 @@ class Split(Protocol):
 rule: RuleTable[Callable[[Split, BoundSymbol], Part | None] | None] = RuleTable(None)
 """Computes the operation on parts. It returns None where it does not know the arguments; then, and where there is no
 rule, the ranks join their parts (`thunder.distributed.layers`)."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# rules that operations of several families have
+
+
+def elementwise(split: Split, operation: BoundSymbol) -> Part | None:
+    """Every operand of the result's size along the dimension is there in part, or is cut."""
+    rank = len(operation.output.shape)
+    tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
+    known = {p: part for p in tensors if (part := split.part(p)) is not None}
+    places = {(part.group, part.dim - len(p.shape)) for p, part in known.items()}
+    if len(places) > 1:  # parts of sequences and of features: the features are joined
+        places = {(group, dim) for group, dim in places if split.sequences.get(group) == rank + dim}
+    if len(places) != 1:
+        return None
+    group, place = places.pop()
+    known = {p: part for p, part in known.items() if (part.group, part.dim - len(p.shape)) == (group, place)}
+    size = operation.output.shape[place]
+    table = {p: part.value for p, part in known.items()}
+    for p in tensors:
+        if p not in known:  # what is broadcast along the dimension has a gradient from every rank
+            whole = len(p.shape) >= -place and p.shape[place] == size
+            table[p] = split.cut(p, group, len(p.shape) + place) if whole else split.copied(p, group)
+    return split.computed(operation, table, group, rank + place)

@@ -1,0 +1,148 @@
+"""softmax and log_softmax, and their backward kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder import compat
+from thunder.core import dtypes
+from thunder.core.proxies import like
+from thunder.core.symbol import BoundSymbol
+from thunder.ops import backward
+from thunder.ops.backward import gradient_of_first
+from thunder.ops.families.data import convert
+from thunder.ops.families.norm_kernels import compute_dtype, in_rows
+from thunder.ops.registry import LTORCH, composite
+from thunder.ops.rules import batching, kernels, splitting
+from thunder.ops.shape_rules import is_empty, require, wrap_dim
+
+
+def _softmax_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """softmax(a, dim, dtype=): what F.softmax and Tensor.softmax take besides is left out, its implicit dimension
+    written down."""
+    a, dim, *rest = (*args, None) if len(args) == 1 else args
+    found = kwargs.get("dtype", next((x for x in reversed(rest) if x is not None and type(x) is not int), None))
+    if unknown := kwargs.keys() - {"dtype", "_stacklevel"}:
+        raise TypeError(f"softmax() got an unexpected keyword argument {min(unknown)!r}")
+    if dim is None:
+        dim = 0 if len(a.shape) in (0, 1, 3) else 1
+    return (a, dim), {} if found is None else {"dtype": dtypes.to_dtype(found)}
+
+
+def _softmax_meta(a, dim, *, dtype=None):
+    wrap_dim(dim, len(a.shape))
+    require(dtype is not None or a.dtype.category >= 2)
+    return like(a, dtype=dtype)
+
+
+def _exponentials(a, dim, dtype):
+    """`a` less its maximum, and the dtype to compute in and to return."""
+    out = dtype or a.dtype
+    x = convert(convert(a, out), compute_dtype(out))
+    return (x - LTORCH["amax"](x, dim, True) if not is_empty(a) else x), out
+
+
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax)
+_LOG_SOFTMAX = (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torch.special.log_softmax)
+
+
+@composite(*_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
+def softmax(a, dim=None, *, dtype=None):
+    x, out = _exponentials(a, dim, dtype)
+    e = LTORCH["exp"](x)
+    return in_rows(convert(e / LTORCH["sum"](e, dim, True), out))
+
+
+@composite(*_LOG_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
+def log_softmax(a, dim=None, *, dtype=None):
+    x, out = _exponentials(a, dim, dtype)
+    return in_rows(convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out))
+
+
+def _of_softmax(grad_output, output, dim, input_dtype):
+    require(grad_output.shape == output.shape)
+    return like(grad_output, dtype=dtypes.to_dtype(input_dtype))
+
+
+softmax_backward = backward.kernel("_softmax_backward_data", "default", _of_softmax, public="softmax_backward")
+log_softmax_backward = backward.kernel(
+    "_log_softmax_backward_data", "default", _of_softmax, public="log_softmax_backward"
+)
+
+
+@softmax_backward.decomposed_by
+def _(g, y, dim, dtype):
+    gy = g * y
+    return convert(gy - y * LTORCH["sum"](gy, dim, True), dtypes.to_dtype(dtype))
+
+
+@log_softmax_backward.decomposed_by
+def _(g, y, dim, dtype):
+    return convert(g - LTORCH["exp"](y) * LTORCH["sum"](g, dim, True), dtypes.to_dtype(dtype))
+
+
+def _exponential_rule(symbol, kernel):
+    """softmax and log_softmax: the kernel reads the result; the cotangent returns to the argument's type."""
+
+    def rule(a, dim=None, *, dtype=None):
+        y = symbol(a, dim, dtype=dtype)
+        g = yield y
+        return (convert(kernel(g, y, wrap_dim(dim, len(a.shape)), y.dtype), a.dtype),)
+
+    symbol.vjp(rule)
+
+
+_exponential_rule(softmax, softmax_backward)
+_exponential_rule(log_softmax, log_softmax_backward)
+
+
+@composite(*compat.operators("_safe_softmax"))
+def _safe_softmax(a, dim, dtype=None):
+    """softmax, 0 where all of a row is -inf."""
+    out = softmax(a, dim, dtype=dtype)
+    hidden = LTORCH["all"](LTORCH["eq"](a, float("-inf")), dim, True)
+    return LTORCH["where"](hidden, 0.0, out)
+
+
+gradient_of_first(
+    _safe_softmax, lambda g, y, a, dim, dtype=None: convert(softmax_backward(g, y, dim, y.dtype), a.dtype)
+)
+
+
+kernels.layout.set("row-major", softmax, log_softmax, softmax_backward, log_softmax_backward)
+
+
+def _softmax_twice(c, g, y, dim, dtype):
+    total = LTORCH["sum"](y * g, dim, True)
+    return softmax_backward(c, y, dim, dtype), g * c - total * c - g * LTORCH["sum"](y * c, dim, True)
+
+
+def _log_softmax_twice(c, g, y, dim, dtype):
+    p = LTORCH["exp"](y)
+    return c - LTORCH["sum"](c * p, dim, True), -LTORCH["sum"](g, dim, True) * p * c
+
+
+backward.gradients_of(softmax_backward, _softmax_twice)
+backward.gradients_of(log_softmax_backward, _log_softmax_twice)
+
+
+@batching.rule(softmax, log_softmax)
+def _softmax_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    return None if len(operation.args) < 2 or operation.args[1] is None else batching.along(batch, operation)
+
+
+@splitting.rule(softmax, log_softmax)
+def _softmax_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """softmax and its like, of another dimension than that of the parts."""
+    part = split.part(operation.inputs[0])
+    dim = (
+        operation.args[1] % len(operation.output.shape)
+        if len(operation.args) > 1 and isinstance(operation.args[1], int)
+        else None
+    )
+    return (
+        None
+        if part is None or dim is None or part.dim == dim
+        else split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
+    )
