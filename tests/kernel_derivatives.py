@@ -1,5 +1,6 @@
 """Derivatives that are one kernel of PyTorch's: those of its own file of derivatives, and those that families of
-`thunder/ops` set by `gradient_of_first`.
+`thunder/ops` set by `gradient_of_first`. Losses and pooling, whose kernels take other arguments, are left out: their
+kernels stand in their families.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 import torchgen
 
 import thunder.ops
-from thunder.ops import LTORCH
-from thunder.ops.backward import KERNELS
+from thunder.ops import LTORCH, backward
+from thunder.ops.families import activations
 
 SOURCE = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
 _ENTRY = re.compile(r"^- name: (\w+)(?:\.\w+)?\((.*)\) -> .*$((?:\n .*)*)", re.MULTILINE)
@@ -35,7 +36,7 @@ def _kernel_call(entry: str) -> tuple[str, list[str]] | None:
 def _row(name: str, declared: str, entry: str) -> str | None:
     """The gradient of the first operand of an operation as a lambda, where it is a kernel that is an operation here."""
     call, symbol = _kernel_call(entry), LTORCH.get(name)
-    if call is None or symbol is None or call[0] not in KERNELS:
+    if call is None or symbol is None or not any(hasattr(module, call[0]) for module in (activations, backward)):
         return None
     ours = [
         p for p in inspect.signature(symbol.decomposition or symbol.meta).parameters.values() if p.name != "inplace"
