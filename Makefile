@@ -58,6 +58,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check -q thunder tests benchmarks examples
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/private_names.py
+	$(RUN) tests/operation_names.py
 	$(RUN) tests/words.py -q
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 

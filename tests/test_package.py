@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import thunder
-from tests.stubs import MODULES, ROOT, stub
+from tests import operation_names
+from tests.stubs import MODULES, NAMESPACES, ROOT, operations, stub
 
 PROGRAM = """
 import torch
@@ -66,6 +67,22 @@ def test_the_stubs_are_those_of_the_modules():
         assert path.read_text() == text, (
             f"run python tests/stubs.py: {path.name} of {path.parent.name} is not up to date"
         )
+
+
+@pytest.mark.parametrize("module", NAMESPACES)
+def test_the_stubs_of_operations_are_current(module):
+    path, text = operations(module)
+    kept = path.read_text()
+    if kept.partition("\n")[0] == text.partition("\n")[0]:
+        assert kept == text, "run python tests/stubs.py"
+    else:  # another PyTorch, which may lack some functions
+        assert set(text.splitlines()[1:]) <= set(kept.splitlines())
+
+
+def test_sources_name_operations_that_exist():
+    assert operation_names.main() == 0
+    text = "from thunder.ops import ltorch, prims as p\nltorch.add(1, p.addd(2))\nltorch.ad.id\nother.ad"
+    assert operation_names.wrong_names(text) == ["2: p.addd", "3: ltorch.ad"]
 
 
 def test_one_version():

@@ -23,7 +23,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.rule_table import RuleTable
 from thunder.core.symbol import Recorder, Symbol, current_recorder
-from thunder.ops.registry import LTORCH
+from thunder.ops import ltorch
 
 when: RuleTable[Callable[[str, tuple, dict], bool] | None] = RuleTable(None)
 """(kind of device, args, kwargs): whether autocast casts the arguments; without it, always."""
@@ -105,11 +105,11 @@ class _Casts:
             mode = context.grad_enabled if compat.casts_keep_grad_mode() else None
             done, key = self.recorder.casts, (held, mode, context.checkpoint)
         elif x.requires_grad and context.grad_enabled:
-            return LTORCH["to"](x, dtype=self.target)
+            return ltorch.to(x, dtype=self.target)
         else:
             done, key = self.done, x
         if key not in done:
-            done[key] = LTORCH["to"](x, dtype=self.target)
+            done[key] = ltorch.to(x, dtype=self.target)
         return done[key]
 
 

@@ -15,16 +15,12 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol, primitive
 from thunder.core.utils import has_triton
+from thunder.ops import ltorch, prims
 from thunder.ops.layout import empty_rows, is_dense
-from thunder.ops.registry import LTORCH, PRIMS, torch_prim
+from thunder.ops.registry import torch_prim
 from thunder.ops.rules import derivatives, kernels
 
 aten = torch.ops.aten
-
-
-def op(name: str) -> Symbol:
-    """An operation by name, found when it is called: derivatives of one family use operations of the others."""
-    return LTORCH[name]
 
 
 def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
@@ -32,19 +28,19 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     if same_shape(g.shape, shape):
         return g
     if not shape:
-        return op("sum")(g)
+        return ltorch.sum(g)
     if any(
         isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True
         for i, n in enumerate(shape)
     ):
-        return op("sum_to_size")(g, tuple(shape))  # whether it was stretched is data-dependent
+        return ltorch.sum_to_size(g, tuple(shape))  # whether it was stretched is data-dependent
     lead = len(g.shape) - len(shape)
     dims = (
         *range(lead),
         *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])),
     )
-    out = op("sum")(g, dims, True) if dims else g
-    return op("reshape")(out, shape) if lead else out
+    out = ltorch.sum(g, dims, True) if dims else g
+    return ltorch.reshape(out, shape) if lead else out
 
 
 def _is_one(n) -> bool:
@@ -197,9 +193,7 @@ def _(g, sizes, dim, start, end, step):
         return None
     dim = dim % len(sizes)
     start = _begin(start, sizes[dim])
-    return PRIMS["pad"](
-        g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes))
-    )
+    return prims.pad(g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes)))
 
 
 def _begin(start, n):
@@ -214,8 +208,10 @@ def _begin(start, n):
 def _(g, sizes, dim, index):
     dim = dim % len(sizes)
     before = index if index >= 0 else index + sizes[dim]
-    return PRIMS["pad"](
-        op("unsqueeze")(g, dim), 0, tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes))
+    return prims.pad(
+        ltorch.unsqueeze(g, dim),
+        0,
+        tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes)),
     )
 
 
@@ -238,7 +234,7 @@ def formula(symbol: Symbol) -> Callable:
 @formula(logit_backward)
 def _logit_backward(g, x, eps=None):
     low = 0.0 if eps is None else eps
-    return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
+    return ltorch.where((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
 
 
 @primitive(lambda g, shape, key: like(g, tuple(shape)))

@@ -15,8 +15,8 @@ from typing import Any
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, proxies_in, same_shape
 from thunder.errors import DerivativeError
+from thunder.ops import ltorch
 from thunder.ops.backward import sum_to
-from thunder.ops.registry import LTORCH
 
 
 def check_count(who: str, expected: int, gradients: Sequence) -> None:
@@ -57,7 +57,7 @@ def fitted(who: str, index: int, argument: TensorProxy, gradient: Any, is_real: 
     check_device(who, index, argument, gradient)
     check_real(who, index, is_real and argument.dtype.category < COMPLEX, gradient.dtype.category < COMPLEX)
     if gradient.device != argument.device:
-        gradient = LTORCH["to"](gradient, argument.device)
+        gradient = ltorch.to(gradient, argument.device)
     if same_shape(gradient.shape, argument.shape):
         return gradient
     if not may_be_summed_to(tuple(gradient.shape), tuple(argument.shape)):

@@ -12,10 +12,10 @@ from thunder import compat
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import Symbol, positional_parameters, spelled, user_location
 from thunder.errors import CaptureError
-from thunder.ops import opaque
+from thunder.ops import ltorch, opaque
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.mutating import call_mutating
-from thunder.ops.registry import LTORCH, alias, inplace_of, lookup, operand_places
+from thunder.ops.registry import alias, inplace_of, lookup, operand_places
 from thunder.ops.tensor_values import item, tolist
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -225,7 +225,7 @@ def deepcopy(a, memo):
                 location=user_location(),
                 remedy="use .clone(), or .detach().clone()",
             )
-        memo[id(a)] = LTORCH["clone"](a)
+        memo[id(a)] = ltorch.clone(a)
     return memo[id(a)]
 
 
@@ -236,7 +236,7 @@ alias(torch.Tensor.__array__)(METHODS["numpy"])
 
 @alias(torch.Tensor.module_load)
 def module_load(a, other, assign=False):
-    return LTORCH["detach"](other if assign else inplace.copy_(a, other))
+    return ltorch.detach(other if assign else inplace.copy_(a, other))
 
 
 @alias(torch.Tensor.slice_inverse, torch.slice_inverse)
@@ -262,7 +262,7 @@ def _checked_numel(a, shape: tuple) -> None:
 def resize(a, *sizes):
     """A reshaped tensor, by a name that PyTorch has deprecated."""
     _checked_numel(a, sizes)
-    return LTORCH["reshape"](a, sizes)
+    return ltorch.reshape(a, sizes)
 
 
 @alias(torch.Tensor.resize_as)
@@ -275,7 +275,7 @@ def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
     """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of
     that name."""
     if isinstance(dtype, torch.dtype):
-        return LTORCH["to"](a, dtype=dtype)
+        return ltorch.to(a, dtype=dtype)
     with compat.DisableTorchFunction():
         if dtype is None:
             return (
@@ -284,7 +284,7 @@ def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
                 .replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
             )
         made = torch.empty(0, device="cpu").type(dtype)
-    return LTORCH["to"](a, device=made.device, dtype=made.dtype)
+    return ltorch.to(a, device=made.device, dtype=made.dtype)
 
 
 METHODS["type"] = torch_type

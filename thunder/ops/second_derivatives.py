@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import TensorProxy
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.backward import KERNELS, sum_to
 from thunder.ops.families.resample import UPSAMPLE
 from thunder.ops.families.scatter import gather_backward, index_select_backward
@@ -22,20 +22,16 @@ from thunder.ops.rules import derivatives
 _REDUCTIONS = ("none", "mean", "sum")  # as kernels number them
 
 
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
-
 def _zeros(x: TensorProxy) -> TensorProxy:
-    return _op("zeros_like", x)
+    return ltorch.zeros_like(x)
 
 
 def _conj(x: TensorProxy) -> TensorProxy:
-    return _op("conj", x) if x.dtype.category == COMPLEX else x
+    return ltorch.conj(x) if x.dtype.category == COMPLEX else x
 
 
 def _where(condition, x, y) -> TensorProxy:
-    return _op("where", condition, x, y)
+    return ltorch.where(condition, x, y)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -72,25 +68,25 @@ def _of_difference(name: str, curvature: Callable) -> Callable:
 
 
 def _within(x, difference, limit: float):
-    return x * _op("to", _op("abs", difference) < limit, dtype=x.dtype)
+    return x * ltorch.to(ltorch.abs(difference) < limit, dtype=x.dtype)
 
 
 def _soft_margin(c, g, a, target, reduction):
     first = sum_to(KERNELS["soft_margin_loss_backward"](c, a, target, reduction), g.shape)
-    s = _op("sigmoid", target * a)
+    s = ltorch.sigmoid(target * a)
     return first, _mean(c * g * (target * target * s * (1.0 - s)), a, reduction)
 
 
 def _binary_cross_entropy(c, g, a, target, weight, reduction):
     first = sum_to(KERNELS["binary_cross_entropy_backward"](c, a, target, weight, reduction), g.shape)
-    variance = _op("clamp", (1.0 - a) * a, 1e-12)
+    variance = ltorch.clamp((1.0 - a) * a, 1e-12)
     second = c * g * ((a * a - 2.0 * a * target + target) / (variance * variance))
     return first, _mean(second if weight is None else second * weight, a, reduction)
 
 
 def _likelihood(c, g, a, target, weight, reduction, ignore_index, total):
     # like PyTorch's, which counts the weights again
-    return _op("nll_loss", c, target, weight, ignore_index=ignore_index, reduction=_REDUCTIONS[reduction]), _zeros(a)
+    return ltorch.nll_loss(c, target, weight, ignore_index=ignore_index, reduction=_REDUCTIONS[reduction]), _zeros(a)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -102,23 +98,23 @@ def _at_maxima(rank: int) -> Callable:
 
     def row(c, g, a, *options):
         indices = options[-1]
-        rows = _op("reshape", c, (*c.shape[:-rank], -1))
-        taken = _op("gather", rows, -1, _op("reshape", indices, (*indices.shape[:-rank], -1)))
-        return _op("reshape", taken, indices.shape), _zeros(a)
+        rows = ltorch.reshape(c, (*c.shape[:-rank], -1))
+        taken = ltorch.gather(rows, -1, ltorch.reshape(indices, (*indices.shape[:-rank], -1)))
+        return ltorch.reshape(taken, indices.shape), _zeros(a)
 
     return row
 
 
 def _average(rank: int) -> Callable:
-    return lambda c, g, a, *options: (_op(f"avg_pool{rank}d", c, *options), _zeros(a))
+    return lambda c, g, a, *options: (LTORCH[f"avg_pool{rank}d"](c, *options), _zeros(a))
 
 
 def _adaptive_average(rank: int) -> Callable:
-    return lambda c, g, a: (_op(f"adaptive_avg_pool{rank}d", c, g.shape[-rank:]), _zeros(a))
+    return lambda c, g, a: (LTORCH[f"adaptive_avg_pool{rank}d"](c, g.shape[-rank:]), _zeros(a))
 
 
 def _border(mode: str) -> Callable:
-    return lambda c, g, a, padding: (_op("pad", c, padding, mode), _zeros(a))
+    return lambda c, g, a, padding: (ltorch.pad(c, padding, mode), _zeros(a))
 
 
 def _resized(mode: str, rank: int) -> Callable:
@@ -129,7 +125,7 @@ def _resized(mode: str, rank: int) -> Callable:
         how = {"scale_factor": scales} if scales[0] is not None else {"size": tuple(sizes)}
         plain = mode.removesuffix(" antialias")
         corners = corners[0] if corners else None
-        return (_op("interpolate", c, **how, mode=plain, align_corners=corners, antialias=plain != mode),)
+        return (ltorch.interpolate(c, **how, mode=plain, align_corners=corners, antialias=plain != mode),)
 
     return row
 
@@ -140,18 +136,18 @@ def _resized(mode: str, rank: int) -> Callable:
 
 def _rows(c, g, indices, count, padding_idx, scale):
     """`scale` divides by how often a row is read, which PyTorch's second derivative does not."""
-    taken = _op("embedding", indices, c)
+    taken = ltorch.embedding(indices, c)
     if type(padding_idx) is not int or padding_idx >= 0:
-        taken = _op("masked_fill", taken, _op("unsqueeze", indices == padding_idx, -1), 0.0)
+        taken = ltorch.masked_fill(taken, ltorch.unsqueeze(indices == padding_idx, -1), 0.0)
     return (taken,)
 
 
 def _sliced(c, g, sizes, dim, start, end, step):
-    return (_op("getitem", c, (*(slice(None),) * (dim % len(sizes)), slice(start, end, step))),)
+    return (ltorch.getitem(c, (*(slice(None),) * (dim % len(sizes)), slice(start, end, step))),)
 
 
 def _indexed(c, g, shape, indices, distinct=False):
-    return (_op("getitem", c, tuple(slice(None) if i is None else i for i in indices)),)
+    return (ltorch.getitem(c, tuple(slice(None) if i is None else i for i in indices)),)
 
 
 ROWS: dict[str, Callable] = {
@@ -162,7 +158,7 @@ ROWS: dict[str, Callable] = {
     "avg_pool2d_backward": _average(2),
     "avg_pool3d_backward": _average(3),
     "binary_cross_entropy_backward": _binary_cross_entropy,
-    "diagonal_backward": lambda c, g, sizes, *dims: (_op("diagonal", c, *dims),),
+    "diagonal_backward": lambda c, g, sizes, *dims: (ltorch.diagonal(c, *dims),),
     "embedding_dense_backward": _rows,
     "huber_loss_backward": _of_difference("huber_loss_backward", _within),
     "max_pool2d_with_indices_backward": _at_maxima(2),
@@ -176,7 +172,7 @@ ROWS: dict[str, Callable] = {
     "replication_pad1d_backward": _border("replicate"),
     "replication_pad2d_backward": _border("replicate"),
     "replication_pad3d_backward": _border("replicate"),
-    "select_backward": lambda c, g, sizes, dim, index: (_op("select", c, dim, index),),
+    "select_backward": lambda c, g, sizes, dim, index: (ltorch.select(c, dim, index),),
     "sigmoid_backward": _sigmoid,
     "slice_backward": _sliced,
     "smooth_l1_loss_backward": _of_difference(
@@ -184,7 +180,7 @@ ROWS: dict[str, Callable] = {
     ),
     "soft_margin_loss_backward": _soft_margin,
     "tanh_backward": _tanh,
-    "unfold_backward": lambda c, g, sizes, *window: (_op("unfold", c, *window),),
+    "unfold_backward": lambda c, g, sizes, *window: (ltorch.unfold(c, *window),),
 }
 
 ROWS |= {f"{name}_backward": _resized(mode, rank) for (mode, rank), name in UPSAMPLE.items()}
@@ -206,6 +202,6 @@ for _name, _row in ROWS.items():
     backward.gradients_of(KERNELS[_name], _row, OPERANDS.get(_name, (0, 1)))
 
 backward.gradients_of(backward.index_backward, _indexed)
-backward.gradients_of(backward.getitem_backward, lambda c, g, shape, key: (_op("getitem", c, key),))
-backward.gradients_of(gather_backward, lambda c, g, dim, index, shape: (_op("gather", c, dim, index),))
-backward.gradients_of(index_select_backward, lambda c, g, dim, index, shape: (_op("index_select", c, dim, index),))
+backward.gradients_of(backward.getitem_backward, lambda c, g, shape, key: (ltorch.getitem(c, key),))
+backward.gradients_of(gather_backward, lambda c, g, dim, index, shape: (ltorch.gather(c, dim, index),))
+backward.gradients_of(index_select_backward, lambda c, g, dim, index, shape: (ltorch.index_select(c, dim, index),))

@@ -23,9 +23,10 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user
 from thunder.core.symbolic import Computed, constant
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
+from thunder.ops import ltorch
 from thunder.ops.infer import as_torch
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, torch_prim
+from thunder.ops.registry import alias, torch_prim
 from thunder.ops.shape_rules import require
 
 _FIXED_LINES = 256  # a longer computation of constants is not done while a program is captured
@@ -152,7 +153,7 @@ def _contains(a: TensorProxy, value) -> bool:
     if not isinstance(value, (TensorProxy, NumberProxy, int, float, complex)):
         kind = type(value)
         raise RuntimeError(f"Tensor.__contains__ only supports Tensor or scalar, but you passed in a {kind}.")
-    return bool(LTORCH["any"](LTORCH["eq"](a, value)))
+    return bool(ltorch.any(ltorch.eq(a, value)))
 
 
 _READ_NUMBER = {
@@ -328,4 +329,4 @@ def as_number(a: TensorProxy, kind: type):
     """`int(a)`, `float(a)`."""
     if (a.numel_value != 1) is True:
         raise ValueError("only one element tensors can be converted to Python scalars")
-    return converted(item(LTORCH["to"](a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)
+    return converted(item(ltorch.to(a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)

@@ -16,7 +16,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.transforms.phases import phase_of
 
 __all__ = ["accumulated_products"]
@@ -25,7 +25,7 @@ __all__ = ["accumulated_products"]
 def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
     """The trace whose backwards add products to sums that nothing else reads. fuses: whether a fusion executor takes an
     operation."""
-    additions = {b.output: b for b in trace.bound_symbols if b.sym is LTORCH["add"] and phase_of(b) > 0}
+    additions = {b.output: b for b in trace.bound_symbols if b.sym is ltorch.add and phase_of(b) > 0}
     if not additions:
         return trace
     producer, added = producers(trace), set(additions.values())
@@ -40,10 +40,10 @@ def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> 
     gone = set(sums.values())
 
     def rule(b: BoundSymbol, out: Rewriter) -> None:
-        last = sums.get(b.output) if b.sym is LTORCH["add"] else None
+        last = sums.get(b.output) if b.sym is ltorch.add else None
         if last is not None:
             first = next(x for x in b.args if producer[x] is not last)
-            out.trace(lambda *_: LTORCH["addmm"](first, *last.args), b)
+            out.trace(lambda *_: ltorch.addmm(first, *last.args), b)
         elif b not in gone:
             out.write(b)
 
@@ -62,6 +62,6 @@ def _sums_of_products(
         if len(terms) < 2 or b.kwargs or any((x.dtype, x.shape) != (total.dtype, total.shape) for x in terms):
             continue
         first, last = sorted(terms, key=place.__getitem__)
-        if producer[last].sym is LTORCH["mm"] and (first in sums or producer[first].sym is LTORCH["mm"]):
+        if producer[last].sym is ltorch.mm and (first in sums or producer[first].sym is ltorch.mm):
             sums[total], goes_on[first] = producer[last], total
     return sums, goes_on

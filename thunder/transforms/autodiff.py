@@ -21,7 +21,7 @@ from thunder.core.trace import Trace, TraceTag, timed_pass
 from thunder.core.unbacked import with_sizes
 from thunder.errors import ThunderError
 from thunder.extend import resolve_executors
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.parts import add_part, part_of_zeros
 from thunder.ops.functionalize.histories import holding
 from thunder.ops.rules.derivatives import accepts_missing_cotangents
@@ -54,11 +54,11 @@ class _Gradients:
         self.producers |= producers(written[self.seen :])
         self.seen = len(written)
         found = part_of_zeros(gradient, self.producers)
-        return LTORCH["add"](known, gradient) if found is None else add_part(known, found[0], *found[1])
+        return ltorch.add(known, gradient) if found is None else add_part(known, found[0], *found[1])
 
     def add_zeros(self, value: Proxy) -> None:
         if value not in self.current:
-            self.current[value] = LTORCH["zeros_like"](value)  # dead code where it has no use
+            self.current[value] = ltorch.zeros_like(value)  # dead code where it has no use
             self.zeros.add(value)
 
 
@@ -181,8 +181,8 @@ def _cast(gradient, value: TensorProxy):
     """A gradient in its value's own dtype: of a real value, the real part."""
     if isinstance(gradient, TensorProxy) and gradient.dtype is not value.dtype:
         if gradient.dtype.category == COMPLEX and value.dtype.category < COMPLEX:
-            gradient = LTORCH["real"](gradient)
-        return LTORCH["to"](gradient, dtype=value.dtype)
+            gradient = ltorch.real(gradient)
+        return ltorch.to(gradient, dtype=value.dtype)
     return gradient
 
 
@@ -199,7 +199,7 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
             recorder.bound_symbols.append(b.swap(table))
     location = next((b.location for b in reversed(step.backward)), None)
     recorder.location = lambda: location  # of sums of cotangents
-    zeros = {b.output for b in step.backward if b.sym is LTORCH["zeros_like"]}
+    zeros = {b.output for b in step.backward if b.sym is ltorch.zeros_like}
     for argument, gradient in step.puts:
         if gradient in gone or gradient in zeros:
             grads.add_zeros(argument)
@@ -227,15 +227,15 @@ def write_without(
             gone.update(operation.outputs)
         elif lost and (term := _other_term(operation, gone)) is not None:
             table[operation.output] = term = table.get(term, term)
-            if operation.sym is LTORCH["sub"] and operation.args[0] in gone:
-                table[operation.output] = LTORCH["neg"](term)
+            if operation.sym is ltorch.sub and operation.args[0] in gone:
+                table[operation.output] = ltorch.neg(term)
         elif lost and accepts_missing_cotangents.of(operation.sym):
             told = operation.swap({**table, **dict.fromkeys(lost)})
             recorder.bound_symbols.append(told.replace(args=told.args, kwargs=told.kwargs))  # decomposed anew
         else:
             for i in lost:
                 if i not in zeros:
-                    zeros[i] = LTORCH["zeros"](i.shape, device=i.device, dtype=i.dtype)
+                    zeros[i] = ltorch.zeros(i.shape, device=i.device, dtype=i.dtype)
             recorder.bound_symbols.append(operation.swap({**table, **zeros} if lost else table))
 
 
@@ -243,7 +243,7 @@ def _other_term(operation: BoundSymbol, gone: set) -> TensorProxy | None:
     """The other term of a sum or difference of two tensors with one missing, where it has the type of the result."""
     if operation.sym is add_part:
         return operation.args[0] if operation.args[0] not in gone else None
-    if operation.sym not in (LTORCH["add"], LTORCH["sub"]) or operation.kwargs or len(operation.inputs) != 2:
+    if operation.sym not in (ltorch.add, ltorch.sub) or operation.kwargs or len(operation.inputs) != 2:
         return None
     term = operation.inputs[0] if operation.inputs[1] in gone else operation.inputs[1]
     alike = same_shape(term.shape, operation.output.shape) and term.dtype is operation.output.dtype  # type: ignore[attr-defined]

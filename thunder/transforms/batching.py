@@ -19,7 +19,7 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, detached, recording
 from thunder.errors import MissingImplementationError
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.infer import as_torch
 from thunder.ops.rules import batching, derivatives
 from thunder.transforms.derivative import by_formula
@@ -141,7 +141,7 @@ class _Batch:
             if new in self.moved:
                 self.moved[old] = self.moved[new]
             else:
-                write(self.recorder, [LTORCH["detach"].bind(new, output=old, context=operation.context)], {})
+                write(self.recorder, [ltorch.detach.bind(new, output=old, context=operation.context)], {})
         return None
 
     def with_own_derivative(self, operation: BoundSymbol):
@@ -210,7 +210,7 @@ def _in_batch(value: TensorProxy, table: dict, size) -> TensorProxy:
     """A value with the batch first, expanded where it is the same for all elements."""
     if value in table:
         return table[value]
-    return LTORCH["expand"](value, (size, *value.shape))
+    return ltorch.expand(value, (size, *value.shape))
 
 
 # ---------------------------------------------------------------------------------------------------------------- by

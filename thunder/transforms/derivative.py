@@ -28,7 +28,7 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, is_outside, recording
 from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
-from thunder.ops import LTORCH, pytorch_derivative
+from thunder.ops import ltorch, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
 from thunder.ops.rules import derivatives as facts
 from thunder.transforms.levels import typed
@@ -202,7 +202,7 @@ def differentiate(
     inputs = set(operation.inputs)
     puts = [(a if a in inputs else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
-        adopted.append(LTORCH["detach"].bind(new, output=old, context=operation.context))
+        adopted.append(ltorch.detach.bind(new, output=old, context=operation.context))
         # what the rule does not ask for passes through
         if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):
             gets.append((old, like(old)))
@@ -231,7 +231,7 @@ def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder)
         if flows and not facts.conjugates.of(b.sym):
             for value in b.inputs:
                 if value not in flowing and value not in conjugates and _is_complex(value):
-                    conjugates[value] = LTORCH["conj"](value)
+                    conjugates[value] = ltorch.conj(value)
                     found.append(recorder.bound_symbols[-1])
             b = b.swap(conjugates)
             if any(type(x) is complex for x in leaves((b.args, b.kwargs))):
@@ -395,9 +395,7 @@ def derivatives(
         for sub in operation.subsymbols:
             derivatives(sub, executors, out, functional)
         for old, new in operation.aliases.items():
-            out.append(
-                differentiate(LTORCH["detach"].bind(new, output=old, context=operation.context), _identity, True)
-            )
+            out.append(differentiate(ltorch.detach.bind(new, output=old, context=operation.context), _identity, True))
     else:
         raise MissingImplementationError(
             f"{operation.sym.qualified_name} has no derivative: give it one with register_implementation(..., "
@@ -421,11 +419,9 @@ def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
         result = facts.formula.of(operation.sym)(*operation.args, **operation.kwargs)
     operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
-    return operations + [
-        LTORCH["clone"].bind(new, output=old, context=operation.context) for old, new in aliases.items()
-    ]
+    return operations + [ltorch.clone.bind(new, output=old, context=operation.context) for old, new in aliases.items()]
 
 
 def _identity(a):
-    g = yield LTORCH["clone"](a)
+    g = yield ltorch.clone(a)
     return (g,)

@@ -18,7 +18,7 @@ from thunder.core.proxies import Proxy, TensorProxy, equal_shapes
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.backward import index_backward
 
 __all__ = ["distinct_indices"]
@@ -38,7 +38,7 @@ def distinct_indices(trace: Trace) -> Trace:
             return out.write(b)
         ((dim, index),) = used
         if index in inverse and equal_shapes(index.shape, b.output.shape[dim : dim + 1]):
-            return out.trace(lambda g, *_: LTORCH["index_select"](g, dim, inverse[index]), b)
+            return out.trace(lambda g, *_: ltorch.index_select(g, dim, inverse[index]), b)
         out.write(b.replace(args=(*b.args[:3], True)))
 
     return rewrite(trace, rule, optional=True)
@@ -50,14 +50,14 @@ def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
     made = producer.get(index) if isinstance(index, TensorProxy) and len(index.shape) == 1 else None
     if made is None:
         return False
-    if made.sym in (LTORCH["sort"], LTORCH["argsort"]):
+    if made.sym in (ltorch.sort, ltorch.argsort):
         return index is made.outputs[-1]
-    if made.sym is LTORCH["arange"]:  # from 0 on: a negative index is a place as well
+    if made.sym is ltorch.arange:  # from 0 on: a negative index is a place as well
         start, _, step = made.args
         return type(start) is int and type(step) is int and start >= 0 and step > 0
-    if made.sym is LTORCH["randperm"]:
+    if made.sym is ltorch.randperm:
         return True
-    return all(_is_distinct(x, producer) for x in _overwritten(made)) if made.sym is LTORCH["setitem"] else False
+    return all(_is_distinct(x, producer) for x in _overwritten(made)) if made.sym is ltorch.setitem else False
 
 
 def _overwritten(assignment: BoundSymbol) -> tuple:
@@ -71,9 +71,9 @@ def _overwritten(assignment: BoundSymbol) -> tuple:
 
 def _inverted(b: BoundSymbol, producer: Mapping[Proxy, BoundSymbol]) -> TensorProxy | None:
     """The permutation whose inverse an operation writes: to each place of it, the number of the place."""
-    key, value = _overwritten(b) if b.sym is LTORCH["setitem"] else (None, None)
+    key, value = _overwritten(b) if b.sym is ltorch.setitem else (None, None)
     made = producer.get(value) if value is not None else None
-    if made is None or made.sym is not LTORCH["arange"]:
+    if made is None or made.sym is not ltorch.arange:
         return None
     start, _, step = made.args
     counts = type(start) is type(step) is int and (start, step) == (0, 1)

@@ -29,8 +29,8 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
+from thunder.ops import ltorch
 from thunder.ops.families.float8 import LARGEST, Quantized, float8_linear, has_products, quantized
-from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
 from thunder.transforms.base import Transform
 
@@ -99,15 +99,15 @@ class _Layers:
         self.taken = 0
         self.transposed: dict[Proxy, bool] = {}
         for operation in trace.bound_symbols:
-            if operation.sym is LTORCH["linear"]:
+            if operation.sym is ltorch.linear:
                 trains = operation.output.requires_grad
                 for a, other in (operation.args[:2], operation.args[1::-1]):
                     self.transposed[a] = self.transposed.get(a, False) or trains and other.requires_grad
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
-        if operation.sym is LTORCH["to"] and isinstance(operation.output, TensorProxy):
+        if operation.sym is ltorch.to and isinstance(operation.output, TensorProxy):
             self.cast_of[operation.output] = operation.args[0]
-        if operation.sym is not LTORCH["linear"]:
+        if operation.sym is not ltorch.linear:
             return out.write(operation)
         reason = self.refusal(operation)
         if reason is None:
@@ -142,7 +142,7 @@ class _Layers:
         return self.model.get_submodule(name), name
 
     def layer(self, operation: BoundSymbol, x, weight, bias):
-        matrix = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        matrix = x if len(x.shape) == 2 else ltorch.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         qx = self.quantized(operation, x, matrix)
         qw = self.quantized(operation, weight, weight)
         return float8_linear(x, weight, bias, tuple(qx), tuple(qw), from_tensor_dtype(self.options.gradient_dtype))

@@ -17,7 +17,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.parts import add_part, part_of_zeros
 
 FEWEST = 3  # parts of a join; a sum of fewer is as fast
@@ -110,15 +110,15 @@ def _joined(result: TensorProxy, found: _Sum) -> TensorProxy:
     stacked = all(p.selected for p in parts) and len({p.start for p in parts}) == shape[dim]
     at: dict[tuple[int, int], TensorProxy] = {}
     for p in parts:
-        value = LTORCH["unsqueeze"](p.value, dim) if p.selected and not stacked else p.value
+        value = ltorch.unsqueeze(p.value, dim) if p.selected and not stacked else p.value
         place = p.start, p.end
-        at[place] = LTORCH["add"](at[place], value) if place in at else value
+        at[place] = ltorch.add(at[place], value) if place in at else value
     pieces, end = [], 0
     for (start, stop), value in [*sorted(at.items(), key=lambda item: item[0]), ((shape[dim], shape[dim]), None)]:
         if start > end:
             gap = (*shape[:dim], start - end, *shape[dim + 1 :])
-            pieces.append(LTORCH["zeros"](gap, device=result.device, dtype=result.dtype))
+            pieces.append(ltorch.zeros(gap, device=result.device, dtype=result.dtype))
         pieces += [value] if value is not None else []
         end = stop
-    joined = LTORCH["stack" if stacked else "cat"](pieces, dim)
-    return joined if whole is None else LTORCH["add"](whole, joined)
+    joined = (ltorch.stack if stacked else ltorch.cat)(pieces, dim)
+    return joined if whole is None else ltorch.add(whole, joined)

@@ -27,7 +27,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.transforms.base import Transform, connected, with_parameter
 
 _MATRICES = ("lora_A.weight", "lora_B.weight")
@@ -90,18 +90,18 @@ class LoRA(Transform):
         source: dict[Proxy, Proxy] = {}
 
         def rule(operation: BoundSymbol, out: Rewriter) -> None:
-            if operation.sym is LTORCH["to"] and isinstance(operation.output, TensorProxy):
+            if operation.sym is ltorch.to and isinstance(operation.output, TensorProxy):
                 source[operation.output] = source.get(operation.args[0], operation.args[0])
-            weight = operation.args[1] if operation.sym is LTORCH["linear"] else None
+            weight = operation.args[1] if operation.sym is ltorch.linear else None
             found = matrices.get(paths.get(source.get(weight, weight).name, "")) if weight is not None else None
             if found is None:
                 return out.write(operation)
-            out.trace(lambda x, w, b=None: LTORCH["linear"](x, w, b) + self._product(x, *found), operation)
+            out.trace(lambda x, w, b=None: ltorch.linear(x, w, b) + self._product(x, *found), operation)
 
         return prologue_trace, connected(rewrite(computation_trace, rule)), epilogue_trace
 
     def _product(self, x: TensorProxy, a: TensorProxy, b: TensorProxy) -> TensorProxy:
-        to, linear = LTORCH["to"], LTORCH["linear"]
+        to, linear = ltorch.to, ltorch.linear
         wide = x if x.dtype is a.dtype else to(x, dtype=a.dtype)
         product = linear(linear(wide, a), b) * self.scale
         return product if x.dtype is a.dtype else to(product, dtype=x.dtype)
@@ -150,8 +150,8 @@ def _casts_followed(trace: Trace) -> Iterator[BoundSymbol]:
     """Linear layers, with the value that a weight was cast of in its place."""
     source: dict[Proxy, Proxy] = {}
     for operation in trace.bound_symbols:
-        if operation.sym is LTORCH["to"] and isinstance(operation.output, TensorProxy):
+        if operation.sym is ltorch.to and isinstance(operation.output, TensorProxy):
             source[operation.output] = source.get(operation.args[0], operation.args[0])
-        elif operation.sym is LTORCH["linear"]:
+        elif operation.sym is ltorch.linear:
             x, weight, *rest = operation.args
             yield operation.replace(args=(x, source.get(weight, weight), *rest))

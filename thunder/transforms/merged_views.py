@@ -20,7 +20,7 @@ from thunder.core.proxies import Proxy, TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import EFFECTS, BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH, PRIMS
+from thunder.ops import ltorch, prims
 from thunder.transforms.dce import dce
 
 
@@ -49,11 +49,11 @@ def merged_views(trace: Trace) -> Trace:
         if not _keeps_order(operation) or operation.output in outputs:
             return out.write(operation)
         x, result = operation.args[0], operation.output
-        is_dense = operation.sym is LTORCH["contiguous"]
+        is_dense = operation.sym is ltorch.contiguous
         own = _Views(
             x,
             not is_dense and not aliases.may_copy.of(operation.sym),
-            operation.sym is LTORCH["view"],
+            operation.sym is ltorch.view,
             is_dense,
             effects,
         )
@@ -63,8 +63,8 @@ def merged_views(trace: Trace) -> Trace:
         if now is own:
             return out.write(operation)
         merged = True
-        view = LTORCH["view" if now.is_strict else "reshape"]
-        dense = LTORCH["contiguous"] if now.is_dense else lambda x: x
+        view = ltorch.view if now.is_strict else ltorch.reshape
+        dense = ltorch.contiguous if now.is_dense else lambda x: x
         out.trace(lambda *_, **__: dense(view(now.base, result.shape)), operation)
 
     found = rewrite(trace, rule, optional=True)
@@ -90,9 +90,9 @@ def _keeps_order(operation: BoundSymbol) -> bool:
     if any(n.unbacked for n in numbers_in((operation.args, result), [])):
         return False
     symbol = operation.sym
-    if symbol is PRIMS["transpose"]:
+    if symbol is prims.transpose:
         moved = [d % len(x.shape) for d in operation.args[1]]
         return [d for d in moved if x.shape[d] != 1] == [d for d in range(len(moved)) if x.shape[d] != 1]
-    if symbol is LTORCH["contiguous"]:
+    if symbol is ltorch.contiguous:
         return operation.kwargs.get("memory_format", torch.contiguous_format) is torch.contiguous_format
     return symbol.reshapes or len(operation.subsymbols) == 1 and _keeps_order(operation.subsymbols[0])

@@ -25,8 +25,8 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol, carries_out, primitive
 from thunder.core.trace import ForwardBackward, Trace, TraceTag
 from thunder.extend import FusionExecutor
+from thunder.ops import ltorch
 from thunder.ops.functionalize.inplace import also_written, write_back, written_after
-from thunder.ops.registry import LTORCH
 from thunder.ops.rules import derivatives, effects
 from thunder.transforms.autodiff import grad_transform_on_trace
 from thunder.transforms.dce import dce
@@ -91,7 +91,7 @@ def _copies_of_written(
     )
     context = Context(joint.names, grad_enabled=False)
     return {
-        p: LTORCH["clone"].bind(p, output=p.replace(name=joint.names.make(), requires_grad=False), context=context)
+        p: ltorch.clone.bind(p, output=p.replace(name=joint.names.make(), requires_grad=False), context=context)
         for p in read
         if p in known and bases[p] in targets
     }

@@ -13,7 +13,7 @@ from thunder.core.symbol import Context, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.core.unbacked import with_sizes
 from thunder.errors import MissingImplementationError
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.dce import dce
 from thunder.transforms.derivative import Derivative
@@ -101,7 +101,7 @@ def pushforward(
     differentiable = [o if isinstance(o, TensorProxy) and o.requires_grad else None for o in level.outputs]
     with recording(writer):
         # any value would do, where no formula takes its logarithm
-        cotangents = [None if o is None else LTORCH["ones_like"](o) for o in differentiable]
+        cotangents = [None if o is None else ltorch.ones_like(o) for o in differentiable]
         starts, writer.bound_symbols = writer.bound_symbols, []
         grads = linear.backward(
             [(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer

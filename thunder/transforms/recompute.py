@@ -18,7 +18,7 @@ from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structu
 from thunder.core.rewrite import renamed_operation, renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.ops import PRIMS
+from thunder.ops import prims
 from thunder.transforms.phases import marked, phases
 
 
@@ -129,11 +129,11 @@ class _Copies:
         """A random operation between two that set the generator to its state in the forward, and back."""
         state = self.states.get(operation)
         if state is None:
-            drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]
+            drawn = prims.get_rng_state.meta(None)  # type: ignore[misc]
             state = self.states[operation] = renamed_value(drawn, self.names.make("rng"))
         now = renamed_value(state, self.names.make("rng"))
         where = generator_of(operation)
-        get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
+        get, put = prims.get_rng_state, prims.set_rng_state
         return [
             get.bind(*where, output=now),
             put.bind(state, *where, output=None),
@@ -145,7 +145,7 @@ class _Copies:
         operations = []
         for operation in self.forward:
             if operation in self.states:
-                operations.append(PRIMS["get_rng_state"].bind(*generator_of(operation), output=self.states[operation]))
+                operations.append(prims.get_rng_state.bind(*generator_of(operation), output=self.states[operation]))
             operations.append(operation)
         return operations
 

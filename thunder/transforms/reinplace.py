@@ -27,6 +27,7 @@ from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, carries_out
 from thunder.core.trace import Trace
 from thunder.extend.fusion import written_over
+from thunder.ops import ltorch
 from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
 from thunder.ops.registry import LTORCH, torch_path
 
@@ -248,4 +249,4 @@ def _raise(operation: BoundSymbol):
 
 _WRITE_BACK = f"torch.{write_back.id}"
 _ALSO_WRITTEN = f"torch.{also_written.id}"
-_DETACH = f"torch.{LTORCH['detach'].id}"
+_DETACH = f"torch.{ltorch.detach.id}"

@@ -20,7 +20,7 @@ from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.extend.fusion import FusionExecutor
-from thunder.ops import LTORCH, PRIMS
+from thunder.ops import ltorch, prims
 from thunder.ops.families import random
 from thunder.ops.rules import effects, kernels
 
@@ -28,7 +28,7 @@ from thunder.ops.rules import effects, kernels
 def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """The trace with functions of seeds in the place of the random operations, where one of `fusers` takes these."""
     if any(
-        operation.sym is PRIMS["get_rng_state"] or effects.holds_generator.of(operation.sym)
+        operation.sym is prims.get_rng_state or effects.holds_generator.of(operation.sym)
         for operation in trace.bound_symbols
     ):
         return trace
@@ -75,7 +75,7 @@ class _Seeds:
                 with recording(
                     Recorder(operation.context.replace(checkpoint=()), lambda: operation.location)
                 ) as recorder:
-                    self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
+                    self.of_device[device] = ltorch.randint(0, 2**63 - 1, (), device=device, dtype=int64)
                 self.draws += recorder.bound_symbols
             self.offset += 1
             return random.uniform_philox(

@@ -21,27 +21,27 @@ from thunder.core.proxies import Proxy
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 
 __all__ = ["separate_biases"]
 
 
 def _layer(x, weight, bias):
-    return LTORCH["add"](LTORCH["linear"](x, weight), bias)
+    return ltorch.add(ltorch.linear(x, weight), bias)
 
 
 def _sum_with_product(a, x, y, **_):
-    return LTORCH["add"](LTORCH["mm"](x, y), a)
+    return ltorch.add(ltorch.mm(x, y), a)
 
 
-_SEPARATE: dict = {LTORCH["linear"]: _layer, LTORCH["addmm"]: _sum_with_product}
+_SEPARATE: dict = {ltorch.linear: _layer, ltorch.addmm: _sum_with_product}
 
 
 def _has_bias(operation: BoundSymbol) -> bool:
     """Whether an operation is a product of matrices in float32, to which a vector is added."""
     if operation.sym not in _SEPARATE or len(operation.args) != 3 or set(operation.kwargs.values()) - {1}:
         return False  # `addmm` has factors
-    bias = operation.args[2 if operation.sym is LTORCH["linear"] else 0]
+    bias = operation.args[2 if operation.sym is ltorch.linear else 0]
     return bias is not None and len(bias.shape) == 1 and operation.output.dtype is float32
 
 

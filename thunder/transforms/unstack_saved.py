@@ -18,7 +18,7 @@ from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.rewrite import renamed_operation
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.transforms.phases import marked, phases
 
 
@@ -53,7 +53,7 @@ def _parts_of_stacks(
 ) -> list[BoundSymbol]:
     """The operations that compute saved tensors from saved stacks. Arguments and their views are in memory anyway.
     last: by value, the place of its last use."""
-    joins = [b for b in operations if b.sym is LTORCH["stack"]]
+    joins = [b for b in operations if b.sym is ltorch.stack]
     if not joins:
         return []
     bases = alias_bases(operations, maybe=True)
@@ -117,4 +117,4 @@ def _parts(join: BoundSymbol):
     out = join.outputs[0]
     for i, part in enumerate(tensors):
         if part.dtype is out.dtype:
-            yield part, LTORCH["select"].bind(out, dim, i, output=part, context=join.context)
+            yield part, ltorch.select.bind(out, dim, i, output=part, context=join.context)

@@ -15,7 +15,7 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import TensorProxy, numbers_in
 from thunder.core.symbol import BoundSymbol, form_of
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.rules import products
 
 DEVICES = ("cuda",)  # with such products
@@ -26,7 +26,7 @@ def _is_cast(operation: BoundSymbol) -> bool:
     out = operation.output
     if not isinstance(out, TensorProxy) or out.device.type not in DEVICES:
         return False
-    if original_of(operation).sym is not LTORCH["to"] or operation.sym.is_fusion:
+    if original_of(operation).sym is not ltorch.to or operation.sym.is_fusion:
         return False
     x = operation.args[0]
     return (

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from thunder import compat
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward
-from thunder.ops.backward import formula, gradient_of_first, kernel, op
+from thunder.ops import backward, ltorch
+from thunder.ops.backward import formula, gradient_of_first, kernel
 from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import clamp, where
 from thunder.ops.functionalize.inplace import overwriting
-from thunder.ops.registry import LTORCH, composite, register_inplace
-from thunder.ops.rules import derivatives, kernels
+from thunder.ops.registry import composite, register_inplace
+from thunder.ops.rules import derivatives, kernels, memory
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit
 
-abs, erf, exp, log1p, sigmoid, tanh = (LTORCH[n] for n in ("abs", "erf", "exp", "log1p", "sigmoid", "tanh"))
+abs, erf, exp, log1p, sigmoid, tanh = ltorch.abs, ltorch.erf, ltorch.exp, ltorch.log1p, ltorch.sigmoid, ltorch.tanh
 
 
 def _float_like(a, *args, **kwargs) -> TensorProxy:
@@ -37,6 +37,7 @@ def activation(
     def define(decomposition: Callable) -> Symbol:
         symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
         symbol.elementwise = True
+        memory.owns_result.add(symbol)
         if "inplace" in symbol.parameters:
             overwriting(symbol)
         else:
@@ -49,7 +50,7 @@ def activation(
 
 @activation(*compat.functions_called("relu"))
 def relu(a, inplace=False):
-    return where(a > 0, a, 0) if a.dtype.category < 2 else LTORCH["maximum"](a, LTORCH["zeros_like"](a))
+    return where(a > 0, a, 0) if a.dtype.category < 2 else ltorch.maximum(a, ltorch.zeros_like(a))
 
 
 @activation(*compat.functions_called("relu6"))
@@ -64,12 +65,12 @@ def leaky_relu(a, negative_slope=0.01, inplace=False):
 
 @activation(*compat.functions_called("elu"))
 def elu(a, alpha=1.0, inplace=False):
-    return where(a > 0, a, alpha * LTORCH["expm1"](a))
+    return where(a > 0, a, alpha * ltorch.expm1(a))
 
 
 @activation(*compat.functions_called("celu"))
 def celu(a, alpha=1.0, inplace=False):
-    return where(a > 0, a, alpha * LTORCH["expm1"](a / alpha))
+    return where(a > 0, a, alpha * ltorch.expm1(a / alpha))
 
 
 # alpha and scale of Klambauer et al., "Self-Normalizing Neural Networks" (2017)
@@ -79,7 +80,7 @@ _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 @activation(*compat.functions_called("selu"))
 def selu(a, inplace=False):
     alpha, scale = _SELU
-    return scale * where(a > 0, a, alpha * LTORCH["expm1"](a))
+    return scale * where(a > 0, a, alpha * ltorch.expm1(a))
 
 
 def _gelu_meta(a, *, approximate="none"):
@@ -166,9 +167,9 @@ def prelu(a, weight):
     channels = a.shape[1] if len(a.shape) > 1 else 1
     require(not weight.shape or weight.shape[0] == 1 or (a.shape and weight.shape[0] == channels))
     if not a.shape:
-        weight = LTORCH["reshape"](weight, ())
+        weight = ltorch.reshape(weight, ())
     elif len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
-        weight = LTORCH["reshape"](weight, (weight.shape[0], *(1,) * (len(a.shape) - 2)))
+        weight = ltorch.reshape(weight, (weight.shape[0], *(1,) * (len(a.shape) - 2)))
     return where(a > 0, a, weight * a)
 
 
@@ -184,7 +185,7 @@ overwriting(rrelu)
 @composite(*compat.functions_called("glu"))
 def glu(a, dim=-1):
     require(a.shape and not a.shape[dim % len(a.shape)] % 2)
-    left, right = LTORCH["chunk"](a, 2, dim)
+    left, right = ltorch.chunk(a, 2, dim)
     return left * sigmoid(right)
 
 
@@ -216,20 +217,20 @@ prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a,
 def _(g, x, *, approximate="none"):
     if approximate == "tanh":
         scale = math.sqrt(2.0 / math.pi)
-        t = op("tanh")(scale * (x + 0.044715 * x * x * x))
+        t = ltorch.tanh(scale * (x + 0.044715 * x * x * x))
         return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3 * 0.044715 * x * x))
-    cumulative = 0.5 * (1.0 + op("erf")(x * math.sqrt(0.5)))
-    return g * (cumulative + x * op("exp")(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)))
+    cumulative = 0.5 * (1.0 + ltorch.erf(x * math.sqrt(0.5)))
+    return g * (cumulative + x * ltorch.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi)))
 
 
 @threshold_backward.decomposed_by
 def _(g, x, threshold):
-    return op("where")(x <= threshold, 0.0, g)
+    return ltorch.where(x <= threshold, 0.0, g)
 
 
 @leaky_relu_backward.decomposed_by
 def _(g, x, slope, of_result):
-    return op("where")(x > 0, g, g * slope)
+    return ltorch.where(x > 0, g, g * slope)
 
 
 # the operand decides, and not the cotangent, which comes first
@@ -240,52 +241,52 @@ kernels.layout.set("as decomposition", threshold_backward, leaky_relu_backward)
 def _(g, alpha, scale, input_scale, of_result, x):
     if of_result:
         return None
-    return op("where")(x <= 0, g * (input_scale * alpha * scale) * op("exp")(x * input_scale), g * scale)
+    return ltorch.where(x <= 0, g * (input_scale * alpha * scale) * ltorch.exp(x * input_scale), g * scale)
 
 
 @hardtanh_backward.decomposed_by
 def _(g, x, low, high):
-    return op("where")(op("logical_or")(x <= low, x >= high), 0.0, g)
+    return ltorch.where(ltorch.logical_or(x <= low, x >= high), 0.0, g)
 
 
 @softplus_backward.decomposed_by
 def _(g, x, beta, threshold):
-    z = op("exp")(x * beta)
-    return op("where")(x * beta > threshold, g, g * (z / (z + 1.0)))
+    z = ltorch.exp(x * beta)
+    return ltorch.where(x * beta > threshold, g, g * (z / (z + 1.0)))
 
 
 @log_sigmoid_backward.decomposed_by
 def _(g, x, exponentials):
-    z = op("exp")(-op("abs")(x))
+    z = ltorch.exp(-ltorch.abs(x))
     z = z / (1.0 + z)
-    return op("where")(x < 0, g * (1.0 - z), g * z)
+    return ltorch.where(x < 0, g * (1.0 - z), g * z)
 
 
 @glu_backward.decomposed_by
 def _(g, a, dim):
-    left, right = op("chunk")(a, 2, dim)
-    s = op("sigmoid")(right)
-    return op("cat")((g * s, g * left * s * (1.0 - s)), dim)
+    left, right = ltorch.chunk(a, 2, dim)
+    s = ltorch.sigmoid(right)
+    return ltorch.cat((g * s, g * left * s * (1.0 - s)), dim)
 
 
 @silu_backward.decomposed_by
 @formula(silu_backward)
 def _silu_backward(g, x):
-    s = op("sigmoid")(x)
+    s = ltorch.sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
 
 @hardsigmoid_backward.decomposed_by
 @formula(hardsigmoid_backward)
 def _hardsigmoid_backward(g, x):
-    return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
+    return ltorch.where((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
 
 
 @mish_backward.decomposed_by
 @formula(mish_backward)
 def _mish_backward(g, x):
-    t = op("tanh")(op("softplus")(x))
-    return g * (t + x * op("sigmoid")(x) * (1 - t * t))
+    t = ltorch.tanh(ltorch.softplus(x))
+    return g * (t + x * ltorch.sigmoid(x) * (1 - t * t))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -332,10 +333,10 @@ def _(a):
 def _(a, weight):
     if not a.shape:
         return NotImplemented
-    w = LTORCH["reshape"](weight, (1, *((weight.numel_value,) if len(a.shape) > 1 else ()), *(1,) * (len(a.shape) - 2)))
+    w = ltorch.reshape(weight, (1, *((weight.numel_value,) if len(a.shape) > 1 else ()), *(1,) * (len(a.shape) - 2)))
     g = yield prelu_kernel(a, w)
     ga, gw = prelu_kernel_backward(g, a, w)
-    return ga, LTORCH["reshape"](backward.sum_to(gw, w.shape), weight.shape)
+    return ga, ltorch.reshape(backward.sum_to(gw, w.shape), weight.shape)
 
 
 @rrelu.vjp
@@ -346,7 +347,7 @@ def _(a, lower=1 / 8, upper=1 / 3, training=False):
     return (leaky_relu_backward(g, a, (lower + upper) / 2, False),)
 
 
-kernels.layout.set("own", LTORCH["logsigmoid"])  # a kernel of its own
+kernels.layout.set("own", ltorch.logsigmoid)  # a kernel of its own
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ kernels.layout.set("own", LTORCH["logsigmoid"])  # a kernel of its own
 
 def _of_piecewise_linear(symbol: Symbol) -> None:
     """The operand of a piecewise linear function gets zeros, as in PyTorch."""
-    backward.gradients_of(symbol, lambda c, g, x, *options: (symbol(c, x, *options), LTORCH["zeros_like"](x)))
+    backward.gradients_of(symbol, lambda c, g, x, *options: (symbol(c, x, *options), ltorch.zeros_like(x)))
 
 
 for _symbol in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, softshrink_backward, threshold_backward):
@@ -363,7 +364,7 @@ for _symbol in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, sof
 
 
 def _elu_twice(c, g, alpha, scale, input_scale, of_result, x):
-    below = LTORCH["to"](x < 0.0, dtype=x.dtype)
+    below = ltorch.to(x < 0.0, dtype=x.dtype)
     if of_result:
         second = c * g * input_scale * below
     else:
@@ -372,41 +373,41 @@ def _elu_twice(c, g, alpha, scale, input_scale, of_result, x):
 
 
 def _hardswish_twice(c, g, x):
-    inside = LTORCH["logical_and"](x > -3.0, x < 3.0)
+    inside = ltorch.logical_and(x > -3.0, x < 3.0)
     return hardswish_backward(c, x), where(inside, c * g / 3.0, 0.0)
 
 
 def _softplus_twice(c, g, x, beta, threshold):
     scaled = x * beta
-    second = backward.sigmoid_backward(c * g, LTORCH["sigmoid"](scaled))
-    second = second * LTORCH["to"](scaled < threshold, dtype=x.dtype) * beta
+    second = backward.sigmoid_backward(c * g, ltorch.sigmoid(scaled))
+    second = second * ltorch.to(scaled < threshold, dtype=x.dtype) * beta
     return softplus_backward(c, x, beta, threshold), second
 
 
 def _log_sigmoid_twice(c, g, x, exponentials):
-    z = LTORCH["sigmoid"](x)
+    z = ltorch.sigmoid(x)
     return log_sigmoid_backward(c, x, exponentials), c * g * (z * (z - 1.0))
 
 
 def _gelu_twice(c, g, x, *, approximate="none"):
     first = gelu_backward(c, x, approximate=approximate)
     if approximate == "none":  # the density of the normal distribution, times 2 - x^2
-        density = LTORCH["exp"](-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
+        density = ltorch.exp(-0.5 * x * x) * (1.0 / math.sqrt(2.0 * math.pi))
         return first, c * g * (density * (2.0 - x * x))
     scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
-    t = LTORCH["tanh"](scale * (x + cubic * x * x * x))
+    t = ltorch.tanh(scale * (x + cubic * x * x * x))
     slope, bend = scale * (1.0 + 3 * cubic * x * x), 6 * scale * cubic * x  # of the argument of tanh
     return first, c * g * ((1.0 - t * t) * (slope + 0.5 * x * (bend - 2.0 * t * slope * slope)))
 
 
 def _glu_twice(c, g, a, dim):
-    left, right = LTORCH["chunk"](a, 2, dim)
-    of_left, of_right = LTORCH["chunk"](c, 2, dim)
-    s = LTORCH["sigmoid"](right)
+    left, right = ltorch.chunk(a, 2, dim)
+    of_left, of_right = ltorch.chunk(c, 2, dim)
+    s = ltorch.sigmoid(right)
     slope = s * (1.0 - s)
     of_g = of_left * s + of_right * left * slope
     of_a = of_right * g * slope, of_left * g * slope + of_right * g * left * slope * (1.0 - 2.0 * s)
-    return of_g, LTORCH["cat"](of_a, dim)
+    return of_g, ltorch.cat(of_a, dim)
 
 
 def _prelu_twice(c, g, x, weight):

@@ -15,7 +15,7 @@ from thunder.analysis.cost import Cost
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, map_structure, number_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, primitive
-from thunder.ops import pytorch_derivative
+from thunder.ops import ltorch, pytorch_derivative
 from thunder.ops.backward import sum_to
 from thunder.ops.families.elementwise import broadcast_to
 from thunder.ops.families.linalg import _folded
@@ -24,7 +24,7 @@ from thunder.ops.families.shape import reshape, transpose
 from thunder.ops.families.softmax import softmax
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import batching, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
@@ -57,30 +57,30 @@ def _weights(query, key, attn_mask, is_causal, scale):
     """softmax(query @ key.T * scale + mask); a query that attends to nothing has weights 0."""
     length, sources = query.shape[-2], key.shape[-2]
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = LTORCH["matmul"](query * factor, transpose(key, -2, -1))
+    scores = ltorch.matmul(query * factor, transpose(key, -2, -1))
     if is_causal:
-        rows, columns = (LTORCH["arange"](n, device=query.device) for n in (length, sources))
-        attn_mask = LTORCH["unsqueeze"](rows, 1) >= LTORCH["unsqueeze"](columns, 0)
+        rows, columns = (ltorch.arange(n, device=query.device) for n in (length, sources))
+        attn_mask = ltorch.unsqueeze(rows, 1) >= ltorch.unsqueeze(columns, 0)
     if attn_mask is None:
         return softmax(scores, -1)
     if attn_mask.dtype.category != 0:
         scores = scores + attn_mask
-        hidden = LTORCH["eq"](scores, float("-inf"))
+        hidden = ltorch.eq(scores, float("-inf"))
     else:
-        hidden = LTORCH["logical_not"](broadcast_to(attn_mask, scores.shape))
-        scores = LTORCH["where"](hidden, float("-inf"), scores)
-    nothing = LTORCH["all"](hidden, -1, True)
-    return LTORCH["where"](nothing, 0.0, softmax(scores, -1))
+        hidden = ltorch.logical_not(broadcast_to(attn_mask, scores.shape))
+        scores = ltorch.where(hidden, float("-inf"), scores)
+    nothing = ltorch.all(hidden, -1, True)
+    return ltorch.where(nothing, 0.0, softmax(scores, -1))
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     if enable_gqa:
-        key = LTORCH["repeat_interleave"](key, query.shape[-3] // key.shape[-3], -3)
-        value = LTORCH["repeat_interleave"](value, query.shape[-3] // value.shape[-3], -3)
+        key = ltorch.repeat_interleave(key, query.shape[-3] // key.shape[-3], -3)
+        value = ltorch.repeat_interleave(value, query.shape[-3] // value.shape[-3], -3)
     weights = _weights(query, key, attn_mask, is_causal, scale)
     if dropout_p > 0.0:
-        weights = LTORCH["dropout"](weights, dropout_p, True)
-    return LTORCH["to"](LTORCH["matmul"](weights, LTORCH["to"](value, dtype=weights.dtype)), dtype=query.dtype)
+        weights = ltorch.dropout(weights, dropout_p, True)
+    return ltorch.to(ltorch.matmul(weights, ltorch.to(value, dtype=weights.dtype)), dtype=query.dtype)
 
 
 _FUNCTION = F.scaled_dot_product_attention
@@ -259,7 +259,7 @@ def _run_bias(mask, dtype, hidden=float("-inf")):
 
 def _bias(mask, dtype, hidden=float("-inf")):
     """The decomposition, which kernels compute."""
-    return LTORCH["to"](LTORCH["where"](mask, 0.0, hidden), dtype=dtype)
+    return ltorch.to(ltorch.where(mask, 0.0, hidden), dtype=dtype)
 
 
 attention_bias = Symbol(
@@ -299,38 +299,36 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     lead = broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])
     rows = (*lead, query.shape[-2], key.shape[-2])
     root = math.sqrt(abs(scale)) if scale is not None else math.sqrt(1.0 / math.sqrt(query.shape[-1]))
-    q = _folded(LTORCH["mul"](query, -root if scale is not None and scale < 0 else root), lead)
-    k = _folded(LTORCH["mul"](transpose(key, -2, -1), root), lead)
+    q = _folded(ltorch.mul(query, -root if scale is not None and scale < 0 else root), lead)
+    k = _folded(ltorch.mul(transpose(key, -2, -1), root), lead)
     if is_causal:
         attn_mask = causal_bias(query, key.shape[-2])
     elif attn_mask is not None and attn_mask.dtype.category == 0:
         attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
-    scores = LTORCH["bmm"](q, k)
+    scores = ltorch.bmm(q, k)
     if attn_mask is not None:
-        scores = reshape(LTORCH["add"](reshape(scores, rows), attn_mask), scores.shape)
-    weights = dropped = LTORCH["_safe_softmax"](scores, -1)
+        scores = reshape(ltorch.add(reshape(scores, rows), attn_mask), scores.shape)
+    weights = dropped = ltorch._safe_softmax(scores, -1)
     noise = None
     if dropout_p > 0.0:
         noise = dropout_noise(weights, dropout_p)
-        dropped = LTORCH["mul"](weights, noise)
+        dropped = ltorch.mul(weights, noise)
     v = _folded(value, lead)
-    g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
+    g = yield reshape(ltorch.bmm(dropped, v), (*lead, query.shape[-2], value.shape[-1]))
     g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
-    slope = LTORCH["bmm"](g, transpose(v, 1, 2))
-    slope = LTORCH["softmax_backward"](
-        slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype
-    )
-    of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
+    slope = ltorch.bmm(g, transpose(v, 1, 2))
+    slope = ltorch.softmax_backward(slope if noise is None else ltorch.mul(slope, noise), weights, -1, weights.dtype)
+    of_query = sum_to(reshape(ltorch.bmm(slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
     of_key = sum_to(
-        reshape(LTORCH["bmm"](transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:])
+        reshape(ltorch.bmm(transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:])
     )
-    of_value = sum_to(reshape(LTORCH["bmm"](transpose(dropped, 1, 2), g), (*lead, *value.shape[-2:])), value.shape)
+    of_value = sum_to(reshape(ltorch.bmm(transpose(dropped, 1, 2), g), (*lead, *value.shape[-2:])), value.shape)
     of_mask = (
         sum_to(reshape(slope, rows), attn_mask.shape) if attn_mask is not None and attn_mask.requires_grad else None
     )
     return (
-        LTORCH["mul"](of_query, -root if scale is not None and scale < 0 else root),
-        transpose(LTORCH["mul"](of_key, root), -2, -1),
+        ltorch.mul(of_query, -root if scale is not None and scale < 0 else root),
+        transpose(ltorch.mul(of_key, root), -2, -1),
         of_value,
         of_mask,
     )
@@ -406,11 +404,11 @@ def _attention_of_batch(batch: batching.Batch, operation: BoundSymbol):
     def merged(x):
         if not isinstance(x, TensorProxy):
             return x
-        found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
-        return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
+        found = batch.at(x) if x in batch.moved else ltorch.expand(x, (batch.size, *x.shape))
+        return ltorch.reshape(found, (batch.size * whole, *x.shape[1:]))
 
     results = operation.sym(*map(merged, operation.args), **operation.kwargs)
-    return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
+    return map_structure(lambda r: ltorch.reshape(r, (batch.size, whole, *r.shape[1:])), results)
 
 
 @splitting.rule(scaled_dot_product_attention)

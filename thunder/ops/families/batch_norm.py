@@ -14,8 +14,8 @@ from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import float32
 from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import carries_out, primitive
-from thunder.ops import backward
-from thunder.ops.backward import formula, op
+from thunder.ops import backward, ltorch
+from thunder.ops.backward import formula
 from thunder.ops.families.data import convert
 from thunder.ops.families.norm_formulas import in_full, of_input, standardized
 from thunder.ops.families.norm_kernels import (
@@ -31,7 +31,7 @@ from thunder.ops.families.norm_kernels import (
 )
 from thunder.ops.families.shape import reshape
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 
@@ -91,7 +91,7 @@ def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, ep
     dims = _over_images(a)
     count = math.prod(a.shape[d] for d in dims)
     centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
-    rstd = op("rsqrt")(variance + eps)
+    rstd = ltorch.rsqrt(variance + eps)
     y = scale_and_shift(centred * rstd, per_channel(a, weight), per_channel(a, bias))
     y = _in_batch_norms_layout(convert(y, a.dtype))
     mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
@@ -105,8 +105,8 @@ def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     kind = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)[1].dtype
     if training:
         return batch_norm_by_batch(a, None, None, weight, bias, momentum, eps, kind)[:3]
-    y = LTORCH["batch_norm"](a, running_mean, running_var, weight, bias, False, momentum, eps)
-    return y, *(op("zeros")((0,), dtype=kind, device=a.device) for _ in range(2))
+    y = ltorch.batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
+    return y, *(ltorch.zeros((0,), dtype=kind, device=a.device) for _ in range(2))
 
 
 @native_batch_norm_backward.decomposed_by
@@ -116,11 +116,11 @@ def _(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
     kind, dims = compute_dtype(a.dtype), _over_images(a)
     x, g = convert(a, kind), convert(g, kind)
     if not training:
-        mean, rstd = running_mean, op("rsqrt")(convert(running_var, kind) + eps)
+        mean, rstd = running_mean, ltorch.rsqrt(convert(running_var, kind) + eps)
     mean, rstd, weight_ = (p if p is None else per_channel(a, convert(p, kind)) for p in (mean, rstd, weight))
     normal, of_input = (x - mean) * rstd, None
     # a weight is one number where is summed up: the parameters' gradients are all sums there are
-    total, along = op("sum")(g, dims, True), op("sum")(g * normal, dims, True)
+    total, along = ltorch.sum(g, dims, True), ltorch.sum(g * normal, dims, True)
     if mask[0]:
         count = math.prod(a.shape[d] for d in dims)
         of_input = g - total / count - normal * (along / count) if training else g
@@ -228,7 +228,7 @@ def batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, t
         x, _, _ = whiten(x, (0, *range(2, len(a.shape))), eps)
     else:
         mean, var = (per_channel(a, convert(p, x.dtype)) for p in (running_mean, running_var))
-        x = (x - mean) * LTORCH["rsqrt"](var + eps)
+        x = (x - mean) * ltorch.rsqrt(var + eps)
     return convert(scale_and_shift(x, per_channel(a, weight), per_channel(a, bias)), a.dtype)
 
 
@@ -323,18 +323,18 @@ kernels.layout.set(
 def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
     dims = (0, *range(2, len(a.shape)))
     channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
-    weighted = g if weight is None else g * op("reshape")(weight, channel)
+    weighted = g if weight is None else g * ltorch.reshape(weight, channel)
     if training:
         normal, inverse = standardized(a, dims, lambda variance: eps)
         gradient = of_input(weighted, normal, inverse, dims)
     else:
-        inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
-        normal = (a - op("reshape")(running_mean, channel)) * inverse
+        inverse = ltorch.rsqrt(ltorch.reshape(running_var, channel) + eps)
+        normal = (a - ltorch.reshape(running_mean, channel)) * inverse
         gradient = weighted * inverse
     return (
         gradient if mask[0] else None,
-        op("sum")(g * normal, dims) if mask[1] else None,
-        op("sum")(g, dims) if mask[2] else None,
+        ltorch.sum(g * normal, dims) if mask[1] else None,
+        ltorch.sum(g, dims) if mask[2] else None,
     )
 
 

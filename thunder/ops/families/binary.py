@@ -14,14 +14,15 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, FloatProxy, NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import op, sum_to
+from thunder.ops import ltorch, prims
+from thunder.ops.backward import sum_to
 from thunder.ops.corners import kept_at_tie, turns_at_origin
 from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, spellings_of, subtracted_types
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import effects, kernels, splitting, views
+from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.rules import effects, kernels, memory, splitting, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
@@ -54,7 +55,7 @@ def operator_methods(symbol: Callable, operator: str) -> None:
         if operator in ("add", "mul"):
             return symbol(b, a)
         if operator == "truediv":
-            return LTORCH["mul"](LTORCH["reciprocal"](b), a)
+            return ltorch.mul(ltorch.reciprocal(b), a)
         return symbol(a, b)
 
     for name, function in ((f"__{operator}__", plain), (f"__r{operator}__", reflected)):
@@ -106,6 +107,7 @@ def binary(
     if operator is not None:
         operator_methods(symbol, operator)
     symbol.elementwise = True
+    memory.owns_result.add(symbol)
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))
     return named_alike(symbol)
@@ -149,23 +151,23 @@ def _pow_left(g, y, a, b):
     if type(b) is not TensorProxy:
         if type(b) in (int, float) and b == 2:
             return g * (b * a)
-        return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
-    return op("where")(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
+        return ltorch.zeros_like(a) if b == 0 else g * (b * ltorch.pow(a, b - 1))
+    return ltorch.where(ltorch.eq(b, 0.0), 0.0, g * (b * ltorch.pow(a, b - 1)))
 
 
 def _pow_right(g, y, a, b):
     """g * y * log(a); 0 where 0 is raised to a power that is not negative."""
     if type(a) is TensorProxy:
-        slope = g * (y * op("log")(convert(a, y.dtype)))
-        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), _not_negative(b)), 0.0, slope)
+        slope = g * (y * ltorch.log(convert(a, y.dtype)))
+        return ltorch.where(ltorch.logical_and(ltorch.eq(a, 0), _not_negative(b)), 0.0, slope)
     slope = g * (y * _log(a, y.dtype.category == dtypes.COMPLEX))
-    return op("where")(_not_negative(b), 0.0, slope) if a == 0 else slope
+    return ltorch.where(_not_negative(b), 0.0, slope) if a == 0 else slope
 
 
 def _not_negative(b):
     if b.dtype.category < dtypes.COMPLEX:
-        return LTORCH["ge"](b, 0)
-    return LTORCH["logical_and"](LTORCH["eq"](LTORCH["imag"](b), 0), LTORCH["ge"](LTORCH["real"](b), 0))
+        return ltorch.ge(b, 0)
+    return ltorch.logical_and(ltorch.eq(ltorch.imag(b), 0), ltorch.ge(ltorch.real(b), 0))
 
 
 def _log(a, of_complex: bool):
@@ -176,18 +178,18 @@ def _log(a, of_complex: bool):
 
 def _copysign_left(g, y, a, b):
     """The sign that `a` was given: y / a, 0 where `a` is 0."""
-    return g * op("masked_fill")(y / a, LTORCH["eq"](a, 0), 0)
+    return g * ltorch.masked_fill(y / a, ltorch.eq(a, 0), 0)
 
 
 def _wins(g, a, b, compare: str):
     """The cotangent where `a` is taken: it compares so with `b`, or b is NaN."""
-    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
-    return op("masked_fill")(g, LTORCH["logical_not"](taken), 0)
+    taken = ltorch.logical_or(LTORCH[compare](a, b), ltorch.isnan(b))
+    return ltorch.masked_fill(g, ltorch.logical_not(taken), 0)
 
 
 def _loses(g, a, b, compare: str):
-    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
-    return op("masked_fill")(g, taken, 0)
+    taken = ltorch.logical_or(LTORCH[compare](a, b), ltorch.isnan(b))
+    return ltorch.masked_fill(g, taken, 0)
 
 
 def _first_extreme(extreme: Callable, compare: str):
@@ -199,7 +201,7 @@ def _first_extreme(extreme: Callable, compare: str):
         return (
             _wins(g, a, b, compare)
             if share == 1.0
-            else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
+            else ltorch.where(ltorch.eq(a, b), g * share, _wins(g, a, b, compare))
         )
 
     def right(g, y, a, b):
@@ -207,22 +209,22 @@ def _first_extreme(extreme: Callable, compare: str):
         return (
             _loses(g, a, b, compare)
             if share == 1.0
-            else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
+            else ltorch.where(ltorch.eq(a, b), g * (1.0 - share), _loses(g, a, b, compare))
         )
 
     return {"left": left, "right": right}
 
 
 def _xlogy_left(g, y, a, b):
-    slope = op("xlogy")(g, b)
-    nothing = LTORCH["eq"](a, 0.0)
+    slope = ltorch.xlogy(g, b)
+    nothing = ltorch.eq(a, 0.0)
     if type(b) is TensorProxy:
-        nothing = LTORCH["logical_and"](nothing, LTORCH["le"](b, 0.0))
-    return slope if type(b) is not TensorProxy and b > 0 else op("masked_fill")(slope, nothing, 0.0)
+        nothing = ltorch.logical_and(nothing, ltorch.le(b, 0.0))
+    return slope if type(b) is not TensorProxy and b > 0 else ltorch.masked_fill(slope, nothing, 0.0)
 
 
 def _truncated(a, b, mode: str):
-    return op("div")(a, b, rounding_mode=mode)
+    return ltorch.div(a, b, rounding_mode=mode)
 
 
 _F = {"promotes": Promotion.INT_TO_FLOAT}
@@ -234,14 +236,14 @@ BINARY: dict[str, dict] = {
     "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
     "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
-    "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
+    "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: ltorch.zeros_like(g)},
     "hypot": _TENSORS | {"left": lambda g, y, a, b: g * a / y,
     "right": lambda g, y, a, b: g * b / y},
     "nextafter": _TENSORS, "heaviside": _TENSORS,
-    "logaddexp": _TENSORS | {"left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
-    "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
-    "logaddexp2": _TENSORS | {"left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
-    "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
+    "logaddexp": _TENSORS | {"left": lambda g, y, a, b: g / (1 + ltorch.exp(b - a)),
+    "right": lambda g, y, a, b: g / (1 + ltorch.exp(a - b))},
+    "logaddexp2": _TENSORS | {"left": lambda g, y, a, b: g / (1 + ltorch.exp2(b - a)),
+    "right": lambda g, y, a, b: g / (1 + ltorch.exp2(a - b))},
     "fmod": {"numbers": "right", "left": lambda g, y, a, b: g,
     "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
     "remainder": {"operator": "mod", "left": lambda g, y, a, b: g,
@@ -264,7 +266,7 @@ for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
     binary(_name, *spellings_of(_name), *_extra, **_options)
 if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
-    casts_inside(*LTORCH["ldexp"].torch_functions)
+    casts_inside(*ltorch.ldexp.torch_functions)
 
 
 def _double_in_place(a, b):
@@ -280,7 +282,7 @@ def _double_in_place(a, b):
         )
 
 
-views.check_in_place.set(_double_in_place, LTORCH["float_power"])
+views.check_in_place.set(_double_in_place, ltorch.float_power)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     binary(_name, *spellings_of(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
 
@@ -289,9 +291,9 @@ def _angle_rule(symbol: Symbol) -> None:
     def rule(a, b):
         g = yield symbol(a, b)
         squares = a * a + b * b
-        inverse = op("reciprocal")(squares)
+        inverse = ltorch.reciprocal(squares)
         if turns_at_origin():
-            inverse = op("masked_fill")(inverse, op("eq")(squares, 0), 0)
+            inverse = ltorch.masked_fill(inverse, ltorch.eq(squares, 0), 0)
         return tuple(
             sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
             for x, slope in ((a, lambda: b), (b, lambda: -a))
@@ -305,18 +307,18 @@ def _extreme_rule(symbol: Symbol, loses: str) -> None:
 
     def rule(a, b):
         g = yield symbol(a, b)
-        halved = op("where")(LTORCH["eq"](a, b), g / 2, g)
+        halved = ltorch.where(ltorch.eq(a, b), g / 2, g)
         return tuple(
-            sum_to(op("masked_fill")(halved, LTORCH[loses](x, other), 0), x.shape) if x.requires_grad else None
+            sum_to(ltorch.masked_fill(halved, LTORCH[loses](x, other), 0), x.shape) if x.requires_grad else None
             for x, other in ((a, b), (b, a))
         )
 
     symbol.vjp(rule)
 
 
-_extreme_rule(LTORCH["maximum"], "lt")
-_extreme_rule(LTORCH["minimum"], "gt")
-_angle_rule(LTORCH["atan2"])
+_extreme_rule(ltorch.maximum, "lt")
+_extreme_rule(ltorch.minimum, "gt")
+_angle_rule(ltorch.atan2)
 for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT)
 
@@ -381,10 +383,10 @@ def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
     require(rounding_mode in ("trunc", "floor"))
-    return LTORCH["floor_divide"].meta(a, b)
+    return ltorch.floor_divide.meta(a, b)
 
 
-true_divide = LTORCH["true_divide"]
+true_divide = ltorch.true_divide
 
 
 @composite(*spellings_of("div"), meta=_div_meta)
@@ -392,9 +394,9 @@ def div(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.decomposition(a, b)
     if rounding_mode == "floor":
-        return LTORCH["floor_divide"](a, b)
+        return ltorch.floor_divide(a, b)
     exact = true_divide(a, b)
-    return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
+    return convert(ltorch.trunc(exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
 
 
 named_alike(div)
@@ -402,10 +404,10 @@ named_alike(div)
 
 def _div_rule(symbol: Symbol) -> Callable:
     def left(g, y, a, b, *, rounding_mode=None):
-        return g / b if rounding_mode is None else op("zeros_like")(g)
+        return g / b if rounding_mode is None else ltorch.zeros_like(g)
 
     def right(g, y, a, b, *, rounding_mode=None):
-        return -g * ((a / b) / b) if rounding_mode is None else op("zeros_like")(g)
+        return -g * ((a / b) / b) if rounding_mode is None else ltorch.zeros_like(g)
 
     return _binary_rule(symbol, left, right)
 
@@ -436,21 +438,20 @@ def _divides_integers(operation) -> bool:
     return all(p.dtype.category <= dtypes.INTEGER for p in operation.outputs)
 
 
-effects.checks_data.add(
-    *(LTORCH[name] for name in ("div", "remainder", "fmod", "floor_divide")), when=_divides_integers
-)
-effects.checks_data.add(*(PRIMS[name] for name in ("remainder", "fmod", "floor_divide")), when=_divides_integers)
+effects.checks_data.add(ltorch.div, ltorch.remainder, ltorch.fmod, ltorch.floor_divide, when=_divides_integers)
+effects.checks_data.add(prims.remainder, prims.fmod, prims.floor_divide, when=_divides_integers)
 # not pow, which computes the powers of some numbers otherwise
-kernels.converts_numbers.set((1,), *(LTORCH[name] for name in (
-        "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "fmod", "remainder", "copysign", "xlogy",
-        "eq", "ne", "lt", "le", "gt", "ge",
-    )))  # fmt: skip
+kernels.converts_numbers.set(
+    (1,), ltorch.add, ltorch.sub, ltorch.rsub, ltorch.mul, ltorch.div, ltorch.true_divide, ltorch.floor_divide,
+    ltorch.fmod, ltorch.remainder, ltorch.copysign, ltorch.xlogy, ltorch.eq, ltorch.ne, ltorch.lt, ltorch.le,
+    ltorch.gt, ltorch.ge,
+)  # fmt: skip
 # Inductor's results differ, for infinities and below float32
-kernels.no_loop_of_inductor.add(*(table[name] for name in ("floor_divide", "nextafter") for table in (LTORCH, PRIMS)))
-kernels.layout.set("second operand first", LTORCH["rsub"])
+kernels.no_loop_of_inductor.add(ltorch.floor_divide, prims.floor_divide, ltorch.nextafter, prims.nextafter)
+kernels.layout.set("second operand first", ltorch.rsub)
 
 
 splitting.rule.set(
-    splitting.elementwise, *(LTORCH[name] for name in ("add", "sub", "div", "true_divide")),
-    *(PRIMS[name] for name in ("add", "sub", "true_divide")),
+    splitting.elementwise, ltorch.add, ltorch.sub, ltorch.div, ltorch.true_divide,
+    prims.add, prims.sub, prims.true_divide,
 )  # fmt: skip

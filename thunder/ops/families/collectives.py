@@ -22,9 +22,10 @@ from thunder.core import codegen
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, like
 from thunder.core.symbol import Symbol, current_recorder, user_location
 from thunder.errors import CaptureError, MissingImplementationError, OptionError
+from thunder.ops import ltorch
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.lost_ranks import failed
-from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.registry import torch_prim
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = [
@@ -380,7 +381,7 @@ gradient_of_first(wait, lambda g, y, future: g)
 def _(a, group=None, async_op=False, dim=None):
     g = yield all_gather(a, group, async_op, dim)
     g = reduce_scatter(g, "sum", group, False, dim)
-    return (g if a.shape else LTORCH["reshape"](g, ()),)
+    return (g if a.shape else ltorch.reshape(g, ()),)
 
 
 @all_reduce.vjp
@@ -397,7 +398,7 @@ def _(a, op="sum", group=None, async_op=False, dim=None):
         raise MissingImplementationError(f"reduce_scatter with {op} has no derivative: only sum and avg have")
     g = yield reduce_scatter(a, op, group, async_op, dim)
     g = all_gather(g, group, False, dim)
-    return (g if op == "sum" else LTORCH["true_divide"](g, group.size()),)
+    return (g if op == "sum" else ltorch.true_divide(g, group.size()),)
 
 
 @broadcast.vjp
@@ -405,8 +406,8 @@ def _(a, root, group=None, async_op=False):
     g = yield broadcast(a, root, group, async_op)
     g = all_reduce(g, "sum", group, False)
     # read on all ranks: a collective that one of them drops as dead code would leave the others waiting
-    is_root = LTORCH["full"]((), group.rank() == root, dtype=torch.bool, device=to_torch_device(g.device))
-    return (LTORCH["where"](is_root, g, 0.0),)
+    is_root = ltorch.full((), group.rank() == root, dtype=torch.bool, device=to_torch_device(g.device))
+    return (ltorch.where(is_root, g, 0.0),)
 
 
 gradient_of_first(all_to_all, lambda g, y, a, group=None, async_op=False: all_to_all(g, group, False))

@@ -9,8 +9,7 @@ from thunder.analysis import cost
 from thunder.analysis.cost import Cost
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops import backward
-from thunder.ops.families import shape_prims as prims
+from thunder.ops import backward, ltorch, prims
 from thunder.ops.families.shape import squeeze, unsqueeze
 from thunder.ops.promotion import same_device
 from thunder.ops.registry import LTORCH, alias, composite, prim
@@ -132,8 +131,8 @@ conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 def conv_tbc(a, weight, bias, pad=0):
     """A convolution along the first dimension: time, batch, channels."""
     require(len(a.shape) == len(weight.shape) == 3 and len(bias.shape) == 1)
-    out = LTORCH["conv1d"](LTORCH["permute"](a, (1, 2, 0)), LTORCH["permute"](weight, (2, 1, 0)), bias, 1, pad)
-    return LTORCH["permute"](out, (2, 0, 1))
+    out = ltorch.conv1d(ltorch.permute(a, (1, 2, 0)), ltorch.permute(weight, (2, 1, 0)), bias, 1, pad)
+    return ltorch.permute(out, (2, 0, 1))
 
 
 _conv_tbc_backward = backward.kernel(
@@ -184,12 +183,12 @@ def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
     require(len(a.shape) in (3, 4))
     k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
     a, single = _batched(a, 2)
-    x = LTORCH["pad"](a, (p[1], p[1], p[0], p[0]))
+    x = ltorch.pad(a, (p[1], p[1], p[0], p[0]))
     for i in (0, 1):  # windows of each spatial dimension, every d-th of their elements
-        x = LTORCH["unfold"](x, 2 + i, d[i] * (k[i] - 1) + 1, s[i])
-        x = LTORCH["getitem"](x, (..., slice(None, None, d[i])))
-    x = LTORCH["permute"](x, (0, 1, 4, 5, 2, 3))
-    out = LTORCH["reshape"](x, (x.shape[0], x.shape[1] * k[0] * k[1], x.shape[4] * x.shape[5]))
+        x = ltorch.unfold(x, 2 + i, d[i] * (k[i] - 1) + 1, s[i])
+        x = ltorch.getitem(x, (..., slice(None, None, d[i])))
+    x = ltorch.permute(x, (0, 1, 4, 5, 2, 3))
+    out = ltorch.reshape(x, (x.shape[0], x.shape[1] * k[0] * k[1], x.shape[4] * x.shape[5]))
     return squeeze(out, 0) if single else out
 
 
@@ -200,18 +199,16 @@ def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     a, single = (unsqueeze(a, 0), True) if len(a.shape) == 2 else (a, False)
     n, channels = a.shape[0], a.shape[1] // (k[0] * k[1])
     height, width = h + 2 * p[0], w + 2 * p[1]
-    where = LTORCH["reshape"](LTORCH["arange"](height * width, device=a.device), (1, 1, height, width))
+    where = ltorch.reshape(ltorch.arange(height * width, device=a.device), (1, 1, height, width))
     for i in (0, 1):
-        where = LTORCH["getitem"](
-            LTORCH["unfold"](where, 2 + i, d[i] * (k[i] - 1) + 1, s[i]), (..., slice(None, None, d[i]))
-        )
-    where = LTORCH["reshape"](LTORCH["permute"](where, (0, 1, 4, 5, 2, 3)), (1, 1, -1))
-    flat = LTORCH["reshape"](a, (n, channels, -1))
-    empty = LTORCH["zeros"]((n, channels, height * width), device=a.device, dtype=a.dtype)
-    out = LTORCH["reshape"](
-        LTORCH["scatter_add"](empty, 2, LTORCH["expand"](where, flat.shape), flat), (n, channels, height, width)
+        where = ltorch.getitem(ltorch.unfold(where, 2 + i, d[i] * (k[i] - 1) + 1, s[i]), (..., slice(None, None, d[i])))
+    where = ltorch.reshape(ltorch.permute(where, (0, 1, 4, 5, 2, 3)), (1, 1, -1))
+    flat = ltorch.reshape(a, (n, channels, -1))
+    empty = ltorch.zeros((n, channels, height * width), device=a.device, dtype=a.dtype)
+    out = ltorch.reshape(
+        ltorch.scatter_add(empty, 2, ltorch.expand(where, flat.shape), flat), (n, channels, height, width)
     )
-    out = LTORCH["getitem"](out, (..., slice(p[0], p[0] + h), slice(p[1], p[1] + w)))
+    out = ltorch.getitem(out, (..., slice(p[0], p[0] + h), slice(p[1], p[1] + w)))
     return squeeze(out, 0) if single else out
 
 
@@ -347,7 +344,7 @@ def _convolution_twice(
     if of_weight is not None:
         terms.append(convolved(x, of_weight))
     if of_bias is not None:
-        terms.append(LTORCH["expand"](LTORCH["reshape"](of_bias, (1, -1, *(1,) * (len(x.shape) - 2))), g.shape))
+        terms.append(ltorch.expand(ltorch.reshape(of_bias, (1, -1, *(1,) * (len(x.shape) - 2))), g.shape))
     of_g = terms[0]
     for term in terms[1:]:
         of_g = of_g + term

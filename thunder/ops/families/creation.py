@@ -16,12 +16,12 @@ from thunder.core.proxies import METHODS, NumberProxy, Proxy, TensorProxy, concr
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import CaptureError, DataDependentError
-from thunder.ops import opaque
+from thunder.ops import ltorch, opaque
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
-from thunder.ops.registry import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.registry import alias, composite, prim, torch_prim
 from thunder.ops.rules import batching, derivatives, effects
 from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
@@ -167,9 +167,7 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
     def call(*args, memory_format=torch.preserve_format, **kwargs):
         made = symbol(*args, **kwargs)
         return (
-            made
-            if memory_format in (torch.preserve_format, None)
-            else LTORCH["clone"](made, memory_format=memory_format)
+            made if memory_format in (torch.preserve_format, None) else ltorch.clone(made, memory_format=memory_format)
         )
 
     alias(function, over=symbol)(call)
@@ -207,7 +205,7 @@ def new(a, *data, device=None):
         return opaque.symbol_for(torch.Tensor.new)(a, first)
     if isinstance(first, (int, NumberProxy)) or isinstance(first, tuple) and type(first) is not tuple:  # torch.Size
         return empty(*(data or (0,)), **kind)
-    return LTORCH["tensor"](first, **kind)
+    return ltorch.tensor(first, **kind)
 
 
 # --- ranges
@@ -341,7 +339,7 @@ _tensor_symbol = tensor
 def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:
-        return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
+        return ltorch.to(ltorch.clone(ltorch.detach(data)), dtype=dtype, device=device)
     leaves = _leaf_types(data, [])
     if any(isinstance(x, TensorProxy) for x in leaves):
         return _of_tensors(data, leaves, None if dtype is None else to_dtype(dtype), device)
@@ -351,7 +349,7 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
             values = found.tolist()
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
         if not found.numel():
-            return LTORCH["zeros"](*found.shape, dtype=dtype, device=device)
+            return ltorch.zeros(*found.shape, dtype=dtype, device=device)
         data = values
     return _tensor_symbol(data, dtype=dtype, device=device)
 
@@ -379,9 +377,9 @@ def _of_tensors(data, leaves: list, dtype: dtypes.dtype | None, device):
 
     def filled(x):
         if isinstance(x, (list, tuple)):
-            return LTORCH["stack"]([filled(part) for part in x])
+            return ltorch.stack([filled(part) for part in x])
         if isinstance(x, TensorProxy):
-            return LTORCH["to"](LTORCH["reshape"](LTORCH["detach"](x), ()), **options)
+            return ltorch.to(ltorch.reshape(ltorch.detach(x), ()), **options)
         return _tensor_symbol(x, **options)
 
     return filled(data)
@@ -390,7 +388,7 @@ def _of_tensors(data, leaves: list, dtype: dtypes.dtype | None, device):
 @alias(torch.as_tensor, torch.asarray)
 def as_tensor(data, dtype=None, device=None, **kwargs):
     if type(data) is TensorProxy:
-        return LTORCH["to"](data, dtype=dtype, device=device)
+        return ltorch.to(data, dtype=dtype, device=device)
     return tensor_of(data, dtype=dtype, device=device)
 
 
@@ -415,9 +413,9 @@ def _triangle(name: str, keeps_lower: bool) -> Symbol:
     def decomposition(a, diagonal=0):
         rows, columns = a.shape[-2:]
         options = {"device": a.device, "dtype": dtypes.int64}
-        row = LTORCH["unsqueeze"](iota(rows, start=0, step=1, **options), 1)
+        row = ltorch.unsqueeze(iota(rows, start=0, step=1, **options), 1)
         column = iota(columns, start=0, step=1, **options)
-        keep = LTORCH["le"](column, row + diagonal) if keeps_lower else LTORCH["ge"](column, row + diagonal)
+        keep = ltorch.le(column, row + diagonal) if keeps_lower else ltorch.ge(column, row + diagonal)
         return convert(where(keep, a, False if a.dtype is dtypes.bool8 else 0), a.dtype)
 
     symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, meta=meta)(decomposition)
@@ -466,7 +464,7 @@ def one_hot(a, num_classes=-1):
             "the largest value of one_hot's argument", location=user_location(), remedy="pass num_classes"
         )
     classes = iota(num_classes, start=0, step=1, device=a.device, dtype=dtypes.int64)
-    return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
+    return convert(ltorch.eq(ltorch.unsqueeze(a, -1), classes), dtypes.int64)
 
 
 @composite(torch.linalg.vander, name="linalg_vander")
@@ -475,8 +473,8 @@ def vander(x, *, N=None):
     N = (x.shape[-1] if x.shape else 1) if N is None else N
     require(x.dtype.category >= 1 and N > 1)
     shape = (*(x.shape or (1,)), N)
-    powers = LTORCH["cumprod"](LTORCH["expand"](LTORCH["unsqueeze"](x, -1), (*shape[:-1], shape[-1] - 1)), -1)
-    return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
+    powers = ltorch.cumprod(ltorch.expand(ltorch.unsqueeze(x, -1), (*shape[:-1], shape[-1] - 1)), -1)
+    return ltorch.cat([ltorch.ones((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
 
 
 derivatives.composed.set(True, vander)  # PyTorch composes it of the same operations
@@ -495,7 +493,7 @@ def complex(real, imag):
 @complex.vjp
 def _(real, imag):
     g = yield complex(real, imag)
-    return sum_to(LTORCH["real"](g), real.shape), sum_to(LTORCH["imag"](g), imag.shape)
+    return sum_to(ltorch.real(g), real.shape), sum_to(ltorch.imag(g), imag.shape)
 
 
 @torch_prim(torch.polar, autocast="cpu:float32")
@@ -509,9 +507,9 @@ def _counts_classes(operation) -> bool:
     return operation.kwargs.get("num_classes", rest[0] if rest else -1) == -1
 
 
-effects.synchronises.add(LTORCH["tensor"])
-effects.checks_data.add(LTORCH["one_hot"])
-effects.synchronises.add(LTORCH["one_hot"], when=_counts_classes)
+effects.synchronises.add(ltorch.tensor)
+effects.checks_data.add(ltorch.one_hot)
+effects.synchronises.add(ltorch.one_hot, when=_counts_classes)
 
 
-batching.rule.set(batching.same, *(LTORCH[name] for name in ("zeros_like", "ones_like", "full_like")))
+batching.rule.set(batching.same, ltorch.zeros_like, ltorch.ones_like, ltorch.full_like)

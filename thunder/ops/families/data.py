@@ -9,8 +9,9 @@ from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
+from thunder.ops import prims
 from thunder.ops.backward import gradient_of_first
-from thunder.ops.registry import PRIMS, alias, composite, prim, torch_prim
+from thunder.ops.registry import alias, composite, prim, torch_prim
 from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -203,7 +204,7 @@ gradient_of_first(clone, lambda g, y, a, *, memory_format=torch.preserve_format:
 gradient_of_first(pin_memory, lambda g, y, a, device=None: g)
 
 
-kernels.no_loop_of_inductor.add(PRIMS["device_put"])
+kernels.no_loop_of_inductor.add(prims.device_put)
 aliases.may_copy.add(contiguous)
 
 

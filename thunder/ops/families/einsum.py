@@ -8,11 +8,11 @@ import torch
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, current_recorder
-from thunder.ops import autocast, opaque
+from thunder.ops import autocast, ltorch, opaque
 from thunder.ops.families.linalg import matmul_prim
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.promotion import result_type, same_device
-from thunder.ops.registry import LTORCH, alias, composite
+from thunder.ops.registry import alias, composite
 from thunder.ops.shape_rules import require
 
 
@@ -121,7 +121,7 @@ def einsum(equation, *operands):
         done, labels = _contract(done, labels, t, other, later)
     gone = tuple(i for i, x in enumerate(labels) if x not in output)
     if gone:
-        done, labels = LTORCH["sum"](done, gone), [x for x in labels if x in output]
+        done, labels = ltorch.sum(done, gone), [x for x in labels if x in output]
     for x in output:
         if x not in labels:
             done, labels = unsqueeze(done, -1), [*labels, x]
@@ -154,7 +154,7 @@ def _diagonals(t, labels: list):
         x = next(x for x in labels if labels.count(x) > 1)
         i = labels.index(x)
         j = labels.index(x, i + 1)
-        t = LTORCH["diagonal"](t, 0, i, j)
+        t = ltorch.diagonal(t, 0, i, j)
         labels = [y for k, y in enumerate(labels) if k not in (i, j)] + [x]
     return t, labels
 
@@ -180,7 +180,7 @@ def _contract(a, left: list, b, right: list, later: set):
 
 def _sum_unneeded(t, labels: list, needed: set):
     gone = tuple(i for i, x in enumerate(labels) if x not in needed)
-    return (LTORCH["sum"](t, gone), [x for x in labels if x in needed]) if gone else (t, labels)
+    return (ltorch.sum(t, gone), [x for x in labels if x in needed]) if gone else (t, labels)
 
 
 def _grouped(t, labels: list, batch: list, first: list, second: list):

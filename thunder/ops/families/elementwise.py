@@ -14,13 +14,14 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.backward import gradient_of_first, op, sigmoid_backward, tanh_backward
+from thunder.ops import ltorch, prims
+from thunder.ops.backward import gradient_of_first, sigmoid_backward, tanh_backward
 from thunder.ops.corners import is_differentiated
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.promotion import Promotion
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
-from thunder.ops.rules import batching, derivatives, views
+from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.rules import batching, derivatives, memory, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
@@ -64,6 +65,7 @@ def unary(
     )(decomposition)
 
     symbol.elementwise = True
+    memory.owns_result.add(symbol)
     if vjp is not None:
         gradient_of_first(symbol, vjp)
     return named_alike(symbol)
@@ -129,31 +131,31 @@ UNARY = {
 }  # fmt: skip
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x
 VJP: dict[str, Callable] = {
-    "abs": lambda g, y, x: g * op("sgn")(x),
-    "acos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
-    "asin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
+    "abs": lambda g, y, x: g * ltorch.sgn(x),
+    "acos": lambda g, y, x: g * -ltorch.rsqrt(1 - x * x),
+    "asin": lambda g, y, x: g * ltorch.rsqrt(1 - x * x),
     "atan": lambda g, y, x: g / (x * x + 1),
     "atanh": lambda g, y, x: g * 1 / (1 - x * x),
-    "asinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
-    "acosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
-    "ceil": lambda g, y, x: op("zeros_like")(g),
-    "floor": lambda g, y, x: op("zeros_like")(g),
-    "trunc": lambda g, y, x: op("zeros_like")(g),
-    "sign": lambda g, y, x: op("zeros_like")(g),
+    "asinh": lambda g, y, x: g * ltorch.rsqrt(x * x + 1),
+    "acosh": lambda g, y, x: g * ltorch.rsqrt(x * x - 1),
+    "ceil": lambda g, y, x: ltorch.zeros_like(g),
+    "floor": lambda g, y, x: ltorch.zeros_like(g),
+    "trunc": lambda g, y, x: ltorch.zeros_like(g),
+    "sign": lambda g, y, x: ltorch.zeros_like(g),
     "frac": lambda g, y, x: g,
-    "cos": lambda g, y, x: g * -op("sin")(x),
-    "sin": lambda g, y, x: g * op("cos")(x),
-    "cosh": lambda g, y, x: g * op("sinh")(x),
-    "sinh": lambda g, y, x: g * op("cosh")(x),
+    "cos": lambda g, y, x: g * -ltorch.sin(x),
+    "sin": lambda g, y, x: g * ltorch.cos(x),
+    "cosh": lambda g, y, x: g * ltorch.sinh(x),
+    "sinh": lambda g, y, x: g * ltorch.cosh(x),
     "tan": lambda g, y, x: g * (1 + y * y),
-    "deg2rad": lambda g, y, x: op("deg2rad")(g),
-    "rad2deg": lambda g, y, x: op("rad2deg")(g),
-    "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
-    "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
-    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(op("pow")(op("erfinv")(x), 2)) * g,
-    "conj_physical": lambda g, y, x: op("conj_physical")(g),
-    "i0": lambda g, y, x: g * op("special_i1")(x),
-    "sgn": lambda g, y, x: op("zeros_like")(g),
+    "deg2rad": lambda g, y, x: ltorch.deg2rad(g),
+    "rad2deg": lambda g, y, x: ltorch.rad2deg(g),
+    "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * ltorch.exp(-(x * x)) * g,
+    "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * ltorch.exp(-(x * x)) * g,
+    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * ltorch.exp(ltorch.pow(ltorch.erfinv(x), 2)) * g,
+    "conj_physical": lambda g, y, x: ltorch.conj_physical(g),
+    "i0": lambda g, y, x: g * ltorch.special_i1(x),
+    "sgn": lambda g, y, x: ltorch.zeros_like(g),
     "sinc": lambda g, y, x: g * _sinc_slope(x),
     "exp": lambda g, y, x: g * y,
     "exp2": lambda g, y, x: g * y * math.log(2.0),
@@ -162,12 +164,12 @@ VJP: dict[str, Callable] = {
     "log10": lambda g, y, x: g / (x * math.log(10.0)),
     "log1p": lambda g, y, x: g / (x + 1),
     "log2": lambda g, y, x: g / (x * math.log(2.0)),
-    "digamma": lambda g, y, x: g * op("polygamma")(1, x),
-    "lgamma": lambda g, y, x: g * op("digamma")(x),
+    "digamma": lambda g, y, x: g * ltorch.polygamma(1, x),
+    "lgamma": lambda g, y, x: g * ltorch.digamma(x),
     "neg": lambda g, y, x: -g,
     "positive": lambda g, y, x: g,
     "reciprocal": lambda g, y, x: -g * (y * y),
-    "rsqrt": lambda g, y, x: -0.5 * g * op("pow")(y, 3),
+    "rsqrt": lambda g, y, x: -0.5 * g * ltorch.pow(y, 3),
     "sqrt": lambda g, y, x: g / (2 * y),
     "square": lambda g, y, x: g * (x * 2.0),
 }
@@ -177,14 +179,14 @@ def _sinc_slope(x):
     """(pi x cos(pi x) - sin(pi x)) / (pi x**2), 0 at 0."""
     by_pi = x * math.pi
     square = x * x * math.pi
-    return op("masked_fill")((by_pi * op("cos")(by_pi) - op("sin")(by_pi)) / square, LTORCH["eq"](square, 0.0), 0)
+    return ltorch.masked_fill((by_pi * ltorch.cos(by_pi) - ltorch.sin(by_pi)) / square, ltorch.eq(square, 0.0), 0)
 
 
 SPECIAL_VJP: dict[str, Callable] = {
-    "entr": lambda g, y, x: g * -(1 + op("log")(x)),
+    "entr": lambda g, y, x: g * -(1 + ltorch.log(x)),
     "erfcx": lambda g, y, x: (2.0 * x * y - 2.0 / math.sqrt(math.pi)) * g,
-    "i0e": lambda g, y, x: g * (op("special_i1e")(x) - op("sgn")(x) * y),
-    "ndtri": lambda g, y, x: g * math.sqrt(2.0 * math.pi) * op("exp")(op("square")(y) / 2),
+    "i0e": lambda g, y, x: g * (ltorch.special_i1e(x) - ltorch.sgn(x) * y),
+    "ndtri": lambda g, y, x: g * math.sqrt(2.0 * math.pi) * ltorch.exp(ltorch.square(y) / 2),
 }
 _SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}
 for _name, _options in UNARY.items():
@@ -216,21 +218,21 @@ def _no_complex_in_place(a):
         raise RuntimeError("In-place abs is not supported for complex tensors.")
 
 
-derivatives.of_complex.set("as written", LTORCH["abs"], LTORCH["conj_physical"])
-derivatives.of_complex.set("PyTorch's", LTORCH["sgn"])
-LTORCH["positive"].typed_by(_positive)
-LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
-views.check_in_place.set(_no_complex_in_place, LTORCH["abs"])
-alias(torch.Tensor.__abs__)(LTORCH["abs"])
-METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"] = (LTORCH[n] for n in ("abs", "neg", "positive"))
-alias(torch.Tensor.__neg__)(LTORCH["neg"])
+derivatives.of_complex.set("as written", ltorch.abs, ltorch.conj_physical)
+derivatives.of_complex.set("PyTorch's", ltorch.sgn)
+ltorch.positive.typed_by(_positive)
+ltorch.conj_physical.typed_by(lambda a: a if a.dtype.category < 3 else like(a))
+views.check_in_place.set(_no_complex_in_place, ltorch.abs)
+alias(torch.Tensor.__abs__)(ltorch.abs)
+METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"] = ltorch.abs, ltorch.neg, ltorch.positive
+alias(torch.Tensor.__neg__)(ltorch.neg)
 
 
 @alias(torch.Tensor.__invert__)
 def inverted(a):
     if a.dtype.category >= 2:
         raise TypeError("~ (operator.invert) is only implemented on integer and Boolean-type tensors")
-    return LTORCH["bitwise_not"](a)
+    return ltorch.bitwise_not(a)
 
 
 METHODS["__invert__"] = inverted
@@ -249,7 +251,7 @@ def round(a, *, decimals=0):
 _round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
 
 
-gradient_of_first(round, lambda g, y, a, *, decimals=0: op("zeros_like")(g))
+gradient_of_first(round, lambda g, y, a, *, decimals=0: ltorch.zeros_like(g))
 
 
 @prim(torch.real, tags=(OpTags.VIEW,))
@@ -280,13 +282,13 @@ def imag(a):
 
 @composite(torch.conj, torch.Tensor.conj, meta=lambda a: a if a.dtype.category < 3 else like(a), tags=(OpTags.VIEW,))
 def conj(a):
-    return a if a.dtype.category < 3 else PRIMS["conj_physical"](a)
+    return a if a.dtype.category < 3 else prims.conj_physical(a)
 
 
 gradient_of_first(real, lambda g, y, a: g)
 
 
-gradient_of_first(imag, lambda g, y, a: op("complex")(op("zeros_like")(g), g))
+gradient_of_first(imag, lambda g, y, a: ltorch.complex(ltorch.zeros_like(g), g))
 
 
 gradient_of_first(conj, lambda g, y, a: conj(g))
@@ -302,8 +304,9 @@ def frexp(a):
     return named_results("frexp", *frexp_prim(a))
 
 
-batching.rule.set(batching.elementwise, LTORCH["round"])
+batching.rule.set(batching.elementwise, ltorch.round)
 
 
-gradient_of_first(LTORCH["tanh"], lambda g, y, a: tanh_backward(g, y))
-gradient_of_first(LTORCH["sigmoid"], lambda g, y, a: sigmoid_backward(g, y))
+gradient_of_first(ltorch.tanh, lambda g, y, a: tanh_backward(g, y))
+gradient_of_first(ltorch.sigmoid, lambda g, y, a: sigmoid_backward(g, y))
+memory.owns_result.set(False, ltorch.positive, ltorch.conj_physical)  # what is not negative, or not complex, comes back

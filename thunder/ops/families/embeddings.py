@@ -13,14 +13,13 @@ from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
-from thunder.ops import backward, infer
+from thunder.ops import backward, infer, ltorch, prims
 from thunder.ops.backward import kernel
-from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.scatter import INTEGERS, take
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import batching, kernels
 from thunder.ops.shape_rules import require
 
@@ -120,10 +119,6 @@ def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, s
 # ---------------------------------------------------------------------------------------------------------------- bags
 
 
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
-
 @composite(F.embedding_bag)
 def embedding_bag(
     a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
@@ -136,33 +131,32 @@ def embedding_bag(
     require(per_sample_weights is None or (per_sample_weights.shape == a.shape and mode == "sum"))
     require(offsets is None if len(a.shape) == 2 else len(a.shape) == 1 and offsets is not None)
     count, width = a.numel_value, weight.shape[1]
-    places = _op("arange", count, device=a.device)
+    places = ltorch.arange(count, device=a.device)
     if len(a.shape) == 2:
-        bags, bag = a.shape[0], _op("floor_divide", places, a.shape[1])
+        bags, bag = a.shape[0], ltorch.floor_divide(places, a.shape[1])
     else:
         offsets = offsets[:-1] if include_last_offset else offsets
-        bags, bag = offsets.shape[0], _op("searchsorted", _op("to", offsets, dtype=torch.int64), places, right=True) - 1
+        bags, bag = offsets.shape[0], ltorch.searchsorted(ltorch.to(offsets, dtype=torch.int64), places, right=True) - 1
     index = reshape(a, (count,))
     rows = take(weight, 0, index)
-    kept = _op("ones_like", places) if padding_idx is None else _op("ne", index, padding_idx % weight.shape[0])
-    kept = _op("to", kept, dtype=weight.dtype)
+    kept = ltorch.ones_like(places) if padding_idx is None else ltorch.ne(index, padding_idx % weight.shape[0])
+    kept = ltorch.to(kept, dtype=weight.dtype)
     if mode == "max":
-        rows = _op("where", _op("unsqueeze", kept, 1) > 0, rows, float("-inf"))
-        empty = _op("full", (bags, width), float("-inf"), dtype=weight.dtype, device=a.device)
-        found = _op("scatter_reduce", empty, 0, expand(_op("unsqueeze", bag, 1), (count, width)), rows, "amax")
-        return _op("where", _op("eq", found, float("-inf")), 0.0, found)
+        rows = ltorch.where(ltorch.unsqueeze(kept, 1) > 0, rows, float("-inf"))
+        empty = ltorch.full((bags, width), float("-inf"), dtype=weight.dtype, device=a.device)
+        found = ltorch.scatter_reduce(empty, 0, expand(ltorch.unsqueeze(bag, 1), (count, width)), rows, "amax")
+        return ltorch.where(ltorch.eq(found, float("-inf")), 0.0, found)
     scale = kept if per_sample_weights is None else kept * reshape(per_sample_weights, (count,))
-    total = _op(
-        "index_add",
-        _op("zeros", (bags, width), dtype=weight.dtype, device=a.device),
+    total = ltorch.index_add(
+        ltorch.zeros((bags, width), dtype=weight.dtype, device=a.device),
         0,
         bag,
-        rows * _op("unsqueeze", scale, 1),
+        rows * ltorch.unsqueeze(scale, 1),
     )
     if mode == "sum":
         return total
-    sizes = _op("index_add", _op("zeros", (bags,), dtype=weight.dtype, device=a.device), 0, bag, kept)
-    return total / _op("unsqueeze", _op("clamp", sizes, 1.0), 1)
+    sizes = ltorch.index_add(ltorch.zeros((bags,), dtype=weight.dtype, device=a.device), 0, bag, kept)
+    return total / ltorch.unsqueeze(ltorch.clamp(sizes, 1.0), 1)
 
 
 @alias(F.embedding_bag, over=embedding_bag)
@@ -232,10 +226,10 @@ def _(
     if sparse or not weight.requires_grad or per_sample_weights is not None and per_sample_weights.requires_grad:
         return NotImplemented
     if len(a.shape) == 2:
-        offsets = _op("arange", 0, a.numel_value, a.shape[1], dtype=a.dtype, device=a.device)
+        offsets = ltorch.arange(0, a.numel_value, a.shape[1], dtype=a.dtype, device=a.device)
         a = reshape(a, (a.numel_value,))
         per_sample_weights = None if per_sample_weights is None else reshape(per_sample_weights, a.shape)
-    a, offsets = _op("contiguous", a), _op("contiguous", offsets)  # the kernel reads memory in order
+    a, offsets = ltorch.contiguous(a), ltorch.contiguous(offsets)  # the kernel reads memory in order
     rows, kind = weight.shape[0], ("sum", "mean", "max").index(mode)
     left_out = -1 if padding_idx is None else padding_idx % rows
     out, *kept = _bag_kernel(

@@ -14,12 +14,13 @@ from thunder import compat
 from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder, primitive
+from thunder.ops import ltorch
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.factorizations import _CPU, matrices, mT, product, square, types
 from thunder.ops.families.shape import adjoint
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import without_none
@@ -104,10 +105,10 @@ derivatives.conjugates.add(solve_transposed)
 def _solved(g, A, B, x, left, transposed) -> tuple:
     """The gradients of A and B: A' gB = gX, gA = -gB X' (Giles 2008). `transposed(gX)` solves the first."""
     vector = _is_vector(A, B)
-    g, x = (LTORCH["unsqueeze"](t, -1) if vector else t for t in (g, x))
+    g, x = (ltorch.unsqueeze(t, -1) if vector else t for t in (g, x))
     of_b = transposed(g)
     of_a = product(of_b, mT(x)) if left else product(mT(x), of_b)
-    return sum_to(LTORCH["neg"](of_a), A.shape), sum_to(LTORCH["squeeze"](of_b, -1) if vector else of_b, B.shape)
+    return sum_to(ltorch.neg(of_a), A.shape), sum_to(ltorch.squeeze(of_b, -1) if vector else of_b, B.shape)
 
 
 def _solve_rules(symbol: Symbol, pair: bool) -> None:
@@ -146,7 +147,7 @@ _solve_rules(solve_ex, True)
 
 def _strict(x, upper: bool, unitriangular: bool):
     """The triangle of a gradient; without the diagonal where that is ones."""
-    return LTORCH["triu"](x, int(unitriangular)) if upper else LTORCH["tril"](x, -int(unitriangular))
+    return ltorch.triu(x, int(unitriangular)) if upper else ltorch.tril(x, -int(unitriangular))
 
 
 @torch_prim(torch.linalg.solve_triangular, name="linalg_solve_triangular")
@@ -160,7 +161,7 @@ def _(A, B, *, upper, left=True, unitriangular=False):
     x = linalg_solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular)
     g = yield x
     of_b = linalg_solve_triangular(mT(A), g, upper=not upper, left=left, unitriangular=unitriangular)
-    of_a = LTORCH["neg"](product(of_b, mT(x)) if left else product(mT(x), of_b))
+    of_a = ltorch.neg(product(of_b, mT(x)) if left else product(mT(x), of_b))
     return sum_to(_strict(of_a, upper, unitriangular), A.shape), sum_to(of_b, B.shape)
 
 
@@ -177,7 +178,7 @@ def _(b, A, upper=True, transpose=False, unitriangular=False):
     y = triangular_solve(b, A, upper, transpose, unitriangular)
     g, of_copy = yield y
     of_b = triangular_solve(g, A, upper, not transpose, unitriangular)[0]
-    of_a = LTORCH["neg"](product(y[0], mT(of_b)) if transpose else product(of_b, mT(y[0])))
+    of_a = ltorch.neg(product(y[0], mT(of_b)) if transpose else product(of_b, mT(y[0])))
     return sum_to(of_b, b.shape), sum_to(_strict(of_a, upper, unitriangular) + of_copy, A.shape)
 
 
@@ -197,25 +198,25 @@ def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     """The inverses of the singular values, or eigenvalues, that are larger than the larger of atol and rtol times the
     largest; zeros for the others."""
     if 0 in A.shape[-2:]:
-        return LTORCH["zeros"]((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
+        return ltorch.zeros((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
     if hermitian:
-        values, right = LTORCH["linalg_eigh"](A)
-        sizes, left = LTORCH["abs"](values), right
+        values, right = ltorch.linalg_eigh(A)
+        sizes, left = ltorch.abs(values), right
     else:
-        u, sizes, vh = LTORCH["linalg_svd"](A, False)
+        u, sizes, vh = ltorch.linalg_svd(A, False)
         values, left, right = sizes, adjoint(vh), u
-    rtol, largest = rcond if rtol is None else rtol, LTORCH["amax"](sizes, -1, True)
+    rtol, largest = rcond if rtol is None else rtol, ltorch.amax(sizes, -1, True)
     default = max(A.shape[-2:]) * torch.finfo(to_torch_dtype(A.dtype)).eps
     if isinstance(atol, TensorProxy) and rtol is None:
-        rtol = LTORCH["where"](atol > 0, 0.0, default)
+        rtol = ltorch.where(atol > 0, 0.0, default)
     rtol = (default if not atol else 0.0) if rtol is None else rtol
-    bound = (LTORCH["unsqueeze"](rtol, -1) if isinstance(rtol, TensorProxy) else rtol) * largest
+    bound = (ltorch.unsqueeze(rtol, -1) if isinstance(rtol, TensorProxy) else rtol) * largest
     if isinstance(atol, TensorProxy):
-        bound = LTORCH["maximum"](LTORCH["unsqueeze"](atol, -1), bound)
+        bound = ltorch.maximum(ltorch.unsqueeze(atol, -1), bound)
     elif atol:
-        bound = LTORCH["clamp"](bound, atol)
-    inverted = LTORCH["where"](sizes > bound, LTORCH["reciprocal"](values), 0.0)
-    return product(left * LTORCH["unsqueeze"](inverted, -2), adjoint(right))
+        bound = ltorch.clamp(bound, atol)
+    inverted = ltorch.where(sizes > bound, ltorch.reciprocal(values), 0.0)
+    return product(left * ltorch.unsqueeze(inverted, -2), adjoint(right))
 
 
 @alias(torch.linalg.pinv, over=pinv)
@@ -280,19 +281,19 @@ def tensorinv(A, ind=2):
     require(ind > 0)
     start, end = A.shape[:ind], A.shape[ind:]
     require(math.prod(start) == math.prod(end))
-    matrix = LTORCH["reshape"](A, (math.prod(end), math.prod(start)))
-    return LTORCH["reshape"](LTORCH["linalg_inv"](matrix), (*end, *start))
+    matrix = ltorch.reshape(A, (math.prod(end), math.prod(start)))
+    return ltorch.reshape(ltorch.linalg_inv(matrix), (*end, *start))
 
 
 @composite(torch.linalg.tensorsolve, name="linalg_tensorsolve", autocast=_CPU)
 def tensorsolve(A, B, dims=None):
     rank = len(A.shape)
     moved = [wrap_dim(d, rank) for d in dims or ()]
-    A = LTORCH["movedim"](A, moved, list(range(rank - len(moved), rank))) if moved else A
+    A = ltorch.movedim(A, moved, list(range(rank - len(moved), rank))) if moved else A
     found = A.shape[len(B.shape) :]
     require(math.prod(found) == math.prod(B.shape))
-    matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
-    return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
+    matrix = ltorch.reshape(A, (math.prod(B.shape), math.prod(found)))
+    return ltorch.reshape(linalg_solve(matrix, ltorch.reshape(B, (math.prod(B.shape),))), found)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -327,9 +328,10 @@ derivatives.composed.set(True, pinverse, tensorinv, tensorsolve)
 derivatives.of_complex.set("PyTorch's", pinv)  # it reads conjugates
 # a rule that is PyTorch's formula in another order; `tests/test_numerics_options.py` asks it of every operation
 derivatives.inexact.add(pinv, pinverse)
-effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
-        "solve", "solve_ex", "solve_triangular", "lstsq", "tensorinv", "tensorsolve",
-    )), pinv, pinverse)  # fmt: skip
+effects.synchronises.add(
+    ltorch.linalg_solve, ltorch.linalg_solve_ex, ltorch.linalg_solve_triangular, ltorch.linalg_lstsq,
+    ltorch.linalg_tensorinv, ltorch.linalg_tensorsolve, pinv, pinverse,
+)  # fmt: skip
 # PyTorch composes it of others, which autocast casts
 casts_inside(torch.linalg.pinv, torch.pinverse)
-effects.may_raise.add(linalg_solve, LTORCH["linalg_lstsq"], pinv, tensorinv, tensorsolve)
+effects.may_raise.add(linalg_solve, ltorch.linalg_lstsq, pinv, tensorinv, tensorsolve)

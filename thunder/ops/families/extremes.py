@@ -9,8 +9,9 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol, primitive
+from thunder.ops import ltorch
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, unreduced
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import kernels
 from thunder.ops.torch_types import named_results
 
@@ -65,8 +66,8 @@ def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
     return function
 
 
-max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, LTORCH["maximum"]))
-min = alias(torch.min, torch.Tensor.min)(_extreme(min_all, min_dim, LTORCH["minimum"]))
+max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, ltorch.maximum))
+min = alias(torch.min, torch.Tensor.min)(_extreme(min_all, min_dim, ltorch.minimum))
 median = alias(torch.median, torch.Tensor.median)(_extreme(median_all, median_dim, None))
 nanmedian = alias(torch.nanmedian, torch.Tensor.nanmedian)(_extreme(nanmedian_all, nanmedian_dim, None))
 
@@ -117,15 +118,15 @@ def first_place(a, extreme, place, dim: int, free=None):
     """The first place of each row, in float32, where it is its extreme. place: see `places_of`. free: of which places,
     by default of all."""
     count = a.shape[dim]
-    found = LTORCH["logical_or"](a == extreme, a != a)  # where a row has a NaN, that is its extreme
-    found = found if free is None else LTORCH["logical_and"](found, free)
-    return amin(LTORCH["where"](found, place, float(count)), (dim,), True)
+    found = ltorch.logical_or(a == extreme, a != a)  # where a row has a NaN, that is its extreme
+    found = found if free is None else ltorch.logical_and(found, free)
+    return amin(ltorch.where(found, place, float(count)), (dim,), True)
 
 
 def places_of(shape: tuple, dim: int, device, kind=dtypes.float32):
     """0, 1, ... along a dimension."""
-    place = LTORCH["arange"](shape[dim], device=device, dtype=kind)
-    return LTORCH["reshape"](place, tuple(n if d == dim else 1 for d, n in enumerate(shape)))
+    place = ltorch.arange(shape[dim], device=device, dtype=kind)
+    return ltorch.reshape(place, tuple(n if d == dim else 1 for d, n in enumerate(shape)))
 
 
 def counts_places(a, dim: int) -> bool:
@@ -143,9 +144,9 @@ def _found_by(symbol: Symbol, extreme: Callable, function: str | None) -> None:
             return None
         values = extreme(a, dims, True)
         place = places_of(a.shape, dims[0], a.device)
-        places = LTORCH["to"](first_place(a, values, place, dims[0]), dtypes.int64)
+        places = ltorch.to(first_place(a, values, place, dims[0]), dtypes.int64)
         if not keepdim:
-            values, places = (LTORCH["squeeze"](x, dims[0]) for x in (values, places))
+            values, places = (ltorch.squeeze(x, dims[0]) for x in (values, places))
         return places if function is None else named_results(function, values, places)
 
 
@@ -171,8 +172,8 @@ def _(g, indices, dim: int, shape: tuple):
         return None
     place, out = places_of(shape, dim, g.device, dtypes.int64), 0
     for i in range(count):
-        at, value = (LTORCH["narrow"](x, dim, i, 1) for x in (indices, g))
-        out = LTORCH["where"](place == at, value, out)
+        at, value = (ltorch.narrow(x, dim, i, 1) for x in (indices, g))
+        out = ltorch.where(place == at, value, out)
     return out
 
 
@@ -203,5 +204,5 @@ for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
     _along_rule(_symbol)
 
 kernels.no_loop_of_inductor.add(
-    placed, *(LTORCH[name] for name in ("median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all"))
+    placed, ltorch.median_dim, ltorch.nanmedian_dim, ltorch.mode_dim, ltorch.median_all, ltorch.nanmedian_all
 )

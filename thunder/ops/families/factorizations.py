@@ -16,11 +16,11 @@ from thunder import compat
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol, primitive
-from thunder.ops import autocast
+from thunder.ops import autocast, ltorch
 from thunder.ops.backward import kernel, sum_to
 from thunder.ops.families.shape import adjoint
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 
@@ -43,15 +43,15 @@ def square(a, narrow: bool = False) -> None:
 
 
 def mT(a):
-    return LTORCH["transpose"](a, -2, -1)
+    return ltorch.transpose(a, -2, -1)
 
 
 def product(a, b):
-    return LTORCH["matmul"](a, b)
+    return ltorch.matmul(a, b)
 
 
 def _triangular(a, b, **options):
-    return LTORCH["linalg_solve_triangular"](a, b, **options)
+    return ltorch.linalg_solve_triangular(a, b, **options)
 
 
 def _same(a):
@@ -133,7 +133,7 @@ def _power_meta(A, n):
 def matrix_power(A, n):
     """By squaring, in PyTorch's order."""
     if n == 0:
-        return LTORCH["expand"](LTORCH["eye"](A.shape[-1], dtype=A.dtype, device=A.device), A.shape)
+        return ltorch.expand(ltorch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A.shape)
     power, found = A, None
     if n == 3:
         return product(product(A, A), A)
@@ -142,7 +142,7 @@ def matrix_power(A, n):
             found = power if found is None else product(found, power)
         n //= 2
         if n == 0:
-            return LTORCH["clone"](found) if found is A else found
+            return ltorch.clone(found) if found is A else found
         power = product(power, power)
 
 
@@ -165,7 +165,7 @@ def _of_inverse(symbol: Symbol, pair: bool) -> None:
         y = symbol(a, **options)
         inverted = y[0] if pair else y
         g = yield y
-        return (LTORCH["neg"](product(mT(inverted), product(g[0] if pair else g, mT(inverted)))),)
+        return (ltorch.neg(product(mT(inverted), product(g[0] if pair else g, mT(inverted)))),)
 
 
 _of_inverse(inverse, False)
@@ -198,8 +198,8 @@ def _of_cholesky(symbol: Symbol, pair: bool) -> None:
         g = yield y
         l, g = (y[0], g[0]) if pair else (y, g)
         l, g = (mT(l), mT(g)) if upper else (l, g)
-        phi = LTORCH["tril"](product(mT(l), g))
-        phi = (phi + mT(LTORCH["tril"](phi, -1))) * 0.5
+        phi = ltorch.tril(product(mT(l), g))
+        phi = (phi + mT(ltorch.tril(phi, -1))) * 0.5
         return (_triangular(l, _triangular(mT(l), phi, upper=True, left=True), upper=False, left=False),)
 
 
@@ -219,7 +219,7 @@ def _(a, upper=False):
     y = cholesky_inverse(a, upper)
     g = yield y
     common = product(y, product(g + mT(g), y))
-    return (LTORCH["neg"](product(a, common) if upper else product(common, a)),)
+    return (ltorch.neg(product(a, common) if upper else product(common, a)),)
 
 
 @torch_prim(torch.cholesky_solve, torch.Tensor.cholesky_solve, autocast=_CPU)
@@ -238,7 +238,7 @@ def _(b, a, upper=False):
     of_b = cholesky_solve(g, a, upper)
     common = product(of_b, mT(y))
     common = common + mT(common)
-    return sum_to(of_b, b.shape), sum_to(LTORCH["neg"](product(a, common) if upper else product(common, a)), a.shape)
+    return sum_to(of_b, b.shape), sum_to(ltorch.neg(product(a, common) if upper else product(common, a)), a.shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ def _(a, UPLO="L"):
     gl, gv = yield y
     inner = product(mT(vectors), gv)
     inner = (inner - mT(inner)) * 0.5 / gaps(values)
-    return (product(vectors, product(LTORCH["diag_embed"](gl) + inner, mT(vectors))),)
+    return (product(vectors, product(ltorch.diag_embed(gl) + inner, mT(vectors))),)
 
 
 @eigvalsh.vjp
 def _(a, UPLO="L"):
     values, vectors = eigh_kernel(a, UPLO, True)
     g = yield values
-    return (product(vectors * LTORCH["unsqueeze"](g, -2), mT(vectors)),)
+    return (product(vectors * ltorch.unsqueeze(g, -2), mT(vectors)),)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def svdvals(A, *, driver=None):
 def old_svd(a, some=True, compute_uv=True):
     if not compute_uv:
         batch, m, n = matrices(a)
-        zeros = [LTORCH["zeros"](*batch, n, n, dtype=a.dtype, device=a.device) for n in (m, n)]
+        zeros = [ltorch.zeros(*batch, n, n, dtype=a.dtype, device=a.device) for n in (m, n)]
         return types.svd((zeros[0], svdvals(a), zeros[1]))
     u, s, vh = linalg_svd(a, not some)
     return types.svd((u, s, adjoint(vh)))
@@ -341,14 +341,14 @@ def of_svd(u, s, vh, gu, gs, gvh):
     """The gradient of A = U diag(s) V', from those of U, s and V' (Townsend, "Differentiating the singular value
     decomposition", 2016)."""
     m, k, n = u.shape[-2], s.shape[-1], vh.shape[-1]
-    rows, columns = LTORCH["unsqueeze"](s, -2), LTORCH["unsqueeze"](s, -1)
+    rows, columns = ltorch.unsqueeze(s, -2), ltorch.unsqueeze(s, -1)
     between = gaps(s * s)
 
     def skew(x):
         return x - mT(x)
 
     inner = skew(product(mT(u), gu)) / between * rows + columns * (skew(product(vh, mT(gvh))) / between)
-    inner = inner + LTORCH["diag_embed"](gs)
+    inner = inner + ltorch.diag_embed(gs)
     if m > k:
         scaled = gu / rows
         return product(product(u, inner) + (scaled - product(u, product(mT(u), scaled))), vh)
@@ -365,7 +365,7 @@ def _(A, full_matrices=True, *, driver=None):
     u, s, vh = y
     if full_matrices:  # the rest of an orthonormal basis is not determined
         k = s.shape[-1]
-        u, gu, vh, gvh = (LTORCH["narrow"](x, d, 0, k) for x, d in ((u, -1), (gu, -1), (vh, -2), (gvh, -2)))
+        u, gu, vh, gvh = (ltorch.narrow(x, d, 0, k) for x, d in ((u, -1), (gu, -1), (vh, -2), (gvh, -2)))
     return (of_svd(u, s, vh, gu, gs, gvh),)
 
 
@@ -374,8 +374,8 @@ def _(A, *, driver=None):
     u, s, vh = svd_kernel(A, driver)
     g = yield s
     if A.shape[-2] >= A.shape[-1]:
-        return (product(u, LTORCH["unsqueeze"](g, -1) * vh),)
-    return (product(u * LTORCH["unsqueeze"](g, -2), vh),)
+        return (product(u, ltorch.unsqueeze(g, -1) * vh),)
+    return (product(u * ltorch.unsqueeze(g, -2), vh),)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -409,14 +409,14 @@ def _(A, mode="reduced"):
         return NotImplemented  # PyTorch refuses to differentiate these, in its own words
     q, r = y = linalg_qr(A, mode)
     gq, gr = yield y
-    gr = gr if m >= n else LTORCH["triu"](gr)
+    gr = gr if m >= n else ltorch.triu(gr)
     inner = product(gr, mT(r)) - product(mT(q), gq)
     if m >= n:
-        inner = LTORCH["triu"](inner)
-        return (_triangular(mT(r), gq + product(q, inner + mT(LTORCH["triu"](inner, 1))), upper=False, left=False),)
-    inner = LTORCH["tril"](mT(inner) - inner, -1)
-    inner = _triangular(mT(LTORCH["narrow"](r, -1, 0, m)), inner, upper=False, left=False)
-    return (product(q, gr + LTORCH["pad"](inner, (0, n - m))),)
+        inner = ltorch.triu(inner)
+        return (_triangular(mT(r), gq + product(q, inner + mT(ltorch.triu(inner, 1))), upper=False, left=False),)
+    inner = ltorch.tril(mT(inner) - inner, -1)
+    inner = _triangular(mT(ltorch.narrow(r, -1, 0, m)), inner, upper=False, left=False)
+    return (product(q, gr + ltorch.pad(inner, (0, n - m))),)
 
 
 @torch_prim(torch.geqrf, torch.Tensor.geqrf, autocast=_CPU)
@@ -476,18 +476,20 @@ derivatives.composed.set(True, old_svd, old_qr)
 # of complex matrices they choose phases, or read conjugates
 derivatives.of_complex.set(
     "PyTorch's", old_cholesky, cholesky_inverse, cholesky_solve, old_svd, old_qr,
-    *(LTORCH[f"linalg_{name}"] for name in ("cholesky", "cholesky_ex", "eigh", "eigvalsh", "svd", "svdvals", "qr")),
+    ltorch.linalg_cholesky, ltorch.linalg_cholesky_ex, ltorch.linalg_eigh, ltorch.linalg_eigvalsh, ltorch.linalg_svd,
+    ltorch.linalg_svdvals, ltorch.linalg_qr,
 )  # fmt: skip
 # rules that are PyTorch's formulas in another order; `tests/test_numerics_options.py` asks it of every operation
-derivatives.inexact.add(LTORCH["linalg_svd"], old_svd)
+derivatives.inexact.add(ltorch.linalg_svd, old_svd)
 # MAGMA and cuSOLVER are told sizes and tell errors on the host
-effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
-        "inv", "inv_ex", "det", "slogdet", "cholesky", "cholesky_ex", "eigh", "eigvalsh", "eig", "eigvals", "svd",
-        "svdvals", "qr", "householder_product",
-    )),
-    *(LTORCH[name] for name in ("logdet", "cholesky", "cholesky_inverse", "cholesky_solve", "svd", "qr")),
+effects.synchronises.add(
+    ltorch.linalg_inv, ltorch.linalg_inv_ex, ltorch.linalg_det, ltorch.linalg_slogdet, ltorch.linalg_cholesky,
+    ltorch.linalg_cholesky_ex, ltorch.linalg_eigh, ltorch.linalg_eigvalsh, ltorch.linalg_eig, ltorch.linalg_eigvals,
+    ltorch.linalg_svd, ltorch.linalg_svdvals, ltorch.linalg_qr, ltorch.linalg_householder_product,
+    ltorch.logdet, ltorch.cholesky, ltorch.cholesky_inverse, ltorch.cholesky_solve, ltorch.svd, ltorch.qr,
 )  # fmt: skip
 # matrices that are singular, not positive-definite or not finite
-effects.may_raise.add(*(LTORCH[f"linalg_{name}"] for name in (
-        "inv", "cholesky", "eigh", "eigvalsh", "eig", "eigvals", "svd", "svdvals",
-    )), old_cholesky, cholesky_inverse, old_svd)  # fmt: skip
+effects.may_raise.add(
+    ltorch.linalg_inv, ltorch.linalg_cholesky, ltorch.linalg_eigh, ltorch.linalg_eigvalsh, ltorch.linalg_eig,
+    ltorch.linalg_eigvals, ltorch.linalg_svd, ltorch.linalg_svdvals, old_cholesky, cholesky_inverse, old_svd,
+)  # fmt: skip

@@ -14,8 +14,8 @@ import torch
 
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import ltorch
 from thunder.ops.backward import sum_to
-from thunder.ops.registry import LTORCH
 from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
@@ -50,9 +50,9 @@ derivatives.regathers.set(lambda operation: True, dequantize)
 
 
 def _quantized_linear(x, bias, parts: tuple, format: Any, shape: tuple, dtype: torch.dtype):
-    rows = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), shape[1]))
+    rows = x if len(x.shape) == 2 else ltorch.reshape(x, (math.prod(x.shape[:-1]), shape[1]))
     out = format.product(rows, *parts).to(dtype)
-    out = out if len(x.shape) == 2 else LTORCH["reshape"](out, (*x.shape[:-1], shape[0]))
+    out = out if len(x.shape) == 2 else ltorch.reshape(out, (*x.shape[:-1], shape[0]))
     return out if bias is None else out + bias.to(dtype)
 
 

@@ -18,7 +18,7 @@ from thunder import compat
 from thunder.core.dtypes import bfloat16, dtype, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.registry import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 LARGEST = {"float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max, "float8_e5m2": torch.finfo(torch.float8_e5m2).max}
@@ -39,13 +39,9 @@ def has_products(device: torch.device) -> bool:
     return device.type == "cpu" or device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
-
 def _largest(x):
     """The largest absolute value, as a float32 ()."""
-    return _op("amax", _op("abs", _op("to", x, dtype=float32)))
+    return ltorch.amax(ltorch.abs(ltorch.to(x, dtype=float32)))
 
 
 # an operation of its own, so that the kernel that computes a matrix can find it
@@ -61,15 +57,15 @@ def _quantize(x, amax, to: dtype, transposed: bool):
     most = LARGEST[to.name]
 
     def rounded(a):
-        a = _op("to", a, dtype=float32)
-        found = _op("amax", _op("abs", a), -1, True) if amax is None else amax
-        scale = _op("maximum", found, _op("full_like", found, 1e-12)) / most
-        return _op("contiguous", _op("to", _op("clamp", a / scale, -most, most), dtype=to_torch_dtype(to))), scale
+        a = ltorch.to(a, dtype=float32)
+        found = ltorch.amax(ltorch.abs(a), -1, True) if amax is None else amax
+        scale = ltorch.maximum(found, ltorch.full_like(found, 1e-12)) / most
+        return ltorch.contiguous(ltorch.to(ltorch.clamp(a / scale, -most, most), dtype=to_torch_dtype(to))), scale
 
     q, scale = rounded(x)
     if not transposed:
         return q, scale
-    return (q, scale, *rounded(_op("t", x))) if amax is None else (q, scale, _op("contiguous", _op("t", q)))
+    return (q, scale, *rounded(ltorch.t(x))) if amax is None else (q, scale, ltorch.contiguous(ltorch.t(q)))
 
 
 def _quantize_meta(x, amax, to: dtype, transposed: bool):
@@ -137,14 +133,14 @@ def product(a, scale_a, b, scale_b, to: dtype, fast: bool):
     by_rows = len(scale_a.shape) == 2
     made = bfloat16 if by_rows else to  # what PyTorch's kernel for scales of rows writes
     out = scaled_mm(
-        a, _op("t", b), scale_a, _op("t", scale_b) if by_rows else scale_b, None, None, to_torch_dtype(made), fast
+        a, ltorch.t(b), scale_a, ltorch.t(scale_b) if by_rows else scale_b, None, None, to_torch_dtype(made), fast
     )
-    return out if made is to else _op("to", out, dtype=to_torch_dtype(to))
+    return out if made is to else ltorch.to(out, dtype=to_torch_dtype(to))
 
 
 def _linear(x, weight, bias, qx: Quantized, qw: Quantized, gradient_dtype: dtype):
     out = product(qx[0], qx[1], qw[0], qw[1], x.dtype, True)
-    out = out if len(x.shape) == 2 else _op("reshape", out, (*x.shape[:-1], weight.shape[0]))
+    out = out if len(x.shape) == 2 else ltorch.reshape(out, (*x.shape[:-1], weight.shape[0]))
     return out if bias is None else out + bias
 
 
@@ -164,15 +160,15 @@ def _(x, weight, bias, qx, qw, gradient_dtype):
     """Rounding passes gradients on as they are. The sums of a backward's products are added up in more digits, as
     rounding errors of gradients add up."""
     g = yield float8_linear(x, weight, bias, qx, qw, gradient_dtype)
-    rows = g if len(g.shape) == 2 else _op("reshape", g, (math.prod(g.shape[:-1]), g.shape[-1]))
+    rows = g if len(g.shape) == 2 else ltorch.reshape(g, (math.prod(g.shape[:-1]), g.shape[-1]))
     by_rows = len(qx[1].shape) == 2
     gx = gw = None
     if qw[2] is None and qx[2] is not None:
-        q = quantized(_op("t", rows), gradient_dtype, by_rows, False)
+        q = quantized(ltorch.t(rows), gradient_dtype, by_rows, False)
         gw = product(q.rows, q.scale, qx[2], qx[3], weight.dtype, False)
     elif qw[2] is not None:
         q = quantized(rows, gradient_dtype, by_rows, qx[2] is not None)
         gx = product(q.rows, q.scale, qw[2], qw[3], x.dtype, False)
-        gx = gx if len(x.shape) == 2 else _op("reshape", gx, x.shape)
+        gx = gx if len(x.shape) == 2 else ltorch.reshape(gx, x.shape)
         gw = None if qx[2] is None else product(q.columns, q.columns_scale, qx[2], qx[3], weight.dtype, False)
-    return gx, gw, None if bias is None else _op("sum", rows, 0)
+    return gx, gw, None if bias is None else ltorch.sum(rows, 0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from thunder import compat
 from thunder.core.proxies import TensorProxy
+from thunder.ops import ltorch
 from thunder.ops.registry import LTORCH, composite, register_list_inplace
 from thunder.ops.rules import derivatives
 
@@ -69,4 +70,4 @@ for _name in ("addcmul", "addcdiv"):
     _define(_name, _with_value(_name))
 _define("maximum", _extreme("maximum", "clamp_min"))
 _define("minimum", _extreme("minimum", "clamp_max"))
-_define("norm", lambda a, ord=2, dtype=None: LTORCH["vector_norm"](a, ord, dtype=dtype))
+_define("norm", lambda a, ord=2, dtype=None: ltorch.vector_norm(a, ord, dtype=dtype))

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from thunder import compat
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import like
-from thunder.ops import opaque
+from thunder.ops import ltorch, opaque
 from thunder.ops.families.linalg import MATMUL, of_second
-from thunder.ops.registry import LTORCH, SUBSTITUTES, torch_prim
+from thunder.ops.registry import SUBSTITUTES, torch_prim
 from thunder.ops.shape_rules import require
 
 
@@ -45,7 +45,7 @@ def _grouped_fallback(input, weight, offs):
         and input.dtype.name in ("float32", "bfloat16", "float16")
         and offs.dtype.name == "int32"
     ):
-        return (grouped_mm if hasattr(F, "grouped_mm") else LTORCH["_grouped_mm"])(input, weight, offs=offs)
+        return (grouped_mm if hasattr(F, "grouped_mm") else ltorch._grouped_mm)(input, weight, offs=offs)
     return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
 
 
@@ -57,7 +57,7 @@ def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     if (len(mat_a.shape), len(mat_b.shape)) != (2, 3):
         return NotImplemented
     g = yield grouped_mm(mat_a, mat_b, offs=offs)
-    return grouped_mm(g, LTORCH["transpose"](mat_b, -2, -1), offs=offs), of_second(mat_a, g, mat_b, offs)
+    return grouped_mm(g, ltorch.transpose(mat_b, -2, -1), offs=offs), of_second(mat_a, g, mat_b, offs)
 
 
 @torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")

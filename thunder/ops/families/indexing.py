@@ -17,12 +17,11 @@ from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like, proxie
 from thunder.core.symbol import BoundSymbol, OpTags, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import DataDependentError
-from thunder.ops import registry
+from thunder.ops import ltorch, prims, registry
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
-from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import broadcast_shapes, is_number
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.registry import alias, composite, prim
 from thunder.ops.rules import batching, effects, kernels, splitting
 from thunder.ops.shape_rules import along, by_mask, require
 
@@ -319,7 +318,7 @@ def _indexed(out, tensors: list):
     """Index tensors, None standing for a whole dimension."""
     zero_dim = [i for i, t in enumerate(tensors) if t is not None and not t.shape]
     for i in reversed(zero_dim):  # as PyTorch, which selects with these before it indexes
-        out = LTORCH["select"](out, i, tensors.pop(i))
+        out = ltorch.select(out, i, tensors.pop(i))
     if all(t is None for t in tensors):
         return out
     while tensors[-1] is None:
@@ -331,19 +330,17 @@ def _columns(mask: TensorProxy) -> list[tuple]:
     """A mask as the places where it is true, dimension by dimension."""
     if not mask.shape:
         raise DataDependentError("whether a mask without dimensions is true", location=user_location())
-    places = LTORCH["nonzero"](LTORCH["ne"](mask, 0) if mask.dtype.category else mask)
-    return [("index", LTORCH["select"](places, 1, i), places.shape[:1]) for i in range(len(mask.shape))]
+    places = ltorch.nonzero(ltorch.ne(mask, 0) if mask.dtype.category else mask)
+    return [("index", ltorch.select(places, 1, i), places.shape[:1]) for i in range(len(mask.shape))]
 
 
 def _index_tensor(entry: tuple, a: TensorProxy):
     if entry[0] == "bool":
-        return LTORCH["tensor"]([0] if entry[1] else [], device=a.device, dtype=torch.int64)
+        return ltorch.tensor([0] if entry[1] else [], device=a.device, dtype=torch.int64)
     if entry[0] != "index":
         return None
     return (
-        entry[1]
-        if isinstance(entry[1], TensorProxy)
-        else LTORCH["tensor"](entry[1], device=a.device, dtype=torch.int64)
+        entry[1] if isinstance(entry[1], TensorProxy) else ltorch.tensor(entry[1], device=a.device, dtype=torch.int64)
     )
 
 
@@ -455,7 +452,7 @@ def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
 def _with_index_tensors(a, key) -> tuple:
     """The key with its lists of numbers as tensors, which the backward reads too."""
     return tuple(
-        LTORCH["tensor"](list(k), device=a.device, dtype=torch.int64) if isinstance(k, (list, tuple)) else k
+        ltorch.tensor(list(k), device=a.device, dtype=torch.int64) if isinstance(k, (list, tuple)) else k
         for k in key_tuple(key)
     )
 
@@ -481,7 +478,7 @@ def _(a, key):
         g = index_backward(g, viewed, indices)
     for kind, sizes, dim, *rest in reversed(steps):
         if kind == "new":
-            g = LTORCH["squeeze"](g, dim)
+            g = ltorch.squeeze(g, dim)
         else:
             g = select_backward(g, sizes, dim, *rest) if kind == "select" else slice_backward(g, sizes, dim, *rest)
     return (g,)
@@ -500,7 +497,7 @@ def _(a, key, value):
         of_value = (
             sum_to(taken, value.shape)
             if extra <= 0
-            else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
+            else ltorch.reshape(sum_to(taken, value.shape[extra:]), value.shape)
         )
     return setitem(g, key, 0) if a.requires_grad else None, None, of_value
 
@@ -510,7 +507,7 @@ def _scatter_rule(symbol, key):
 
     def rule(a, src, *args, **kwargs):
         g = yield symbol(a, src, *args, **kwargs)
-        of_a = symbol(g, LTORCH["zeros_like"](src), *args, **kwargs) if a.requires_grad else None
+        of_a = symbol(g, ltorch.zeros_like(src), *args, **kwargs) if a.requires_grad else None
         return of_a, getitem(g, key(a, *args, **kwargs)) if src.requires_grad else None
 
     symbol.vjp(rule)
@@ -520,10 +517,10 @@ _scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: alon
 _scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))
 
 
-effects.checks_data.add(PRIMS["index"], PRIMS["copy_with_setitem"], setitem)
-effects.synchronises.add(getitem, setitem, PRIMS["index"], when=by_mask)
+effects.checks_data.add(prims.index, prims.copy_with_setitem, setitem)
+effects.synchronises.add(getitem, setitem, prims.index, when=by_mask)
 kernels.layout.set("as decomposition", getitem)
-cost.rules.set(Cost(selects=True), PRIMS["index"])
+cost.rules.set(Cost(selects=True), prims.index)
 
 
 @batching.rule(getitem)
@@ -534,8 +531,8 @@ def _getitem_of_batch(batch: batching.Batch, operation: BoundSymbol):
         rank = max(len(k.shape) for k in keys)
         at = tuple(batching.aligned(batch, k, rank) for k in keys)
         if a in batch.moved:  # each element reads its own
-            own = LTORCH["arange"](batch.size, device=a.device)
-            at = (LTORCH["reshape"](own, (batch.size, *(1,) * rank)), *at)
+            own = ltorch.arange(batch.size, device=a.device)
+            at = (ltorch.reshape(own, (batch.size, *(1,) * rank)), *at)
         return operation.sym(batch.at(a), at)
     if any(type(k) not in (int, slice, type(None), type(...)) for k in keys):
         return None

@@ -11,13 +11,12 @@ from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, concrete, like, same_shape
 from thunder.core.symbol import BoundSymbol
 from thunder.core.unbacked import as_size, fresh_size
-from thunder.ops import backward
+from thunder.ops import backward, ltorch, prims
 from thunder.ops.backward import gradient_of_first
-from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 from thunder.ops.promotion import same_device
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.registry import alias, composite, prim
 from thunder.ops.rules import batching, derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
@@ -280,7 +279,7 @@ def _select_meta(a, dim, index):
 def select(a, dim, index):
     if isinstance(index, TensorProxy):
         d = wrap_dim(dim, len(a.shape))
-        return prims.squeeze(LTORCH["index_select"](a, d, reshape(index, (1,))), (d,))
+        return prims.squeeze(ltorch.index_select(a, d, reshape(index, (1,))), (d,))
     d, i = _selected(a, dim, index)
     return prims.squeeze(slice_dim(a, d, i, i + 1), (d,))
 
@@ -351,7 +350,7 @@ def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
             if len(repeats.shape) == 1 and repeats.shape[0] != 1
             else expand(reshape(repeats, (1,)), (a.shape[d],))
         )
-        return LTORCH["index_select"](a, d, repeated_places(repeats, output_size))
+        return ltorch.index_select(a, d, repeated_places(repeats, output_size))
     spread = expand(unsqueeze(a, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return prims.reshape(spread, (*shape[:d], n, *shape[d + 1 :]))
 
@@ -365,7 +364,7 @@ def _(tensors, dim=0):
     d, start, parts = dim % len(g.shape), 0, []
     for x in tensors:
         if len(x.shape) != len(g.shape):  # an empty one-dimensional tensor, which cat passes over
-            parts.append(LTORCH["zeros_like"](x))
+            parts.append(ltorch.zeros_like(x))
             continue
         parts.append(narrow(g, d, start, x.shape[d]))
         start = start + x.shape[d]
@@ -398,7 +397,7 @@ def _(a, indices_or_sections=None, dim=0):
     if all(end == start for (_, end), (start, _) in zip(bounds, bounds[1:])):
         return (cat(list(pieces), d),)
     spread = (backward.slice_backward(g, a.shape, d, *bound, 1) for g, bound in zip(pieces, bounds))  # they overlap
-    return (functools.reduce(LTORCH["add"], spread),)
+    return (functools.reduce(ltorch.add, spread),)
 
 
 gradient_of_first(unbind, lambda pieces, y, a, dim=0: stack(list(pieces), dim))
@@ -418,32 +417,32 @@ def _(a, repeats, dim=None, *, output_size=None):
         return NotImplemented
     g = yield repeat_interleave(a, repeats, dim, output_size=output_size)
     shape, d, _ = _interleaved(a, repeats, dim, output_size)
-    summed = LTORCH["sum"](reshape(g, (*shape[:d], *(shape[d : d + 1] or (1,)), repeats, *shape[d + 1 :])), d + 1)
+    summed = ltorch.sum(reshape(g, (*shape[:d], *(shape[d : d + 1] or (1,)), repeats, *shape[d + 1 :])), d + 1)
     return (summed if same_shape(summed.shape, a.shape) else reshape(summed, a.shape),)
 
 
-kernels.layout.set("memory format", LTORCH["cat"], PRIMS["cat"])
+kernels.layout.set("memory format", ltorch.cat, prims.cat)
 kernels.layout.set("as decomposition", stack)
 # PyTorch composes these of the same operations
 derivatives.composed.set(
     True,
     column_stack,
-    LTORCH["hstack"],
-    LTORCH["vstack"],
-    LTORCH["dstack"],
-    LTORCH["hsplit"],
-    LTORCH["vsplit"],
-    LTORCH["dsplit"],
+    ltorch.hstack,
+    ltorch.vstack,
+    ltorch.dstack,
+    ltorch.hsplit,
+    ltorch.vsplit,
+    ltorch.dsplit,
 )
 effects.may_raise.add(repeated_places)  # negative numbers, and another sum than `output_size`
 
 
-@batching.rule(LTORCH["cat"], stack)
+@batching.rule(ltorch.cat, stack)
 def _joined_of_batch(batch: batching.Batch, operation: BoundSymbol):
     tensors, dim = operation.args[0], operation.args[1] if len(operation.args) > 1 else 0
     if any(not isinstance(x, TensorProxy) or x.shape == (0,) for x in tensors):
         return None
-    whole = [batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape)) for x in tensors]
+    whole = [batch.at(x) if x in batch.moved else ltorch.expand(x, (batch.size, *x.shape)) for x in tensors]
     return operation.sym(whole, batching.shifted(dim, len(operation.output.shape)))
 
 
@@ -465,7 +464,7 @@ def _repeated_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
     return split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
 
 
-@splitting.rule(LTORCH["cat"], PRIMS["cat"])
+@splitting.rule(ltorch.cat, prims.cat)
 def _joined_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
     """cat along another dimension than that of the parts; what has no elements and one dimension plays no part in
     it."""

@@ -14,7 +14,7 @@ from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops import autocast
+from thunder.ops import autocast, ltorch, prims
 from thunder.ops.backward import sum_to, times_cotangent
 from thunder.ops.families import aligned
 from thunder.ops.families.binary import operator_methods
@@ -22,7 +22,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim, torch_prim
+from thunder.ops.registry import alias, composite, prim, torch_prim
 from thunder.ops.rules import batching, derivatives, memory, products, splitting, views
 from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
@@ -70,7 +70,7 @@ def _linear(input, weight, *rest, **kwargs):
         rest[0] if len(rest) == 1 and not kwargs else kwargs["bias"] if not rest and kwargs.keys() == {"bias"} else None
     )
     if bias is not None and len(bias.shape) == len(weight.shape) == len(input.shape) == 2:
-        return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
+        return ltorch.addmm(bias, input, permute(weight, (1, 0)))
     if bias is not None and len(bias.shape) > 1 and bias.dtype is input.dtype:
         product = linear(input, weight)
         if same_shape(broadcast_shapes(product.shape, bias.shape), product.shape):
@@ -140,7 +140,7 @@ dot = _product("dot", (1, 1), "tensor", torch.dot, torch.Tensor.dot, autocast="c
 
 @composite(torch.vdot, torch.Tensor.vdot, autocast="cuda:widest")
 def vdot(a, other):
-    return dot(LTORCH["conj"](a) if a.dtype.category == 3 else a, other)
+    return dot(ltorch.conj(a) if a.dtype.category == 3 else a, other)
 
 
 @torch_prim(torch.linalg.vecdot, autocast="lower")
@@ -232,7 +232,7 @@ def _addbmm_shape(x, y):
     return _batches(x, y)[1:]
 
 
-addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: LTORCH["sum"](matmul_prim(x, y), 0), _both("addbmm"))
+addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: ltorch.sum(matmul_prim(x, y), 0), _both("addbmm"))
 
 
 def _no_growth_in_place(a, x, y, **factors):
@@ -263,9 +263,9 @@ def tensordot(a, b, dims=2, out=None):
     for i, j in zip(left, right, strict=False):  # a dimension of size 1 goes with any: the other is summed
         if a.shape[i] != b.shape[j]:
             a, b = (
-                (LTORCH["sum"](a, i, True), b)
+                (ltorch.sum(a, i, True), b)
                 if b.shape[j] == 1
-                else (a, LTORCH["sum"](b, j, True))
+                else (a, ltorch.sum(b, j, True))
                 if a.shape[i] == 1
                 else (a, b)
             )
@@ -329,7 +329,7 @@ def bilinear(input1, input2, weight, bias=None):
         and input1.shape[:-1] == input2.shape[:-1]
         and (input1.shape[-1], input2.shape[-1]) == weight.shape[1:]
     )
-    out = LTORCH["einsum"](
+    out = ltorch.einsum(
         "bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1]))
     )
     out = reshape(out, (*input1.shape[:-1], weight.shape[0]))
@@ -398,7 +398,7 @@ def of_second(a, g, b, offs=None):
     """The gradient of `b` in a @ b. Where b is saved anyway, for the gradient of `a`, its layout is followed."""
     if a.requires_grad:
         return transposed_product(a, g, b, *(() if offs is None else (offs,)))
-    return mm(LTORCH["t"](a), g) if offs is None else LTORCH["grouped_mm"](LTORCH["t"](a), g, offs=offs)
+    return mm(ltorch.t(a), g) if offs is None else ltorch.grouped_mm(ltorch.t(a), g, offs=offs)
 
 
 def _rows(x):
@@ -413,24 +413,24 @@ def _(a, weight, bias=None):
     g = yield linear(a, weight, bias)
     g2, a2 = (unsqueeze(x, 0) if len(a.shape) == 1 else _rows(x) for x in (g, a))
     ga = mm(g2, weight) if len(a.shape) == 2 else reshape(mm(g2, weight), a.shape)
-    gw = mm(LTORCH["t"](g2), a2)
+    gw = mm(ltorch.t(g2), a2)
     if bias is None:
         return ga, gw, None
     return (
         ga,
         gw,
-        LTORCH["sum"](g2, 0) if tuple(bias.shape) == (weight.shape[0],) else reshape(LTORCH["sum"](g2), bias.shape),
+        ltorch.sum(g2, 0) if tuple(bias.shape) == (weight.shape[0],) else reshape(ltorch.sum(g2), bias.shape),
     )
 
 
 def _swapped(x):
-    return LTORCH["transpose"](x, -2, -1)
+    return ltorch.transpose(x, -2, -1)
 
 
 @mm.vjp
 def _(a, other):
     g = yield mm(a, other)
-    return mm(g, LTORCH["t"](other)), of_second(a, g, other)
+    return mm(g, ltorch.t(other)), of_second(a, g, other)
 
 
 @bmm.vjp
@@ -446,7 +446,7 @@ def _times(x, factor):
 @addmm.vjp
 def _(a, x, y, *, beta=1, alpha=1):
     g = yield addmm(a, x, y, beta=beta, alpha=alpha)
-    return sum_to(_times(g, beta), a.shape), _times(mm(g, LTORCH["t"](y)), alpha), _times(of_second(x, g, y), alpha)
+    return sum_to(_times(g, beta), a.shape), _times(mm(g, ltorch.t(y)), alpha), _times(of_second(x, g, y), alpha)
 
 
 @baddbmm.vjp
@@ -458,7 +458,7 @@ def _(a, x, y, *, beta=1, alpha=1):
 @mv.vjp
 def _(a, vec):
     g = yield mv(a, vec)
-    return outer(g, vec), mv(LTORCH["t"](a), g)
+    return outer(g, vec), mv(ltorch.t(a), g)
 
 
 @dot.vjp
@@ -470,7 +470,7 @@ def _(a, tensor):
 def _folded(a, lead: tuple):
     """A batch of matrices with one batch dimension, stretched to `lead` before."""
     shape = (*lead, *a.shape[-2:])
-    a = a if same_shape(a.shape, shape) else LTORCH["expand"](a, shape)
+    a = a if same_shape(a.shape, shape) else ltorch.expand(a, shape)
     return a if len(lead) == 1 else reshape(a, (math.prod(lead), *a.shape[-2:]))
 
 
@@ -502,18 +502,18 @@ def _(a, other):
         rows = _rows(a)
         g = g if len(a.shape) == 2 else reshape(g, (-1,))
         of_a = outer(g, other)
-        return of_a if rows is a else reshape(of_a, a.shape), mv(LTORCH["t"](rows), g)
+        return of_a if rows is a else reshape(of_a, a.shape), mv(ltorch.t(rows), g)
     if ranks == (1, 2):
         g = unsqueeze(g, 0)
-        return LTORCH["squeeze"](mm(g, LTORCH["t"](other)), 0), mm(unsqueeze(a, 1), g)
+        return ltorch.squeeze(mm(g, ltorch.t(other)), 0), mm(unsqueeze(a, 1), g)
     g = _rows(g)
-    of_a = mm(g, LTORCH["t"](other))
+    of_a = mm(g, ltorch.t(other))
     return of_a if len(a.shape) == 2 else reshape(of_a, a.shape), of_second(_rows(a), g, other)
 
 
 # PyTorch composes these of the same operations
 derivatives.composed.set(True, kron, vdot)
-memory.owns_result.add(*(LTORCH[name] for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm")))
+memory.owns_result.add(ltorch.linear, ltorch.matmul, ltorch.mm, ltorch.bmm, ltorch.addmm, ltorch.baddbmm)
 
 
 products.aligned.set(aligned.linear, linear)
@@ -521,7 +521,7 @@ products.aligned.set(aligned.matmul, matmul, mm, bmm)
 products.aligned.set(aligned.addmm, addmm)
 memory.accumulates.add(addmm)
 products.takes_rows_apart.add(linear, matmul, mm, bmm, addmm, times_cotangent)
-cost.rules.set(Cost(factors=(1, 2)), *(LTORCH[name] for name in ("addmm", "addmv", "addbmm", "baddbmm")))
+cost.rules.set(Cost(factors=(1, 2)), ltorch.addmm, ltorch.addmv, ltorch.addbmm, ltorch.baddbmm)
 
 
 # PyTorch composes it of others, which autocast casts
@@ -534,7 +534,7 @@ def _matmul_of_batch(batch: batching.Batch, operation: BoundSymbol):
     rank = max(len(a.shape), len(b.shape), 2)
     left = _matrix(batch, a, rank, -2)
     right = _matrix(batch, b, rank, -1)
-    return LTORCH["reshape"](LTORCH["matmul"](left, right), (batch.size, *operation.output.shape))
+    return ltorch.reshape(ltorch.matmul(left, right), (batch.size, *operation.output.shape))
 
 
 def _matrix(batch: batching.Batch, x: TensorProxy, rank: int, new: int):
@@ -543,7 +543,7 @@ def _matrix(batch: batching.Batch, x: TensorProxy, rank: int, new: int):
     shape = (*(1,) * (rank - len(shape)), *shape)
     found = batch.at(x)
     shape = (batch.size, *shape) if x in batch.moved else shape
-    return found if same_shape(found.shape, shape) else LTORCH["reshape"](found, shape)
+    return found if same_shape(found.shape, shape) else ltorch.reshape(found, shape)
 
 
 @batching.rule(linear)
@@ -554,14 +554,12 @@ def _linear_of_batch(batch: batching.Batch, operation: BoundSymbol):
     if len(weight.shape) != 2:
         return None
     rank = max(len(a.shape), 2)
-    product = LTORCH["matmul"](
-        _matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1)
-    )
-    out = LTORCH["reshape"](product, (batch.size, *operation.output.shape))
-    return out if bias is None else LTORCH["add"](out, batching.aligned(batch, bias, len(operation.output.shape)))
+    product = ltorch.matmul(_matrix(batch, a, rank, -2), ltorch.transpose(_matrix(batch, weight, rank, -2), -2, -1))
+    out = ltorch.reshape(product, (batch.size, *operation.output.shape))
+    return out if bias is None else ltorch.add(out, batching.aligned(batch, bias, len(operation.output.shape)))
 
 
-@splitting.rule(matmul, PRIMS["matmul"])
+@splitting.rule(matmul, prims.matmul)
 def _product_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
     """All tensors are in parts along one of the dimensions that a product computes one by one."""
     tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]

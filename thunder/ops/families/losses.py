@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.backward import sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.norm_kernels import compute_dtype
 from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.families.softmax import log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
-from thunder.ops.registry import LTORCH, composite
+from thunder.ops.registry import composite
 from thunder.ops.rules import derivatives, effects, kernels
 from thunder.ops.shape_rules import is_empty, require
 
@@ -34,7 +34,7 @@ def _reduction(reduction: str, size_average, reduce) -> str:
 
 
 def reduced(values, reduction: str):
-    return values if reduction == "none" else LTORCH["mean" if reduction == "mean" else "sum"](values)
+    return values if reduction == "none" else (ltorch.mean if reduction == "mean" else ltorch.sum)(values)
 
 
 # ---------------------------------------------------------------------------------------------------------------- of
@@ -74,21 +74,17 @@ def pointwise(
 _LEGACY = (("size_average", None), ("reduce", None), ("reduction", "mean"))
 
 
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
-
 def _where(condition, a, b):
-    return LTORCH["where"](condition, a, b)
+    return ltorch.where(condition, a, b)
 
 
 def _smooth_l1(a, target, beta=1.0):
-    d = _op("abs", a - target)
+    d = ltorch.abs(a - target)
     return d if beta == 0.0 else _where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)
 
 
 def _huber(a, target, delta=1.0, weight=None):
-    d = _op("abs", a - target)
+    d = ltorch.abs(a - target)
     out = _where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
     return out if weight is None else out * weight
 
@@ -99,7 +95,7 @@ def _mse(a, target, weight=None):
 
 
 def _l1(a, target, weight=None):
-    d = _op("abs", a - target)
+    d = ltorch.abs(a - target)
     return d if weight is None else d * weight
 
 
@@ -110,14 +106,14 @@ huber_loss = pointwise(
     "huber_loss", F.huber_loss, _huber, options=(("reduction", "mean"), ("delta", 1.0), ("weight", None))
 )
 soft_margin_loss = pointwise(
-    "soft_margin_loss", F.soft_margin_loss, lambda a, target: _op("log1p", _op("exp", -target * a)), options=_LEGACY
+    "soft_margin_loss", F.soft_margin_loss, lambda a, target: ltorch.log1p(ltorch.exp(-target * a)), options=_LEGACY
 )
 
 
 def _poisson(a, target, log_input=True, full=False, eps=1e-8):
-    out = _op("exp", a) - target * a if log_input else a - target * _op("log", a + eps)
+    out = ltorch.exp(a) - target * a if log_input else a - target * ltorch.log(a + eps)
     if full:
-        stirling = target * _op("log", target) - target + 0.5 * _op("log", 2 * math.pi * target)
+        stirling = target * ltorch.log(target) - target + 0.5 * ltorch.log(2 * math.pi * target)
         out = out + _where(target <= 1, 0.0, stirling)
     return out
 
@@ -136,7 +132,7 @@ poisson_nll_loss = pointwise(
 @composite(F.binary_cross_entropy, autocast="cpu:float32 cuda:banned")
 def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     require(a.shape == target.shape)
-    logs = [LTORCH["clamp"](LTORCH["log"](x), -100.0) for x in (a, 1.0 - a)]
+    logs = [ltorch.clamp(ltorch.log(x), -100.0) for x in (a, 1.0 - a)]
     out = (target - 1.0) * logs[1] - target * logs[0]
     return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
 
@@ -146,7 +142,7 @@ def binary_cross_entropy_with_logits(
     a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
 ):
     require(a.shape == target.shape)
-    log_sigmoid = -(LTORCH["log1p"](LTORCH["exp"](-LTORCH["abs"](a))) + LTORCH["clamp"](-a, 0.0))
+    log_sigmoid = -(ltorch.log1p(ltorch.exp(-ltorch.abs(a))) + ltorch.clamp(-a, 0.0))
     if pos_weight is not None:
         out = (1 - target) * a - ((pos_weight - 1) * target + 1) * log_sigmoid
     else:
@@ -157,11 +153,11 @@ def binary_cross_entropy_with_logits(
 @composite(F.kl_div, autocast="float32")
 def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
     if log_target:
-        out = LTORCH["exp"](target) * (target - a)
+        out = ltorch.exp(target) * (target - a)
     else:
-        out = LTORCH["xlogy"](target, target) - target * a
+        out = ltorch.xlogy(target, target) - target * a
     if reduction == "batchmean" and a.shape:
-        return LTORCH["sum"](out) / a.shape[0]
+        return ltorch.sum(out) / a.shape[0]
     return reduced(out, "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce))
 
 
@@ -190,12 +186,12 @@ def _nll_meta(a, target, weight=None, size_average=None, ignore_index=-100, redu
 def _picked(a, target, weight, ignore_index):
     """-weight * a at the target classes, 0 where the target is ignored; and those weights."""
     d = 1 if len(a.shape) > 1 else 0
-    kept = LTORCH["ne"](target, ignore_index)
+    kept = ltorch.ne(target, ignore_index)
     index = _where(kept, target, 0)
-    values = LTORCH["squeeze"](LTORCH["gather"](a, d, unsqueeze(index, d)), d)
+    values = ltorch.squeeze(ltorch.gather(a, d, unsqueeze(index, d)), d)
     weights = convert(kept, a.dtype)
     if weight is not None:
-        weights = _where(kept, reshape(LTORCH["index_select"](weight, 0, reshape(index, (-1,))), target.shape), 0.0)
+        weights = _where(kept, reshape(ltorch.index_select(weight, 0, reshape(index, (-1,))), target.shape), 0.0)
     return _where(kept, -values * weights, 0.0), weights
 
 
@@ -203,7 +199,7 @@ def _picked(a, target, weight, ignore_index):
 def nll_loss(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     values, weights = _picked(a, target, weight, ignore_index)
     how = _reduction(reduction, size_average, reduce)
-    return LTORCH["sum"](values) / LTORCH["sum"](weights) if how == "mean" else reduced(values, how)
+    return ltorch.sum(values) / ltorch.sum(weights) if how == "mean" else reduced(values, how)
 
 
 def _is_index_target(a, target) -> bool:
@@ -246,17 +242,17 @@ def _soft_cross_entropy(logs, target, weight, smoothing, how: str, d: int):
     if smoothing > 0.0:
         target = target * (1 - smoothing) + smoothing / logs.shape[d]
     out = logs * target
-    out = -LTORCH["sum"](out if weight is None else out * _along_classes(weight, logs, d), d)
-    return LTORCH["sum"](out) / (logs.numel_value // logs.shape[d]) if how == "mean" else reduced(out, how)
+    out = -ltorch.sum(out if weight is None else out * _along_classes(weight, logs, d), d)
+    return ltorch.sum(out) / (logs.numel_value // logs.shape[d]) if how == "mean" else reduced(out, how)
 
 
 def _smoothed(logs, target, weight, ignore_index, smoothing, how: str, d: int):
     values, weights = _picked(logs, target, weight, ignore_index)
-    spread = -LTORCH["sum"](logs if weight is None else logs * _along_classes(weight, logs, d), d)
-    spread = _where(LTORCH["ne"](target, ignore_index), spread, 0.0)
+    spread = -ltorch.sum(logs if weight is None else logs * _along_classes(weight, logs, d), d)
+    spread = _where(ltorch.ne(target, ignore_index), spread, 0.0)
     if how == "mean":
-        total = LTORCH["sum"](weights)
-        values, spread = LTORCH["sum"](values) / total, LTORCH["sum"](spread) / total
+        total = ltorch.sum(weights)
+        values, spread = ltorch.sum(values) / total, ltorch.sum(spread) / total
     else:
         values, spread = reduced(values, how), reduced(spread, how)
     return (1 - smoothing) * values + smoothing / logs.shape[d] * spread
@@ -268,24 +264,22 @@ def _smoothed(logs, target, weight, ignore_index, smoothing, how: str, d: int):
 
 @composite(F.margin_ranking_loss, autocast="float32")
 def margin_ranking_loss(input1, input2, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
-    return reduced(
-        LTORCH["clamp"](-target * (input1 - input2) + margin, 0.0), _reduction(reduction, size_average, reduce)
-    )
+    return reduced(ltorch.clamp(-target * (input1 - input2) + margin, 0.0), _reduction(reduction, size_average, reduce))
 
 
 @composite(F.hinge_embedding_loss, autocast="float32")
 def hinge_embedding_loss(a, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
-    apart = _where(LTORCH["ne"](target, 1), LTORCH["clamp"](margin - a, 0.0), 0.0)
-    return reduced(apart + _where(LTORCH["ne"](target, -1), a, 0.0), _reduction(reduction, size_average, reduce))
+    apart = _where(ltorch.ne(target, 1), ltorch.clamp(margin - a, 0.0), 0.0)
+    return reduced(apart + _where(ltorch.ne(target, -1), a, 0.0), _reduction(reduction, size_average, reduce))
 
 
 @composite(F.cosine_embedding_loss, autocast="float32")
 def cosine_embedding_loss(input1, input2, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
     d = len(target.shape)
-    products = [LTORCH["sum"](x * y, d) for x, y in ((input1, input2), (input1, input1), (input2, input2))]
-    cosine = products[0] / LTORCH["sqrt"]((products[1] + 1e-12) * (products[2] + 1e-12))
-    out = _where(LTORCH["eq"](target, 1), 1.0 - cosine, 0.0) + _where(
-        LTORCH["eq"](target, -1), LTORCH["clamp"](cosine - margin, 0.0), 0.0
+    products = [ltorch.sum(x * y, d) for x, y in ((input1, input2), (input1, input1), (input2, input2))]
+    cosine = products[0] / ltorch.sqrt((products[1] + 1e-12) * (products[2] + 1e-12))
+    out = _where(ltorch.eq(target, 1), 1.0 - cosine, 0.0) + _where(
+        ltorch.eq(target, -1), ltorch.clamp(cosine - margin, 0.0), 0.0
     )
     return reduced(out, _reduction(reduction, size_average, reduce))
 
@@ -295,13 +289,13 @@ def triplet_margin_loss(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"
 ):
     def distance(x, y):
-        return LTORCH["pairwise_distance"](x, y, p, eps)
+        return ltorch.pairwise_distance(x, y, p, eps)
 
     far = distance(anchor, negative)
     if swap:
-        far = LTORCH["minimum"](far, distance(positive, negative))
+        far = ltorch.minimum(far, distance(positive, negative))
     return reduced(
-        LTORCH["clamp"](distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce)
+        ltorch.clamp(distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce)
     )
 
 
@@ -341,7 +335,7 @@ def _(g, a, target, reduction, delta):
 
 @_KERNELS["binary_cross_entropy"].decomposed_by
 def _(g, a, target, weight, reduction):
-    slope = (a - target) / LTORCH["clamp"]((1.0 - a) * a, 1e-12)
+    slope = (a - target) / ltorch.clamp((1.0 - a) * a, 1e-12)
     return (slope if weight is None else slope * weight) * _per_element(g, a, reduction)
 
 
@@ -368,7 +362,7 @@ def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> N
             return NotImplemented
         g = yield symbol(a, target, *args, **kwargs)
         shape = broadcast_shapes(a.shape, target.shape)
-        x, y = (t if same_shape(t.shape, shape) else LTORCH["expand"](t, shape) for t in (a, target))
+        x, y = (t if same_shape(t.shape, shape) else ltorch.expand(t, shape) for t in (a, target))
         found = [
             sum_to(_KERNELS[name](g, one, other, _REDUCTIONS.index(how), *extra), t.shape) if t.requires_grad else None
             for t, one, other in ((a, x, y), (target, y, x))
@@ -390,7 +384,7 @@ def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
         return NotImplemented
     g = yield binary_cross_entropy(a, target, weight, size_average, reduce, reduction)
     if weight is not None and weight.shape != a.shape:
-        weight = LTORCH["expand"](weight, a.shape)
+        weight = ltorch.expand(weight, a.shape)
     how = _reduction(reduction, size_average, reduce)
     return (_KERNELS["binary_cross_entropy"](g, a, target, weight, _REDUCTIONS.index(how)),)
 
@@ -401,10 +395,10 @@ def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean", 
         return NotImplemented
     g = yield binary_cross_entropy_with_logits(a, target, weight, size_average, reduce, reduction, pos_weight)
     if pos_weight is None:
-        slope = LTORCH["sigmoid"](a) - target
+        slope = ltorch.sigmoid(a) - target
     else:
         positive = pos_weight * target
-        slope = (positive + 1 - target) * LTORCH["sigmoid"](a) - positive
+        slope = (positive + 1 - target) * ltorch.sigmoid(a) - positive
     slope = slope * g if weight is None else slope * g * weight
     return (slope / a.numel_value if _reduction(reduction, size_average, reduce) == "mean" else slope,)
 
@@ -443,8 +437,8 @@ for _symbols in _NLL.values():
 @_NLL[True][0].decomposed_by
 def _(a, target, weight, reduction, ignore_index):
     values, weights = _picked(a, target, weight, ignore_index)
-    total = LTORCH["sum"](weights)
-    loss = values if reduction == 0 else LTORCH["sum"](values)
+    total = ltorch.sum(weights)
+    loss = values if reduction == 0 else ltorch.sum(values)
     return loss / total if _REDUCTIONS[reduction] == "mean" else loss, total
 
 
@@ -452,10 +446,8 @@ def _(a, target, weight, reduction, ignore_index):
 def _(g, a, target, weight, reduction, ignore_index, total):
     if weight is not None:
         return None
-    classes = LTORCH["arange"](0, a.shape[-1], 1, device=a.device, dtype=target.dtype)
-    here = LTORCH["logical_and"](
-        LTORCH["eq"](classes, unsqueeze(target, -1)), LTORCH["ne"](unsqueeze(target, -1), ignore_index)
-    )
+    classes = ltorch.arange(0, a.shape[-1], 1, device=a.device, dtype=target.dtype)
+    here = ltorch.logical_and(ltorch.eq(classes, unsqueeze(target, -1)), ltorch.ne(unsqueeze(target, -1), ignore_index))
     g = -g / total if _REDUCTIONS[reduction] == "mean" else -g
     return _where(here, unsqueeze(g, -1) if g.shape else g, 0.0)
 
@@ -499,14 +491,14 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     logs = log_softmax(a, d)
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
-    return (LTORCH["log_softmax_backward"](gradient(g), logs, d, a.dtype),)
+    return (ltorch.log_softmax_backward(gradient(g), logs, d, a.dtype),)
 
 
 # PyTorch composes these of the same operations
 derivatives.composed.set(
     True, l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss
 )
-effects.checks_data.add(LTORCH["binary_cross_entropy"], *(forward for forward, _ in _NLL.values()))
+effects.checks_data.add(ltorch.binary_cross_entropy, *(forward for forward, _ in _NLL.values()))
 kernels.layout.set("row-major", *(symbol for both in _NLL.values() for symbol in both))
-for _loss in (LTORCH["nll_loss"], LTORCH["cross_entropy"]):  # classes that are out of range
+for _loss in (ltorch.nll_loss, ltorch.cross_entropy):  # classes that are out of range
     effects.may_raise.add(_loss, when=lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2]))

@@ -10,11 +10,12 @@ import torch
 from thunder.core.dtypes import int32
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
+from thunder.ops import ltorch
 from thunder.ops.backward import sum_to
 from thunder.ops.families.equations import linalg_solve_triangular, sides
 from thunder.ops.families.factorizations import _CPU, matrices, mT, of_square, product, square, types
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
 
@@ -83,9 +84,9 @@ def _of_lu(p, l, u, gl, gu):
     are L^-1 A2, of a tall one the further rows of L are A2 U^-1: they give gradients to A2 and to the square factors.
     """
     m, n = l.shape[-2], u.shape[-1]
-    tril, triu, pad, solve = LTORCH["tril"], LTORCH["triu"], LTORCH["pad"], linalg_solve_triangular
+    tril, triu, pad, solve = ltorch.tril, ltorch.triu, ltorch.pad, linalg_solve_triangular
     if m > n:
-        gl, square_l = tril(gl, -1), LTORCH["narrow"](l, -2, 0, n)
+        gl, square_l = tril(gl, -1), ltorch.narrow(l, -2, 0, n)
         inner = triu(product(gu, mT(u)) - product(mT(l), gl))
         inner = gl + pad(solve(mT(square_l), inner, upper=True, unitriangular=True), (0, 0, 0, m - n))
         out = solve(mT(u), inner, upper=False, left=False)
@@ -94,7 +95,7 @@ def _of_lu(p, l, u, gl, gu):
         if m < n:
             gu = triu(gu)
             inner = tril(inner - product(gu, mT(u)), -1)
-            inner = gu + pad(solve(mT(LTORCH["narrow"](u, -1, 0, m)), inner, upper=False, left=False), (0, n - m))
+            inner = gu + pad(solve(mT(ltorch.narrow(u, -1, 0, m)), inner, upper=False, left=False), (0, n - m))
         else:
             inner = solve(mT(u), tril(inner, -1) + triu(product(gu, mT(u))), upper=False, left=False)
         out = solve(mT(l), inner, upper=True, unitriangular=True)
@@ -109,7 +110,7 @@ def _(A, *, pivot=True):
 
 
 def _first(x, dim: int, k):
-    return x if x.shape[dim] == k else LTORCH["narrow"](x, dim, 0, k)
+    return x if x.shape[dim] == k else ltorch.narrow(x, dim, 0, k)
 
 
 def _of_packed(symbol: Symbol) -> None:
@@ -134,9 +135,9 @@ def _(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
         return NotImplemented
     _, gl, gu = yield lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots)
     m, n = LU_data.shape[-2:]
-    lower, upper = LTORCH["tril"](gl, -1), LTORCH["triu"](gu)
-    lower = lower if m >= n else LTORCH["pad"](lower, (0, n - m))
-    upper = upper if n >= m else LTORCH["pad"](upper, (0, 0, 0, m - n))
+    lower, upper = ltorch.tril(gl, -1), ltorch.triu(gu)
+    lower = lower if m >= n else ltorch.pad(lower, (0, n - m))
+    upper = upper if n >= m else ltorch.pad(upper, (0, 0, 0, m - n))
     return lower + upper, None
 
 
@@ -164,7 +165,7 @@ def _(LU, pivots, B, *, left=True, adjoint=False):
             lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True
         )
         of_u = linalg_solve_triangular(ut, product(lt, of_l), upper=False, left=False)
-    return sum_to(LTORCH["neg"](LTORCH["tril"](of_l, -1) + LTORCH["triu"](of_u)), LU.shape), None, sum_to(of_b, B.shape)
+    return sum_to(ltorch.neg(ltorch.tril(of_l, -1) + ltorch.triu(of_u)), LU.shape), None, sum_to(of_b, B.shape)
 
 
 @composite(torch.lu_solve, torch.Tensor.lu_solve, name="lu_solve", autocast=_CPU)
@@ -198,7 +199,8 @@ def ldl_solve(LD, pivots, B, *, hermitian=False):
 # PyTorch composes these of the same operations
 derivatives.composed.set(True, old_lu, old_lu_solve)
 derivatives.of_complex.set("PyTorch's", linalg_lu_solve)  # the adjoint of complex factors is conjugated already
-effects.synchronises.add(*(LTORCH[f"linalg_{name}"] for name in (
-        "ldl_factor", "ldl_factor_ex", "lu_factor_ex", "lu_factor", "lu", "lu_solve", "ldl_solve",
-    )), old_lu, old_lu_solve)  # fmt: skip
-effects.may_raise.add(lu_factor, LTORCH["linalg_ldl_factor"])
+effects.synchronises.add(
+    ltorch.linalg_ldl_factor, ltorch.linalg_ldl_factor_ex, ltorch.linalg_lu_factor_ex, ltorch.linalg_lu_factor,
+    ltorch.linalg_lu, ltorch.linalg_lu_solve, ltorch.linalg_ldl_solve, old_lu, old_lu_solve,
+)  # fmt: skip
+effects.may_raise.add(lu_factor, ltorch.linalg_ldl_factor)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.families.losses import _REDUCTIONS, _reduction, reduced
 from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.functionalize.histories import holding
@@ -18,10 +18,6 @@ from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require
-
-
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
 
 
 def _rows(a) -> tuple:
@@ -46,12 +42,12 @@ def multi_margin_loss(a, target, p=1, margin=1.0, weight=None, size_average=None
     _check_margin(a, target, a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else ())
     x, classes = _rows(a)
     index = reshape(target, (-1, 1))
-    apart = _op("clamp", margin - _op("gather", x, 1, index) + x, 0.0)
+    apart = ltorch.clamp(margin - ltorch.gather(x, 1, index) + x, 0.0)
     apart = apart if p == 1 else apart * apart
     if weight is not None:
-        apart = apart * reshape(_op("index_select", weight, 0, reshape(target, (-1,))), (-1, 1))
-    own = _op("eq", _op("arange", classes, device=a.device), index)
-    out = _op("sum", _op("where", own, 0.0, apart), 1) / classes
+        apart = apart * reshape(ltorch.index_select(weight, 0, reshape(target, (-1,))), (-1, 1))
+    own = ltorch.eq(ltorch.arange(classes, device=a.device), index)
+    out = ltorch.sum(ltorch.where(own, 0.0, apart), 1) / classes
     return reduced(reshape(out, target.shape), _reduction(reduction, size_average, reduce))
 
 
@@ -75,12 +71,12 @@ def multilabel_margin_loss(a, target, size_average=None, reduce=None, reduction=
     """The classes that a row names stand before its first -1."""
     _check_margin(a, target, a.shape)
     (x, classes), (target, _) = _rows(a), _rows(target)
-    named = _op("cumprod", _op("to", _op("ge", target, 0), dtype=torch.int64), 1)
+    named = ltorch.cumprod(ltorch.to(ltorch.ge(target, 0), dtype=torch.int64), 1)
     index = target * named
-    wanted = _op("scatter_add", _op("zeros_like", index), 1, index, named)
-    apart = _op("clamp", 1.0 - unsqueeze(_op("gather", x, 1, index), 2) + unsqueeze(x, 1), 0.0)
-    counted = _op("logical_and", unsqueeze(_op("ne", named, 0), 2), unsqueeze(_op("eq", wanted, 0), 1))
-    out = _op("sum", _op("where", counted, apart, 0.0), (1, 2)) / classes
+    wanted = ltorch.scatter_add(ltorch.zeros_like(index), 1, index, named)
+    apart = ltorch.clamp(1.0 - unsqueeze(ltorch.gather(x, 1, index), 2) + unsqueeze(x, 1), 0.0)
+    counted = ltorch.logical_and(unsqueeze(ltorch.ne(named, 0), 2), unsqueeze(ltorch.eq(wanted, 0), 1))
+    out = ltorch.sum(ltorch.where(counted, apart, 0.0), (1, 2)) / classes
     return reduced(reshape(out, a.shape[:-1]), _reduction(reduction, size_average, reduce))
 
 
@@ -119,10 +115,10 @@ def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     """PyTorch refuses a negative variance when it runs."""
     require(reduction in _REDUCTIONS and (isinstance(var, TensorProxy) or var >= 0))
     require(_gaussian_shape(a, var) is not None)
-    var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
-    var = holding(var, _op("clamp", var, eps))  # PyTorch clamps it behind autograd's back
+    var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else ltorch.full_like(a, var)
+    var = holding(var, ltorch.clamp(var, eps))  # PyTorch clamps it behind autograd's back
     difference = a - target
-    out = 0.5 * (_op("log", var) + difference * difference / var)
+    out = 0.5 * (ltorch.log(var) + difference * difference / var)
     return reduced(out + 0.5 * math.log(2 * math.pi) if full else out, reduction)
 
 
@@ -155,7 +151,7 @@ for _name, _parameters in {
     alias(getattr(torch, _name))(_spelled)
 
 derivatives.composed.set(True, gaussian_nll_loss)
-effects.synchronises.add(LTORCH["ctc_loss"])
+effects.synchronises.add(ltorch.ctc_loss)
 for _name in ("ctc_loss", "multi_margin_loss", "multilabel_margin_loss"):
     effects.may_raise.add(LTORCH[_name])
 # PyTorch composes it of others, which autocast casts

@@ -9,11 +9,12 @@ import torch
 from thunder.core.dtypes import int64, to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops import ltorch
 from thunder.ops.families.data import convert
 from thunder.ops.families.factorizations import _CPU, matrices, square
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import without_none
@@ -28,14 +29,14 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     rows, columns = wrap_dims(dim, len(A.shape))
     A = A if dtype is None else convert(A, to_dtype(dtype))
     if ord == "fro":
-        return LTORCH["vector_norm"](A, 2, (rows, columns), keepdim)
+        return ltorch.vector_norm(A, 2, (rows, columns), keepdim)
     if ord in ("nuc", 2, -2):
-        values = LTORCH["linalg_svdvals"](LTORCH["movedim"](A, (rows, columns), (-2, -1)))
-        out = LTORCH["sum" if ord == "nuc" else "amax" if ord == 2 else "amin"](values, -1, keepdim)
-        return out if not keepdim else LTORCH["movedim"](LTORCH["unsqueeze"](out, -1), (-2, -1), (rows, columns))
+        values = ltorch.linalg_svdvals(ltorch.movedim(A, (rows, columns), (-2, -1)))
+        out = (ltorch.sum if ord == "nuc" else ltorch.amax if ord == 2 else ltorch.amin)(values, -1, keepdim)
+        return out if not keepdim else ltorch.movedim(ltorch.unsqueeze(out, -1), (-2, -1), (rows, columns))
     summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
     kept -= not keepdim and kept > summed
-    return LTORCH["amax" if ord > 0 else "amin"](LTORCH["vector_norm"](A, 1, summed, keepdim), kept, keepdim)
+    return (ltorch.amax if ord > 0 else ltorch.amin)(ltorch.vector_norm(A, 1, summed, keepdim), kept, keepdim)
 
 
 @composite(torch.linalg.norm, name="linalg_norm", autocast=_CUDA)
@@ -46,7 +47,7 @@ def linalg_norm(A, ord=None, dim=None, keepdim=False, *, dtype=None):
     if ord is not None and (len(dims) if dims is not None else len(A.shape)) == 2:
         return matrix_norm(A, ord, (0, 1) if dims is None else dims, keepdim, dtype=dtype)
     require(not isinstance(ord, str) and (ord is None or dims is not None or len(A.shape) == 1))
-    return LTORCH["vector_norm"](A, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
+    return ltorch.vector_norm(A, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
 
 
 @composite(torch.nuclear_norm, autocast=_CUDA, name="matrix_nuclear_norm")
@@ -57,21 +58,21 @@ def nuclear_norm(a, dim=(-2, -1), keepdim=False):
 
 @composite(torch.frobenius_norm)
 def frobenius_norm(a, dim, keepdim=False):
-    return LTORCH["vector_norm"](a, 2, dim, keepdim)
+    return ltorch.vector_norm(a, 2, dim, keepdim)
 
 
 @composite(torch.norm_except_dim)
 def norm_except_dim(v, pow=2, dim=0):
     """The norms of slices along one dimension, or, for -1, of all; what weight normalization divides by."""
     if dim == -1:
-        return LTORCH["vector_norm"](v, pow)
+        return ltorch.vector_norm(v, pow)
     rank, dim = len(v.shape), wrap_dim(dim, len(v.shape))
     if dim not in (0, rank - 1):
-        return LTORCH["transpose"](norm_except_dim(LTORCH["transpose"](v, 0, dim), pow, 0), 0, dim)
+        return ltorch.transpose(norm_except_dim(ltorch.transpose(v, 0, dim), pow, 0), 0, dim)
     n = v.shape[dim]
-    rows = LTORCH["view"](LTORCH["contiguous"](v), (n, -1) if dim == 0 else (-1, n))
-    return LTORCH["view"](
-        LTORCH["vector_norm"](rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank))
+    rows = ltorch.view(ltorch.contiguous(v), (n, -1) if dim == 0 else (-1, n))
+    return ltorch.view(
+        ltorch.vector_norm(rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank))
     )
 
 
@@ -79,14 +80,14 @@ def norm_except_dim(v, pow=2, dim=0):
 def cond(A, p=None):
     """The norm of a matrix times that of its inverse."""
     if p is None or p in (2, -2):
-        values = LTORCH["linalg_svdvals"](A)
-        largest, smallest = (LTORCH["select"](values, -1, i) for i in (0, -1))
+        values = ltorch.linalg_svdvals(A)
+        largest, smallest = (ltorch.select(values, -1, i) for i in (0, -1))
         return smallest / largest if p == -2 else largest / smallest
     square(A)
     require(p in ORDERS)
-    inverse, info = LTORCH["linalg_inv_ex"](A)
-    singular = LTORCH["unsqueeze"](LTORCH["unsqueeze"](LTORCH["gt"](info, 0), -1), -1)
-    return matrix_norm(A, p) * matrix_norm(LTORCH["masked_fill"](inverse, singular, math.inf), p)
+    inverse, info = ltorch.linalg_inv_ex(A)
+    singular = ltorch.unsqueeze(ltorch.unsqueeze(ltorch.gt(info, 0), -1), -1)
+    return matrix_norm(A, p) * matrix_norm(ltorch.masked_fill(inverse, singular, math.inf), p)
 
 
 @torch_prim(

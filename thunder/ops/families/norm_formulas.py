@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thunder.core.proxies import TensorProxy
-from thunder.ops.backward import formula, op
+from thunder.ops import ltorch
+from thunder.ops.backward import formula
 from thunder.ops.families.norm_kernels import (
     native_group_norm_backward,
     native_layer_norm_backward,
@@ -20,19 +21,19 @@ from thunder.ops.families.norm_kernels import (
 def standardized(x, dims: tuple[int, ...], epsilon: Callable):
     """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
     added to it."""
-    centred = x - op("mean")(x, dims, True)
-    variance = op("mean")(centred * centred, dims, True)
-    inverse = op("rsqrt")(variance + epsilon(variance))
+    centred = x - ltorch.mean(x, dims, True)
+    variance = ltorch.mean(centred * centred, dims, True)
+    inverse = ltorch.rsqrt(variance + epsilon(variance))
     return centred * inverse, inverse
 
 
 def _found(rstd) -> Callable:
     """The epsilon that a saved deviation was computed with."""
-    return lambda variance: op("detach")(1 / (rstd * rstd) - variance)
+    return lambda variance: ltorch.detach(1 / (rstd * rstd) - variance)
 
 
 def of_input(g, normal, inverse, dims: tuple[int, ...]):
-    return inverse * (g - op("mean")(g, dims, True) - normal * op("mean")(g * normal, dims, True))
+    return inverse * (g - ltorch.mean(g, dims, True) - normal * ltorch.mean(g * normal, dims, True))
 
 
 def in_full(place: int) -> Callable:
@@ -44,13 +45,13 @@ def in_full(place: int) -> Callable:
             kind = max((x.dtype for x in (a, *rest) if isinstance(x, TensorProxy)), key=lambda d: d.bytes)
             wide = function(
                 *(
-                    op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
+                    ltorch.to(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
                     for x in (g, a, *rest)
                 )
             )
             kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
             return tuple(
-                x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
+                x if x is None or x.dtype is k else ltorch.to(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
             )
 
         return compute
@@ -65,8 +66,8 @@ def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask)
     normal, inverse = standardized(a, dims, _found(rstd))
     return (
         of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
-        op("sum")(op("reshape")(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
-        op("sum")(op("reshape")(g, (-1, *normalized_shape)), 0) if mask[2] else None,
+        ltorch.sum(ltorch.reshape(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
+        ltorch.sum(ltorch.reshape(g, (-1, *normalized_shape)), 0) if mask[2] else None,
     )
 
 
@@ -74,11 +75,11 @@ def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask)
 @in_full(2)
 def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
     grouped = (n, groups, c // groups * size)
-    normal, inverse = standardized(op("reshape")(a, grouped), (2,), _found(op("reshape")(rstd, (n, groups, 1))))
-    g = op("reshape")(g, (n, c, size))
-    weighted = op("reshape")(g if weight is None else g * op("reshape")(weight, (c, 1)), grouped)
+    normal, inverse = standardized(ltorch.reshape(a, grouped), (2,), _found(ltorch.reshape(rstd, (n, groups, 1))))
+    g = ltorch.reshape(g, (n, c, size))
+    weighted = ltorch.reshape(g if weight is None else g * ltorch.reshape(weight, (c, 1)), grouped)
     return (
-        op("reshape")(of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
-        op("sum")(g * op("reshape")(normal, (n, c, size)), (0, 2)) if mask[1] else None,
-        op("sum")(g, (0, 2)) if mask[2] else None,
+        ltorch.reshape(of_input(weighted, normal, inverse, (2,)), a.shape) if mask[0] else None,
+        ltorch.sum(g * ltorch.reshape(normal, (n, c, size)), (0, 2)) if mask[1] else None,
+        ltorch.sum(g, (0, 2)) if mask[2] else None,
     )

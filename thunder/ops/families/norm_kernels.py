@@ -14,12 +14,12 @@ from thunder.core import dtypes
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol, primitive
-from thunder.ops import backward
-from thunder.ops.backward import gradient_of_first, kernel, op
+from thunder.ops import backward, ltorch
+from thunder.ops.backward import gradient_of_first, kernel
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape import reshape
 from thunder.ops.opaque import casts_inside
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 
@@ -31,7 +31,7 @@ def compute_dtype(d):
 
 def in_rows(y):
     """As PyTorch's kernels lay out their results, whatever their argument's layout is."""
-    return LTORCH["contiguous"](y)
+    return ltorch.contiguous(y)
 
 
 def wanted(*parameters) -> list[bool]:
@@ -53,21 +53,21 @@ def whiten(x, dims, eps):
     """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
     reciprocal."""
     centred, mean, variance = moments(x, dims)
-    rstd = LTORCH["rsqrt"](variance + eps)
+    rstd = ltorch.rsqrt(variance + eps)
     return centred * rstd, mean, rstd
 
 
 def moments(x, dims):
     """`x` less its mean; its mean and its (biased) variance."""
-    mean = LTORCH["mean"](x, dims, True)
+    mean = ltorch.mean(x, dims, True)
     centred = x - mean
-    return centred, mean, LTORCH["mean"](centred * centred, dims, True)
+    return centred, mean, ltorch.mean(centred * centred, dims, True)
 
 
 def of_normalized(g, weight, normal, rstd, dims):
     """The gradient of what was normalized over `dims` and then multiplied by a weight."""
     count, weighted = math.prod(g.shape[d] for d in dims), g if weight is None else g * weight
-    total, along = op("sum")(weighted, dims, True) / count, op("sum")(weighted * normal, dims, True) / count
+    total, along = ltorch.sum(weighted, dims, True) / count, ltorch.sum(weighted * normal, dims, True) / count
     return rstd * (weighted - total - normal * along)
 
 
@@ -157,9 +157,9 @@ def _(g, a, normalized_shape, mean, rstd, weight, bias, mask):
         weight_ = None if weight is None else convert(weight, kind)
         of_input = convert(of_normalized(g, weight_, normal, rstd, dims), a.dtype)
     if mask[1]:
-        of_weight = convert(op("sum")(g * normal, rows) if rows else g * normal, weight.dtype)
+        of_weight = convert(ltorch.sum(g * normal, rows) if rows else g * normal, weight.dtype)
     if mask[2]:
-        of_bias = convert(op("sum")(g, rows) if rows else reshape(g, bias.shape), bias.dtype)
+        of_bias = convert(ltorch.sum(g, rows) if rows else reshape(g, bias.shape), bias.dtype)
     return of_input, of_weight, of_bias
 
 
@@ -221,7 +221,7 @@ def _group_parameter(a, p, groups, kind):
 
 def _in_group_norms_layout(y):
     """A result as PyTorch's kernel of group norm lays it out, which has channels last on a CPU alone."""
-    return image_layout(y) if y.device.type == "cpu" else op("contiguous")(y)
+    return image_layout(y) if y.device.type == "cpu" else ltorch.contiguous(y)
 
 
 def normalized_in_groups(a, weight, bias, groups, eps):
@@ -251,14 +251,14 @@ def _(g, a, mean, rstd, weight, n, c, size, groups, mask):
     mean, rstd, weight_ = (_group_parameter(a, t, groups, kind) for t in (mean, rstd, weight))
     normal = (x - mean) * rstd
     # all sums are those of each channel of an image, which is one pass
-    along, total = (op("sum")(t, pixels, True) if pixels else t for t in (g * normal, g))
+    along, total = (ltorch.sum(t, pixels, True) if pixels else t for t in (g * normal, g))
     of_input = None
     if mask[0]:
         g, *sums = (t if weight is None else t * weight_ for t in (g, along, total))
-        along_, total_ = (op("sum")(t, 2, True) / (c // groups * size) for t in sums)
+        along_, total_ = (ltorch.sum(t, 2, True) / (c // groups * size) for t in sums)
         of_input = _in_group_norms_layout(convert(reshape((g - total_ - normal * along_) * rstd, a.shape), a.dtype))
     return of_input, *(
-        convert(reshape(op("sum")(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
+        convert(reshape(ltorch.sum(t, 0), (c,)), a.dtype if weight is None else weight.dtype) if needed else None
         for needed, t in zip(mask[1:], (along, total), strict=True)
     )
 
@@ -272,10 +272,10 @@ def _(a, weight, bias, n, c, size, groups, eps):
     if not a.requires_grad:
         return None, gw, gb
     count = c // groups * size
-    of_mean, of_rstd, mean, rstd = (op("unsqueeze")(convert(x, a.dtype), -1) for x in (of_mean, of_rstd, mean, rstd))
-    ga = op("reshape")(ga, (n, groups, count)) + of_mean / count
-    ga = ga - of_rstd / count * (rstd * rstd * rstd) * (op("reshape")(a, (n, groups, count)) - mean)
-    return op("reshape")(ga, a.shape), gw, gb
+    of_mean, of_rstd, mean, rstd = (ltorch.unsqueeze(convert(x, a.dtype), -1) for x in (of_mean, of_rstd, mean, rstd))
+    ga = ltorch.reshape(ga, (n, groups, count)) + of_mean / count
+    ga = ga - of_rstd / count * (rstd * rstd * rstd) * (ltorch.reshape(a, (n, groups, count)) - mean)
+    return ltorch.reshape(ga, a.shape), gw, gb
 
 
 derivatives.inexact.add(native_group_norm)  # where mean and deviation have cotangents, too

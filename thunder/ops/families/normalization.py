@@ -11,7 +11,7 @@ from thunder import compat
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import like
 from thunder.core.symbol import BoundSymbol
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.families.batch_norm import batch_norm, running
 from thunder.ops.families.data import convert
 from thunder.ops.families.norm_kernels import (
@@ -33,7 +33,7 @@ from thunder.ops.families.norm_kernels import (
 from thunder.ops.families.shape import expand
 from thunder.ops.functionalize import inplace
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import batching, derivatives, kernels, splitting
 from thunder.ops.shape_rules import is_empty, numel, require, wrap_dim
 
@@ -85,9 +85,7 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
 def rms_norm(a, normalized_shape, weight=None, eps=None):
     dims = normalized_dims(a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
-    x = x * LTORCH["rsqrt"](
-        LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
-    )
+    x = x * ltorch.rsqrt(ltorch.mean(ltorch.pow(x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps))
     return in_rows(convert(x if weight is None else x * weight, a.dtype))
 
 
@@ -156,8 +154,8 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
     dims = tuple(range(2, len(a.shape)))
     count = math.prod(a.shape[d] for d in dims)
     centred, mean, variance = moments(convert(a, compute_dtype(a.dtype)), dims)
-    y = scale_and_shift(centred * LTORCH["rsqrt"](variance + eps), per_channel(a, weight), per_channel(a, bias))
-    of_channels = (LTORCH["mean"](x, (0, *dims)) for x in (mean, variance * count / (count - 1)))
+    y = scale_and_shift(centred * ltorch.rsqrt(variance + eps), per_channel(a, weight), per_channel(a, bias))
+    of_channels = (ltorch.mean(x, (0, *dims)) for x in (mean, variance * count / (count - 1)))
     return in_rows(convert(y, a.dtype)), *(
         running(old, new, momentum) for old, new in zip((running_mean, running_var), of_channels, strict=True)
     )
@@ -193,8 +191,8 @@ def _instance_norm_builtin(
 
 @composite(F.normalize, meta=lambda a, p=2.0, dim=1, eps=1e-12: like(a), autocast="cuda:float32")
 def normalize(a, p=2.0, dim=1, eps=1e-12):
-    norm = LTORCH["vector_norm"](a, p, dim, True)
-    return a / LTORCH["clamp"](norm, eps)
+    norm = ltorch.vector_norm(a, p, dim, True)
+    return a / ltorch.clamp(norm, eps)
 
 
 @composite(F.cosine_similarity, autocast="cuda:float32")
@@ -202,13 +200,13 @@ def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     shape = broadcast_shapes(x1.shape, x2.shape)
     d = wrap_dim(dim, len(shape))
     x1, x2 = expand(x1, shape), expand(x2, shape)
-    lengths = [LTORCH["clamp"](LTORCH["vector_norm"](x, 2, d, True), eps) for x in (x1, x2)]
-    return LTORCH["sum"](x1 / lengths[0] * (x2 / lengths[1]), d)
+    lengths = [ltorch.clamp(ltorch.vector_norm(x, 2, d, True), eps) for x in (x1, x2)]
+    return ltorch.sum(x1 / lengths[0] * (x2 / lengths[1]), d)
 
 
 @composite(F.pairwise_distance, autocast="cuda:float32")
 def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
-    return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
+    return ltorch.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
@@ -225,14 +223,14 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
 def pdist(a, p=2.0):
     """The distances of each row to those after it."""
     require(len(a.shape) == 2 and a.dtype.category == 2 and p >= 0)
-    pairs = LTORCH["triu_indices"](a.shape[0], a.shape[0], 1, device=a.device)
-    rows = [LTORCH["index_select"](a, 0, LTORCH["select"](pairs, 0, i)) for i in (0, 1)]
-    return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
+    pairs = ltorch.triu_indices(a.shape[0], a.shape[0], 1, device=a.device)
+    rows = [ltorch.index_select(a, 0, ltorch.select(pairs, 0, i)) for i in (0, 1)]
+    return ltorch.vector_norm(rows[0] - rows[1], p, -1)
 
 
 @pdist.vjp
 def _(a, p=2.0):
-    a = LTORCH["contiguous"](a)
+    a = ltorch.contiguous(a)
     y = pdist(a, p)
     g = yield y
     return (backward.pdist_backward(g, a, p, y),)

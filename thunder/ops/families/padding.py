@@ -8,11 +8,10 @@ import torch
 
 from thunder import compat
 from thunder.core.proxies import like
-from thunder.ops import autocast, backward, opaque
-from thunder.ops.families import shape_prims as prims
+from thunder.ops import autocast, backward, ltorch, opaque, prims
 from thunder.ops.families.joining import cat
 from thunder.ops.families.shape import MOVES, expand, reshape, slice_dim
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import require
 
@@ -120,7 +119,7 @@ def cartesian_prod(*tensors):
         require(len(t.shape) == 1)
     if len(tensors) == 1:
         return tensors[0]
-    return LTORCH["stack"]([reshape(grid, (-1,)) for grid in meshgrid(*tensors)], 1)
+    return ltorch.stack([reshape(grid, (-1,)) for grid in meshgrid(*tensors)], 1)
 
 
 @torch_prim(torch.combinations)
@@ -135,8 +134,8 @@ def combinations(a, r=2, with_replacement=False):
 
 
 derivatives.composed.set(True, cartesian_prod)
-kernels.layout.set("as decomposition", LTORCH["pad"])
-kernels.layout.set("memory format", PRIMS["pad"])
+kernels.layout.set("as decomposition", ltorch.pad)
+kernels.layout.set("memory format", prims.pad)
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

@@ -19,6 +19,7 @@ import torch
 from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Symbol, carries_out
+from thunder.ops import ltorch
 from thunder.ops.backward import (
     diagonal_backward,
     getitem_backward,
@@ -115,12 +116,12 @@ def _put(part: Any, steps: tuple) -> Any:
 
 add_part = Symbol("add_part", lambda a, part, *steps: like(a), id="add_part", is_prim=True, fn=_add_part)
 add_part.in_place = InPlaceForm(_add_part_, {0: 0})
-memory.accumulates.add(add_part, LTORCH["add"])
+memory.accumulates.add(add_part, ltorch.add)
 
 
 @add_part.decomposed_by
 def _(a, part, *steps):
-    return LTORCH["add"](a, _put(part, steps))
+    return ltorch.add(a, _put(part, steps))
 
 
 @add_part.vjp
@@ -130,9 +131,7 @@ def _(a, part, *steps):
 
 
 kernels.layout.set("as decomposition", add_part)
-_GIVE_BACK = {LTORCH["positive"], LTORCH["conj_physical"]}  # what is not negative, or not complex
 memory.owns_result.add(
-    add_part, LTORCH["add"], select_backward, slice_backward, diagonal_backward, index_backward, getitem_backward,
-    index_select_backward, gather_backward, LTORCH["zeros"], LTORCH["zeros_like"], LTORCH["sum"],
-    *(symbol for symbol in LTORCH.values() if symbol.elementwise and symbol not in _GIVE_BACK),
+    add_part, ltorch.add, select_backward, slice_backward, diagonal_backward, index_backward, getitem_backward,
+    index_select_backward, gather_backward, ltorch.zeros, ltorch.zeros_like, ltorch.sum,
 )  # fmt: skip

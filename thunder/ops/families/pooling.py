@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from thunder.core.dtypes import int64
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.registry import LTORCH, alias, torch_prim
 from thunder.ops.shape_rules import pair, require
 
@@ -212,22 +212,20 @@ def _row(x):
 def _(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
     """As PyTorch: the rows of an image."""
     k, s, p = [1, _row(kernel_size)], [1, _steps(stride, kernel_size, 1)[0]], [0, _row(padding)]
-    x = LTORCH["unsqueeze"](a, -2)
-    g = yield LTORCH["squeeze"](avg_pool2d(x, k, s, p, ceil_mode, count_include_pad), -2)
-    return (
-        LTORCH["squeeze"](_AVERAGE[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, ceil_mode, count_include_pad, None), -2),
-    )
+    x = ltorch.unsqueeze(a, -2)
+    g = yield ltorch.squeeze(avg_pool2d(x, k, s, p, ceil_mode, count_include_pad), -2)
+    return (ltorch.squeeze(_AVERAGE[2](ltorch.unsqueeze(g, -2), x, k, s, p, ceil_mode, count_include_pad, None), -2),)
 
 
 def _max_pool_of_row(a, kernel_size, stride, padding, dilation, ceil_mode):
-    x = LTORCH["unsqueeze"](a, -2)
+    x = ltorch.unsqueeze(a, -2)
     k, s, p, d = [1, _row(kernel_size)], [1, _steps(stride, kernel_size, 1)[0]], [0, _row(padding)], [1, _row(dilation)]
     y, indices = max_pool2d_with_indices(x, k, s, p, d, ceil_mode)
 
     def gradient(g):
-        return LTORCH["squeeze"](_MAXIMUM[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, d, ceil_mode, indices), -2)
+        return ltorch.squeeze(_MAXIMUM[2](ltorch.unsqueeze(g, -2), x, k, s, p, d, ceil_mode, indices), -2)
 
-    return LTORCH["squeeze"](y, -2), LTORCH["squeeze"](indices, -2), gradient
+    return ltorch.squeeze(y, -2), ltorch.squeeze(indices, -2), gradient
 
 
 @max_pool1d.vjp
@@ -248,7 +246,7 @@ def _adaptive_average_rule(symbol: Symbol, rank: int) -> None:
     def rule(a, output_size):
         g = yield symbol(a, output_size)
         if all(type(n) is int and n == 1 for n in g.shape[-rank:]):  # PyTorch takes the mean
-            return (LTORCH["expand"](g, a.shape) / math.prod(a.shape[-rank:]),)
+            return (ltorch.expand(g, a.shape) / math.prod(a.shape[-rank:]),)
         return (_ADAPTIVE_AVERAGE[rank](g, a),)
 
     symbol.vjp(rule)
@@ -260,12 +258,12 @@ _adaptive_average_rule(adaptive_avg_pool3d, 3)
 
 @adaptive_avg_pool1d.vjp
 def _(a, output_size):
-    x = LTORCH["unsqueeze"](a, -2)
+    x = ltorch.unsqueeze(a, -2)
     n = _row(output_size)
-    g = yield LTORCH["squeeze"](adaptive_avg_pool2d(x, (1, n)), -2)
-    g = LTORCH["unsqueeze"](g, -2)
-    found = LTORCH["expand"](g, x.shape) / x.shape[-1] if type(n) is int and n == 1 else _ADAPTIVE_AVERAGE[2](g, x)
-    return (LTORCH["squeeze"](found, -2),)
+    g = yield ltorch.squeeze(adaptive_avg_pool2d(x, (1, n)), -2)
+    g = ltorch.unsqueeze(g, -2)
+    found = ltorch.expand(g, x.shape) / x.shape[-1] if type(n) is int and n == 1 else _ADAPTIVE_AVERAGE[2](g, x)
+    return (ltorch.squeeze(found, -2),)
 
 
 def _adaptive_maximum_rule(symbol: Symbol, rank: int) -> None:

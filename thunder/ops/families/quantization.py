@@ -10,20 +10,16 @@ from thunder.core.dtypes import bool8, float32, int8, int32, uint8
 from thunder.core.proxies import TensorProxy, equal_shapes, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
-from thunder.ops import autocast, backward
+from thunder.ops import autocast, backward, ltorch
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.shape_rules import require
-
-
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
 
 
 def _rounded(a, scale, zero_point, quant_min, quant_max):
     """(the whole numbers that stand for `a`, within the range; whether they were in it)."""
-    whole = zero_point + _op("round", a * (1.0 / scale))
-    return _op("clamp", whole, quant_min, quant_max), _op("logical_and", whole >= quant_min, whole <= quant_max)
+    whole = zero_point + ltorch.round(a * (1.0 / scale))
+    return ltorch.clamp(whole, quant_min, quant_max), ltorch.logical_and(whole >= quant_min, whole <= quant_max)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -34,7 +30,7 @@ def _rounded(a, scale, zero_point, quant_min, quant_max):
 def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
     require(quant_min <= quant_max)
     whole, _ = _rounded(a, scale, zero_point, quant_min, quant_max)
-    return _op("to", (whole - zero_point) * scale, dtype=a.dtype)
+    return ltorch.to((whole - zero_point) * scale, dtype=a.dtype)
 
 
 # with scale and zero point in tensors it is another kernel, which the CPU's list does not name
@@ -62,9 +58,9 @@ def fake_quantize_per_channel_affine(a, scale, zero_point, axis, quant_min, quan
     require(quant_min <= quant_max and -len(a.shape) <= axis < len(a.shape))
     require(len(scale.shape) == 1 and scale.shape == zero_point.shape and scale.shape[0] == a.shape[axis])
     along = tuple(n if i == axis % len(a.shape) else 1 for i, n in enumerate(a.shape))
-    scale, zero_point = _op("reshape", scale, along), _op("reshape", zero_point, along)
+    scale, zero_point = ltorch.reshape(scale, along), ltorch.reshape(zero_point, along)
     whole, _ = _rounded(a, scale, zero_point, quant_min, quant_max)
-    return _op("to", (whole - zero_point) * scale, dtype=a.dtype)
+    return ltorch.to((whole - zero_point) * scale, dtype=a.dtype)
 
 
 @fake_quantize_per_channel_affine.vjp

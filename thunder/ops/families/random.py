@@ -15,7 +15,7 @@ from thunder.core.dtypes import bool8
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, primitive, user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.creation import (
     _factory_arguments,
@@ -139,7 +139,7 @@ def _fill(name: str) -> None:
     def _(a, *args, **kwargs):
         """What was there before has no part in it: its gradient is zero, as PyTorch's is."""
         g = yield symbol(a, *args, **kwargs)
-        return (LTORCH["zeros_like"](g), *(None for _ in args))
+        return (ltorch.zeros_like(g), *(None for _ in args))
 
     def method(a, *args, **kwargs):
         check_overlap(function, a, (a, *args), kwargs)
@@ -212,7 +212,7 @@ def uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset
 @composite()
 def exponential(a, rate=1, *, generator=None):
     """Numbers of the exponential distribution, in the shape of `a`."""
-    return LTORCH["exponential_fill"](a, rate, **({} if generator is None else {"generator": generator}))
+    return ltorch.exponential_fill(a, rate, **({} if generator is None else {"generator": generator}))
 
 
 # --- dropout
@@ -233,7 +233,7 @@ def _dropout(name: str, *functions) -> None:
         if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
             return (
-                LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0)
+                ltorch.squeeze(ltorch.unsqueeze(a, 0), 0)
                 if name == "dropout3d" and len(a.shape) == 4 and not inplace
                 else a
             )
@@ -251,7 +251,7 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
     _dropout(_name, *_functions)
 
 
-dropout = LTORCH["dropout"]
+dropout = ltorch.dropout
 
 
 def _native_dropout(name: str) -> None:
@@ -305,7 +305,7 @@ def _(a, p, train):
 
 @native_dropout_backward.decomposed_by
 def _(g, mask, scale):
-    return LTORCH["mul"](LTORCH["mul"](g, mask), scale)
+    return ltorch.mul(ltorch.mul(g, mask), scale)
 
 
 gradient_of_first(native_dropout_backward, lambda again, y, g, mask, scale: native_dropout_backward(again, mask, scale))
@@ -329,8 +329,8 @@ def _(a, p=0.5, training=True):
         g = yield y
         return (native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
     noise = dropout_noise(a, p)
-    g = yield LTORCH["mul"](a, noise)
-    return (LTORCH["mul"](g, noise),)
+    g = yield ltorch.mul(a, noise)
+    return (ltorch.mul(g, noise),)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -497,4 +497,4 @@ def new_generator(device):
 
 
 effects.holds_generator.add(new_generator)
-effects.synchronises.add(LTORCH["multinomial"], LTORCH["poisson"])
+effects.synchronises.add(ltorch.multinomial, ltorch.poisson)

@@ -8,11 +8,10 @@ import torch
 from thunder.analysis import aliases
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
-from thunder.ops import backward
+from thunder.ops import backward, ltorch, prims
 from thunder.ops.backward import gradient_of_first
-from thunder.ops.families import shape_prims as prims
 from thunder.ops.families.shape import MOVES, VIEW, reshape, slice_dim, transpose
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import batching, derivatives, kernels
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
@@ -100,7 +99,7 @@ def rot90(a, k=1, dims=(0, 1)):
         2: lambda: flip(a, (d0, d1)),
         3: lambda: transpose(flip(a, (d0,)), d0, d1),
     }
-    return turns.get(k % 4, lambda: LTORCH["clone"](a))()
+    return turns.get(k % 4, lambda: ltorch.clone(a))()
 
 
 # ---------------------------------------------------------------------------------------------------------------- other
@@ -142,10 +141,10 @@ def view_as_complex(a):
     return like(a, a.shape[:-1], complex_of(a.dtype))
 
 
-gradient_of_first(view_as_real, lambda g, y, a: view_as_complex(LTORCH["contiguous"](g)))
+gradient_of_first(view_as_real, lambda g, y, a: view_as_complex(ltorch.contiguous(g)))
 
 
-gradient_of_first(view_as_complex, lambda g, y, a: view_as_real(LTORCH["resolve_conj"](LTORCH["contiguous"](g))))
+gradient_of_first(view_as_complex, lambda g, y, a: view_as_real(ltorch.resolve_conj(ltorch.contiguous(g))))
 
 
 @torch_prim(torch.as_strided, torch.Tensor.as_strided, tags=VIEW)
@@ -197,7 +196,7 @@ def diag(a, diagonal=0):
 
 @composite(torch.diagflat, torch.Tensor.diagflat)
 def diagflat(a, offset=0):
-    return diag(LTORCH["reshape"](a, (-1,)), offset)
+    return diag(ltorch.reshape(a, (-1,)), offset)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -208,9 +207,9 @@ def diagflat(a, offset=0):
 def _(a, repeats):
     g = yield repeat(a, repeats)
     if any(type(n) is int and n == 0 for n in repeats):
-        return (LTORCH["zeros"](a.shape, device=g.device, dtype=g.dtype),)
+        return (ltorch.zeros(a.shape, device=g.device, dtype=g.dtype),)
     for _ in range(len(repeats) - len(a.shape)):  # one after the other, as PyTorch adds them up
-        g, repeats = LTORCH["sum"](g, 0), repeats[1:]
+        g, repeats = ltorch.sum(g, 0), repeats[1:]
     shape = [m for k, n in zip(repeats, a.shape, strict=True) for m in ((n,) if type(k) is int and k == 1 else (k, n))]
     summed, at = [], 0
     for k in repeats:
@@ -219,7 +218,7 @@ def _(a, repeats):
         else:
             summed.append(at)
             at += 2
-    return (LTORCH["sum"](reshape(g, tuple(shape)), tuple(summed)) if summed else g,)
+    return (ltorch.sum(reshape(g, tuple(shape)), tuple(summed)) if summed else g,)
 
 
 gradient_of_first(flip, lambda g, y, a, dims: flip(g, dims))
@@ -250,9 +249,9 @@ gradient_of_first(
 # PyTorch composes these of the same operations
 derivatives.composed.set(True, tile)
 kernels.layout.set("row-major", roll)
-kernels.layout.set("preserved", flip, PRIMS["flip"])
-kernels.no_loop_of_inductor.add(LTORCH["as_strided"])  # it depends on how its operand lies in memory
-aliases.may_copy.add(LTORCH["as_strided"])
+kernels.layout.set("preserved", flip, prims.flip)
+kernels.no_loop_of_inductor.add(ltorch.as_strided)  # it depends on how its operand lies in memory
+aliases.may_copy.add(ltorch.as_strided)
 
 
 batching.rule.set(batching.along, flip)

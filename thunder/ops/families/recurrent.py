@@ -11,7 +11,7 @@ from thunder.core.dtypes import float32
 from thunder.core.proxies import AnyProxy, TensorProxy, has_numbers, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, primitive, user_location
 from thunder.errors import CaptureError
-from thunder.ops import autocast, backward, opaque, pytorch_derivative
+from thunder.ops import autocast, backward, ltorch, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
@@ -21,36 +21,32 @@ from thunder.ops.shape_rules import require
 # ---------------------------------------------------------------------------------------------------------------- cells
 
 
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
-
 def _linears(x, hidden, w_ih, w_hh, b_ih, b_hh):
-    return _op("linear", hidden, w_hh, b_hh), _op("linear", x, w_ih, b_ih)
+    return ltorch.linear(hidden, w_hh, b_hh), ltorch.linear(x, w_ih, b_ih)
 
 
 def _simple(activation: str) -> Callable:
     def step(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
         recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
-        return (_op(activation, recurrent + given),)
+        return (LTORCH[activation](recurrent + given),)
 
     return step
 
 
 def _gru(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
-    recurrent, given = (_op("chunk", gates, 3, 1) for gates in _linears(x, state[0], w_ih, w_hh, b_ih, b_hh))
-    reset = _op("sigmoid", recurrent[0] + given[0])
-    update = _op("sigmoid", recurrent[1] + given[1])
-    new = _op("tanh", given[2] + recurrent[2] * reset)
+    recurrent, given = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, state[0], w_ih, w_hh, b_ih, b_hh))
+    reset = ltorch.sigmoid(recurrent[0] + given[0])
+    update = ltorch.sigmoid(recurrent[1] + given[1])
+    new = ltorch.tanh(given[2] + recurrent[2] * reset)
     return ((state[0] - new) * update + new,)
 
 
 def _lstm(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
     recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
-    gates = _op("chunk", recurrent + given, 4, 1)
-    take, forget, output = (_op("sigmoid", gates[i]) for i in (0, 1, 3))
-    cell = forget * state[1] + take * _op("tanh", gates[2])
-    return output * _op("tanh", cell), cell
+    gates = ltorch.chunk(recurrent + given, 4, 1)
+    take, forget, output = (ltorch.sigmoid(gates[i]) for i in (0, 1, 3))
+    cell = forget * state[1] + take * ltorch.tanh(gates[2])
+    return output * ltorch.tanh(cell), cell
 
 
 # and how many gates
@@ -108,9 +104,9 @@ def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """As its decomposition, but the difference of state and proposal, which is cheap, is recomputed."""
     if x.device.type != "cpu":
         return NotImplemented
-    recurrent, given = (_op("chunk", gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))
-    reset, update = _op("sigmoid", recurrent[0] + given[0]), _op("sigmoid", recurrent[1] + given[1])
-    new = _op("tanh", given[2] + recurrent[2] * reset)
+    recurrent, given = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))
+    reset, update = ltorch.sigmoid(recurrent[0] + given[0]), ltorch.sigmoid(recurrent[1] + given[1])
+    new = ltorch.tanh(given[2] + recurrent[2] * reset)
     g = yield (hx - new) * update + new
     of_update = g * update
     of_new = backward.tanh_backward(g - of_update, new)
@@ -118,18 +114,18 @@ def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
         backward.sigmoid_backward(of_new * recurrent[2], reset),
         backward.sigmoid_backward(g * (hx - new), update),
     ]
-    of_given, of_recurrent = _op("cat", [*slopes, of_new], 1), _op("cat", [*slopes, of_new * reset], 1)
+    of_given, of_recurrent = ltorch.cat([*slopes, of_new], 1), ltorch.cat([*slopes, of_new * reset], 1)
 
     def wanted(t, value):
         return value() if t is not None and t.requires_grad else None
 
     return (
-        wanted(x, lambda: _op("mm", of_given, w_ih)),
-        wanted(hx, lambda: _op("mm", of_recurrent, w_hh) + of_update),
-        wanted(w_ih, lambda: _op("mm", _op("t", of_given), x)),
-        wanted(w_hh, lambda: _op("mm", _op("t", of_recurrent), hx)),
-        wanted(b_ih, lambda: _op("sum", of_given, 0)),
-        wanted(b_hh, lambda: _op("sum", of_recurrent, 0)),
+        wanted(x, lambda: ltorch.mm(of_given, w_ih)),
+        wanted(hx, lambda: ltorch.mm(of_recurrent, w_hh) + of_update),
+        wanted(w_ih, lambda: ltorch.mm(ltorch.t(of_given), x)),
+        wanted(w_hh, lambda: ltorch.mm(ltorch.t(of_recurrent), hx)),
+        wanted(b_ih, lambda: ltorch.sum(of_given, 0)),
+        wanted(b_hh, lambda: ltorch.sum(of_recurrent, 0)),
     )
 
 
@@ -142,7 +138,7 @@ def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layer
     directions = 2 if bidirectional else 1
     each = len(params) // (num_layers * directions)
     projected = each == (5 if has_biases else 3)
-    x = _op("transpose", x, 0, 1) if batch_first else x
+    x = ltorch.transpose(x, 0, 1) if batch_first else x
     last: list[tuple] = []
     for layer in range(num_layers):
         outputs = []
@@ -150,18 +146,18 @@ def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layer
             k = layer * directions + direction
             weights = list(params[each * k : each * (k + 1)])
             projection = weights.pop() if projected else None
-            state = tuple(_op("select", s, 0, k) for s in states)
+            state = tuple(ltorch.select(s, 0, k) for s in states)
             found: list = [None] * x.shape[0]
             for t in reversed(range(x.shape[0])) if direction else range(x.shape[0]):
-                state = step(_op("select", x, 0, t), state, *weights)
+                state = step(ltorch.select(x, 0, t), state, *weights)
                 if projection is not None:
-                    state = (_op("linear", state[0], projection), *state[1:])
+                    state = (ltorch.linear(state[0], projection), *state[1:])
                 found[t] = state[0]
             last.append(state)
-            outputs.append(_op("stack", found))
-        x = _op("cat", outputs, -1) if bidirectional else outputs[0]
-    return (_op("transpose", x, 0, 1) if batch_first else x), tuple(
-        _op("stack", [state[i] for state in last]) for i in range(len(states))
+            outputs.append(ltorch.stack(found))
+        x = ltorch.cat(outputs, -1) if bidirectional else outputs[0]
+    return (ltorch.transpose(x, 0, 1) if batch_first else x), tuple(
+        ltorch.stack([state[i] for state in last]) for i in range(len(states))
     )
 
 
@@ -274,38 +270,38 @@ def _lstm_by_layers(x, hx, params, has_biases, num_layers, dropout, train, bidir
     if not train or not _has_layers(x, (*hx, *params), each):
         return NotImplemented
     size = hx[0].shape[2]
-    y = _op("contiguous", _op("transpose", x, 0, 1) if batch_first else x)
+    y = ltorch.contiguous(ltorch.transpose(x, 0, 1) if batch_first else x)
     done = []
     for layer in range(num_layers):
         outputs = []
         for k in range(layer * directions, (layer + 1) * directions):
             weights = params[each * k : each * (k + 1)]
             if not has_biases:
-                weights = [*weights, *(_op("zeros", w.shape, dtype=w.dtype, device=w.device) for w in weights)]
-            given = y, *weights, *(_op("select", s, 0, k) for s in hx)
+                weights = [*weights, *(ltorch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights)]
+            given = y, *weights, *(ltorch.select(s, 0, k) for s in hx)
             reverse = k % directions > 0
             options = _LSTM, size, num_layers, has_biases
             out, h, c, scratch = rnn_layer(*given, reverse, [], *options, bidirectional, batch_first, train)
             outputs.append(out)
             done.append(((*given, out, h, c), (reverse, *options, train, bidirectional, [], batch_first, scratch)))
-        y = _op("cat", outputs, -1) if bidirectional else outputs[0]
-    states = [_op("stack", [kept[i] for kept, _ in done]) for i in (8, 9)]
-    g, *of_states = yield _op("transpose", y, 0, 1) if batch_first else y, *states
-    found = _layers_backward(_op("transpose", g, 0, 1) if batch_first else g, of_states, done, directions, size)
+        y = ltorch.cat(outputs, -1) if bidirectional else outputs[0]
+    states = [ltorch.stack([kept[i] for kept, _ in done]) for i in (8, 9)]
+    g, *of_states = yield ltorch.transpose(y, 0, 1) if batch_first else y, *states
+    found = _layers_backward(ltorch.transpose(g, 0, 1) if batch_first else g, of_states, done, directions, size)
     g = found[0][0] + found[1][0] if bidirectional else found[0][0]
     of_params = [f for made in found for f in made[1 : 1 + each]]
-    of_hx = tuple(_op("stack", [made[i] for made in found]) if s.requires_grad else None for i, s in zip((5, 6), hx))
-    return _op("transpose", g, 0, 1) if batch_first else g, of_hx, of_params
+    of_hx = tuple(ltorch.stack([made[i] for made in found]) if s.requires_grad else None for i, s in zip((5, 6), hx))
+    return ltorch.transpose(g, 0, 1) if batch_first else g, of_hx, of_params
 
 
 def _layers_backward(g, of_states: list, done: list, directions: int, size: int) -> list:
     """What the backward kernel gives for each layer and direction. done: what it reads, without cotangents."""
     found: list = [None] * len(done)
     for first in reversed(range(0, len(done), directions)):
-        parts = _op("split", g, size, -1) if directions > 1 else (g,)
+        parts = ltorch.split(g, size, -1) if directions > 1 else (g,)
         for k, part in enumerate(parts, first):
             kept, options = done[k]
-            found[k] = rnn_layer_backward(*kept, part, *(_op("select", s, 0, k) for s in of_states), *options)
+            found[k] = rnn_layer_backward(*kept, part, *(ltorch.select(s, 0, k) for s in of_states), *options)
         if first:
             g = found[first][0] + found[first + 1][0] if directions > 1 else found[first][0]
     return found

@@ -12,13 +12,13 @@ from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import autocast
+from thunder.ops import autocast, ltorch
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
 from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, composite, prim
+from thunder.ops.registry import composite, prim
 from thunder.ops.rules import batching, derivatives, kernels
 from thunder.ops.shape_rules import is_empty, require
 from thunder.ops.torch_types import to_torch_dtype
@@ -155,12 +155,12 @@ def sum_to_size(a, size):
 autocast.when.set(lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1])), sum_to_size)
 
 
-gradient_of_first(sum_to_size, lambda g, y, a, size: LTORCH["expand"](g, a.shape))
+gradient_of_first(sum_to_size, lambda g, y, a, size: ltorch.expand(g, a.shape))
 
 
 @composite(torch.nansum, torch.Tensor.nansum, meta=_sum_meta, tags=REDUCES)
 def nansum(a, dim=None, keepdim=False, *, dtype=None):
-    return sum(where(LTORCH["isnan"](a), 0, a) if a.dtype.category >= 2 else a, dim, keepdim, dtype=dtype)
+    return sum(where(ltorch.isnan(a), 0, a) if a.dtype.category >= 2 else a, dim, keepdim, dtype=dtype)
 
 
 def _mean_meta(a, dim=None, keepdim=False, *, dtype=None):
@@ -177,7 +177,7 @@ def mean(a, dim=None, keepdim=False, *, dtype=None):
 
 @composite(torch.nanmean, torch.Tensor.nanmean, meta=_mean_meta, tags=REDUCES)
 def nanmean(a, dim=None, keepdim=False, *, dtype=None):
-    count = sum(LTORCH["logical_not"](LTORCH["isnan"](a)), dim, keepdim)
+    count = sum(ltorch.logical_not(ltorch.isnan(a)), dim, keepdim)
     return nansum(a, dim, keepdim, dtype=dtype) / count
 
 
@@ -227,12 +227,12 @@ def _truth_meta(a, dim=None, keepdim=False):
 
 @composite(torch.all, torch.Tensor.all, meta=_truth_meta, tags=REDUCES)
 def all(a, dim=None, keepdim=False):
-    return LTORCH["logical_not"](any(LTORCH["logical_not"](a), dim, keepdim))
+    return ltorch.logical_not(any(ltorch.logical_not(a), dim, keepdim))
 
 
 @composite(torch.any, torch.Tensor.any, meta=_truth_meta, tags=REDUCES)
 def any(a, dim=None, keepdim=False):
-    return convert(LTORCH["ne"](sum(LTORCH["ne"](a, 0), dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
+    return convert(ltorch.ne(sum(ltorch.ne(a, 0), dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
 
 
 @composite(
@@ -241,7 +241,7 @@ def any(a, dim=None, keepdim=False):
     meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64),
 )
 def count_nonzero(a, dim=None):
-    return sum(LTORCH["ne"](a, 0), dim)
+    return sum(ltorch.ne(a, 0), dim)
 
 
 # --- variance and norms
@@ -287,7 +287,7 @@ def var(a, dim, *, correction, keepdim):
 
 @composite(torch.std, torch.Tensor.std, meta=_var_meta, canonicalize=_var_arguments, tags=REDUCES)
 def std(a, dim, *, correction, keepdim):
-    return LTORCH["sqrt"](var(a, dim, correction=correction, keepdim=keepdim))
+    return ltorch.sqrt(var(a, dim, correction=correction, keepdim=keepdim))
 
 
 @composite(torch.var_mean, meta=_var_pair_meta, canonicalize=_var_arguments, tags=REDUCES)
@@ -308,11 +308,11 @@ def logsumexp(a, dim, keepdim=False):
     a = convert(a, to_float(a.dtype))
     dims = canonical_dims(a, dim)
     if is_empty(a):  # nothing has no largest
-        return LTORCH["log"](sum(LTORCH["exp"](a), dims, keepdim))
+        return ltorch.log(sum(ltorch.exp(a), dims, keepdim))
     top = amax(a, dims, True)
-    top = where(LTORCH["isinf"](top), 0.0, top)
-    total = LTORCH["log"](sum(LTORCH["exp"](a - top), dims, True)) + top
-    return total if keepdim else LTORCH["squeeze"](total, dims)
+    top = where(ltorch.isinf(top), 0.0, top)
+    total = ltorch.log(sum(ltorch.exp(a - top), dims, True)) + top
+    return total if keepdim else ltorch.squeeze(total, dims)
 
 
 # --- scans
@@ -327,13 +327,13 @@ def unreduced(g, a, dim, keepdim: bool):
     dims = canonical_dims(a, dim)
     if not keepdim and g.shape:
         for d in sorted(dims):
-            g = LTORCH["unsqueeze"](g, d)
+            g = ltorch.unsqueeze(g, d)
     return g
 
 
 def _restored(g, a, dim, keepdim: bool):
     """A cotangent of a reduction's result stretched over the reduced dimensions."""
-    return LTORCH["expand"](unreduced(g, a, dim, keepdim), a.shape)
+    return ltorch.expand(unreduced(g, a, dim, keepdim), a.shape)
 
 
 def _arguments(dim=None, keepdim=False, *, dtype=None):
@@ -346,7 +346,7 @@ gradient_of_first(sum, lambda g, y, a, *args, **kwargs: _restored(g, a, *_argume
 gradient_of_first(
     nansum,
     lambda g, y, a, *args, **kwargs: (
-        _restored(g, a, *_arguments(*args, **kwargs)) * LTORCH["logical_not"](LTORCH["isnan"](a))
+        _restored(g, a, *_arguments(*args, **kwargs)) * ltorch.logical_not(ltorch.isnan(a))
     ),
 )
 
@@ -364,7 +364,7 @@ def _shared(symbol: Symbol):
     def rule(a, dim=(), keepdim=False):
         y = symbol(a, dim, keepdim)
         g = yield y
-        taken = LTORCH["eq"](unreduced(y, a, dim, keepdim), a)
+        taken = ltorch.eq(unreduced(y, a, dim, keepdim), a)
         return (unreduced(g, a, dim, keepdim) * taken / sum(taken, canonical_dims(a, dim), True),)
 
     symbol.vjp(rule)
@@ -380,13 +380,13 @@ def _variance_gradient(g, a, dim, correction, keepdim: bool):
     rest = math.prod(a.shape[d] for d in dims) - correction
     g, centred = unreduced(g, a, dim, keepdim), a - mean(a, dims, True)
     if (dim is None or not a.shape) and rest <= 0:
-        return g * LTORCH["where"](LTORCH["eq"](centred, 0), math.nan, math.inf)
+        return g * ltorch.where(ltorch.eq(centred, 0), math.nan, math.inf)
     return (math.inf if rest == 0 else 2.0 / rest) * g * centred
 
 
 def _deviation_gradient(g, y):
     """The variance's cotangent from that of its root `y`."""
-    return LTORCH["masked_fill"](g / (y * 2), LTORCH["eq"](y, 0), 0)
+    return ltorch.masked_fill(g / (y * 2), ltorch.eq(y, 0), 0)
 
 
 gradient_of_first(var, lambda g, y, a, dim, *, correction, keepdim: _variance_gradient(g, a, dim, correction, keepdim))
@@ -419,9 +419,7 @@ _with_mean(std_mean, std)
 
 gradient_of_first(
     logsumexp,
-    lambda g, y, a, dim, keepdim=False: (
-        unreduced(g, a, dim, keepdim) * LTORCH["exp"](a - unreduced(y, a, dim, keepdim))
-    ),
+    lambda g, y, a, dim, keepdim=False: unreduced(g, a, dim, keepdim) * ltorch.exp(a - unreduced(y, a, dim, keepdim)),
 )
 
 
@@ -431,4 +429,4 @@ derivatives.of_complex.set("as written", var, std, var_mean, std_mean)
 
 
 batching.rule.set(batching.along, logsumexp, var, std, var_mean)
-batching.rule.set(batching.along, *(LTORCH[name] for name in ("sum", "mean", "amax", "amin", "all", "any")))
+batching.rule.set(batching.along, ltorch.sum, ltorch.mean, ltorch.amax, ltorch.amin, ltorch.all, ltorch.any)

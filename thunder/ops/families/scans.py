@@ -7,9 +7,10 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
+from thunder.ops import ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import batching, derivatives
 from thunder.ops.shape_rules import require
 
@@ -50,16 +51,16 @@ cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
 def diff(a, n=1, dim=-1, prepend=None, append=None):
     require(n >= 0)
     if n == 0:
-        return LTORCH["clone"](a)
+        return ltorch.clone(a)
     parts = [x for x in (prepend, a, append) if x is not None]
-    out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
+    out = ltorch.cat(parts, dim) if len(parts) > 1 else a
     dim = dim % len(out.shape)
     for _ in range(n):
         size = out.shape[dim]
         if size == 0:
             break
-        later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
-        out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
+        later, earlier = ltorch.narrow(out, dim, 1, size - 1), ltorch.narrow(out, dim, 0, size - 1)
+        out = ltorch.logical_xor(later, earlier) if out.dtype is dtypes.bool8 else later - earlier
     return out
 
 
@@ -69,7 +70,7 @@ def _(a, dim, *, dtype=None):
     d = (canonical_dims(a, dim) or (0,))[0]
     if not a.shape or (type(a.shape[d]) is int and a.shape[d] == 1):
         return (g,)
-    return (LTORCH["flip"](cumsum(LTORCH["flip"](g, (d,)), d), (d,)),)
+    return (ltorch.flip(cumsum(ltorch.flip(g, (d,)), d), (d,)),)
 
 
 def _scan_pair_rule(symbol: Symbol):
@@ -78,7 +79,7 @@ def _scan_pair_rule(symbol: Symbol):
         g, _ = yield y, indices
         if not a.shape:
             return (g,)
-        return (LTORCH["scatter_add"](LTORCH["zeros_like"](g), dim, indices, g),)
+        return (ltorch.scatter_add(ltorch.zeros_like(g), dim, indices, g),)
 
     symbol.vjp(rule)
 

@@ -11,11 +11,11 @@ from thunder.analysis.cost import Cost
 from thunder.core.dtypes import FLOAT, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
-from thunder.ops import backward
+from thunder.ops import backward, ltorch, prims
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
-from thunder.ops.registry import LTORCH, PRIMS, by_example, composite, prim, torch_prim
+from thunder.ops.registry import by_example, composite, prim, torch_prim
 from thunder.ops.rules import batching, effects, kernels
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
@@ -90,7 +90,7 @@ def take_along_dim(a, indices, dim=None):
 
 def _from_front(index, n):
     """Negative indices counted from the end of n elements."""
-    return LTORCH["where"](index < 0, index + n, index)
+    return ltorch.where(index < 0, index + n, index)
 
 
 @composite(torch.take, torch.Tensor.take, name="take")
@@ -220,10 +220,10 @@ def _(g, shape, indices, distinct=False):
     if len(index.shape) != 1:
         count = math.prod(index.shape)
         index, g = reshape(index, (count,)), reshape(g, (*shape[:dim], count, *shape[dim + 1 :]))
-    index = LTORCH["where"](index < 0, index + shape[dim], index)
+    index = ltorch.where(index < 0, index + shape[dim], index)
     if g.dtype.bytes >= 4:
         return index_select_backward(g, dim, index, shape)
-    return LTORCH["to"](index_select_backward(LTORCH["to"](g, float32), dim, index, shape), g.dtype)
+    return ltorch.to(index_select_backward(ltorch.to(g, float32), dim, index, shape), g.dtype)
 
 
 @gather.vjp
@@ -246,7 +246,7 @@ def _(a, dim, index, src=None, *, value=None, reduce=None):
     if isinstance(src, TensorProxy):
         of_src = gather(g, dim, index)
         if src.shape != index.shape:  # what the index does not reach is not read
-            of_src = LTORCH["pad"](
+            of_src = ltorch.pad(
                 of_src,
                 tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)),
             )
@@ -258,7 +258,7 @@ def _(a, dim, index, src):
     g = yield scatter_add(a, dim, index, src)
     of_src = gather(g, dim, index)
     if src.shape != index.shape:
-        of_src = LTORCH["pad"](
+        of_src = ltorch.pad(
             of_src,
             tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)),
         )
@@ -300,22 +300,22 @@ def _(a, indices, values, accumulate=False):
     if any(i is not None and i.dtype.category == 0 for i in indices):
         return NotImplemented
     g = yield index_put(a, indices, values, accumulate)
-    of_a = g if accumulate or not a.requires_grad else index_put(g, indices, LTORCH["zeros_like"](values))
+    of_a = g if accumulate or not a.requires_grad else index_put(g, indices, ltorch.zeros_like(values))
     key = tuple(slice(None) if i is None else i for i in indices)
-    return of_a, None, backward.sum_to(LTORCH["getitem"](g, key), values.shape) if values.requires_grad else None
+    return of_a, None, backward.sum_to(ltorch.getitem(g, key), values.shape) if values.requires_grad else None
 
 
-effects.checks_data.add(LTORCH["take"], PRIMS["take"])
+effects.checks_data.add(ltorch.take, prims.take)
 effects.checks_data.add(index_add, scatter_add, gather_backward, index_select_backward)
 kernels.layout.set("row-major", index_add, scatter_add, gather_backward, index_select_backward)
-kernels.layout.set("row-major", LTORCH["gather"], index_select, PRIMS["take"])
-cost.rules.set(Cost(selects=True), *(LTORCH[name] for name in ("gather", "index_select", "take_along_dim")))
-effects.synchronises.add(LTORCH["index_put"], when=by_mask)
-effects.synchronises.add(LTORCH["segment_reduce"])
-effects.may_raise.add(*(LTORCH[name] for name in (
-        "gather", "take_along_dim", "scatter", "scatter_reduce", "index_copy", "index_fill", "index_put",
-        "index_reduce", "masked_scatter", "segment_reduce",
-    )))  # fmt: skip
+kernels.layout.set("row-major", ltorch.gather, index_select, prims.take)
+cost.rules.set(Cost(selects=True), ltorch.gather, ltorch.index_select, ltorch.take_along_dim)
+effects.synchronises.add(ltorch.index_put, when=by_mask)
+effects.synchronises.add(ltorch.segment_reduce)
+effects.may_raise.add(
+    ltorch.gather, ltorch.take_along_dim, ltorch.scatter, ltorch.scatter_reduce, ltorch.index_copy, ltorch.index_fill,
+    ltorch.index_put, ltorch.index_reduce, ltorch.masked_scatter, ltorch.segment_reduce,
+)  # fmt: skip
 
 
 batching.unknown_to_vmap.add(

@@ -9,12 +9,13 @@ import math
 
 from thunder.core.dtypes import float32
 from thunder.core.proxies import TensorProxy
+from thunder.ops import ltorch
 from thunder.ops.registry import LTORCH
 from thunder.ops.rules import kernels
 
 
 def _between(u: TensorProxy, low: float, high: float):
-    return u if (low, high) == (0.0, 1.0) else LTORCH["add"](LTORCH["mul"](u, high - low), low)
+    return u if (low, high) == (0.0, 1.0) else ltorch.add(ltorch.mul(u, high - low), low)
 
 
 def _rand(draw, shape, *, device, dtype, generator=None):
@@ -37,8 +38,8 @@ def _randn(draw, shape, *, device, dtype, generator=None):
     """Box and Muller's numbers: pairs of uniform ones, the first of them from (0, 1]."""
     if dtype is not float32:
         return NotImplemented
-    radius = LTORCH["sqrt"](LTORCH["mul"](LTORCH["log"](LTORCH["rsub"](draw(shape, device), 1.0)), -2.0))
-    return LTORCH["mul"](radius, LTORCH["cos"](LTORCH["mul"](draw(shape, device), 2.0 * math.pi)))
+    radius = ltorch.sqrt(ltorch.mul(ltorch.log(ltorch.rsub(draw(shape, device), 1.0)), -2.0))
+    return ltorch.mul(radius, ltorch.cos(ltorch.mul(draw(shape, device), 2.0 * math.pi)))
 
 
 def _randn_like(draw, a, *, device, dtype, generator=None, memory_format=None):
@@ -47,13 +48,13 @@ def _randn_like(draw, a, *, device, dtype, generator=None, memory_format=None):
 
 def _normal_fill(draw, a, mean=0.0, std=1.0, *, generator=None):
     z = _randn_like(draw, a, device=a.device, dtype=a.dtype)
-    return z if z is NotImplemented else LTORCH["add"](LTORCH["mul"](z, std), mean)
+    return z if z is NotImplemented else ltorch.add(ltorch.mul(z, std), mean)
 
 
 def _bernoulli(draw, a, p=None, *, generator=None):
     if not isinstance(p, float) or not 0.0 <= p <= 1.0:  # probabilities that PyTorch has to look at
         return NotImplemented
-    return LTORCH["to"](LTORCH["lt"](draw(a.shape, a.device), p), dtype=a.dtype)
+    return ltorch.to(ltorch.lt(draw(a.shape, a.device), p), dtype=a.dtype)
 
 
 def _bernoulli_fill(draw, a, p=0.5, *, generator=None):
@@ -63,8 +64,8 @@ def _bernoulli_fill(draw, a, p=0.5, *, generator=None):
 def _dropout(draw, a, p=0.5, training=True):
     if p == 1.0:
         return NotImplemented
-    kept = LTORCH["ge"](draw(a.shape, a.device), p)
-    return LTORCH["mul"](LTORCH["mul"](a, kept), 1.0 / (1.0 - p))
+    kept = ltorch.ge(draw(a.shape, a.device), p)
+    return ltorch.mul(ltorch.mul(a, kept), 1.0 / (1.0 - p))
 
 
 for _name, _form in {

@@ -9,9 +9,10 @@ from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.core.unbacked import fresh_size
+from thunder.ops import ltorch
 from thunder.ops.backward import sum_to
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.registry import torch_prim
 from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require, wrap_dim
 from thunder.ops.signature import named
@@ -73,8 +74,8 @@ def masked_select(a, mask):
 def _(a, mask):
     g = yield masked_select(a, mask)
     shape = broadcast_shapes(a.shape, mask.shape)
-    zeros = LTORCH["zeros"](shape, device=a.device, dtype=a.dtype)
-    return (sum_to(LTORCH["masked_scatter"](zeros, mask, g), a.shape),)
+    zeros = ltorch.zeros(shape, device=a.device, dtype=a.dtype)
+    return (sum_to(ltorch.masked_scatter(zeros, mask, g), a.shape),)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -134,6 +135,6 @@ def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_lengt
 
 
 effects.synchronises.add(
-    *(LTORCH[name] for name in ("nonzero", "bincount", "masked_select", "unique", "unique_consecutive"))
+    ltorch.nonzero, ltorch.bincount, ltorch.masked_select, ltorch.unique, ltorch.unique_consecutive
 )
 effects.may_raise.add(bincount)  # negative numbers

@@ -10,10 +10,10 @@ from thunder.analysis import aliases
 from thunder.core.dtypes import dtype, to_dtype
 from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.ops import ltorch, prims
 from thunder.ops.backward import gradient_of_first, sum_to
-from thunder.ops.families import shape_prims as prims
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.registry import LTORCH, alias, composite, prim
+from thunder.ops.registry import alias, composite, prim
 from thunder.ops.rules import batching, splitting
 from thunder.ops.shape_rules import numel, require, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.signature import packed
@@ -120,7 +120,7 @@ def _(a, start_dim=0, end_dim=-1):
 
 @alias(torch.ravel, torch.Tensor.ravel)
 def ravel(a):
-    return flatten(LTORCH["contiguous"](a))
+    return flatten(ltorch.contiguous(a))
 
 
 def _unflat_shape(a, dim, sizes) -> tuple:
@@ -226,7 +226,7 @@ def matrix_transpose(a):
 @alias(torch.adjoint, torch.Tensor.adjoint)
 def adjoint(a):
     out = matrix_transpose(a)
-    return LTORCH["conj"](out) if a.dtype.category == 3 else out
+    return ltorch.conj(out) if a.dtype.category == 3 else out
 
 
 @property_alias("H")
@@ -383,9 +383,9 @@ gradient_of_first(movedim, lambda g, y, a, source, destination: movedim(g, desti
 gradient_of_first(expand, lambda g, y, a, size: sum_to(g, a.shape))
 
 
-for _name in ("reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze"):
-    LTORCH[_name].reshapes = True
-aliases.may_copy.add(LTORCH["reshape"], LTORCH["flatten"], prims.reshape)
+for _symbol in (reshape, view, flatten, unflatten, unsqueeze, squeeze):
+    _symbol.reshapes = True
+aliases.may_copy.add(ltorch.reshape, ltorch.flatten, prims.reshape)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -405,12 +405,12 @@ def _permute_of_batch(batch: batching.Batch, operation: BoundSymbol):
     return permute(batch.at(a), (0, *batching.shifted(dims, len(a.shape)))) if a.shape else None
 
 
-@batching.rule(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")))
+@batching.rule(ltorch.reshape, ltorch.view, ltorch.flatten, ltorch.unflatten, ltorch.squeeze, ltorch.unsqueeze)
 def _reshaped_of_batch(batch: batching.Batch, operation: BoundSymbol):
     a = operation.args[0]
     # a view as another dtype
     return (
-        LTORCH["reshape"](batch.at(a), (batch.size, *operation.output.shape))
+        ltorch.reshape(batch.at(a), (batch.size, *operation.output.shape))
         if a.dtype is operation.output.dtype
         else None
     )
@@ -419,7 +419,7 @@ def _reshaped_of_batch(batch: batching.Batch, operation: BoundSymbol):
 @batching.rule(t)
 def _t_of_batch(batch: batching.Batch, operation: BoundSymbol):
     return (
-        LTORCH["transpose"](batch.at(operation.args[0]), 1, 2)
+        ltorch.transpose(batch.at(operation.args[0]), 1, 2)
         if len(operation.args[0].shape) == 2
         else batch.at(operation.args[0])
     )
@@ -427,7 +427,7 @@ def _t_of_batch(batch: batching.Batch, operation: BoundSymbol):
 
 @batching.rule(expand)
 def _expanded_of_batch(batch: batching.Batch, operation: BoundSymbol):
-    return LTORCH["expand"](
+    return ltorch.expand(
         batching.aligned(batch, operation.args[0], len(operation.output.shape)), (batch.size, *operation.output.shape)
     )
 
@@ -436,7 +436,7 @@ def _expanded_of_batch(batch: batching.Batch, operation: BoundSymbol):
 # of one rank's parts
 
 
-@splitting.rule(*(LTORCH[name] for name in ("reshape", "view", "flatten", "unflatten")), prims.reshape)
+@splitting.rule(ltorch.reshape, ltorch.view, ltorch.flatten, ltorch.unflatten, prims.reshape)
 def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
     """The dimension becomes another one with the same elements before it, which the ranks divide as well."""
     part = split.part(operation.inputs[0])
@@ -448,7 +448,7 @@ def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
     if dim is None or shape[dim] % n:
         return None
     return splitting.Part(
-        LTORCH["reshape"](part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.group, dim
+        ltorch.reshape(part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.group, dim
     )
 
 
@@ -487,7 +487,7 @@ def _expanded_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
         return None
     place = part.dim + len(shape) - len(operation.inputs[0].shape)
     return splitting.Part(
-        LTORCH["expand"](part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])),
+        ltorch.expand(part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])),
         part.group,
         place,
     )

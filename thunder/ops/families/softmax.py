@@ -9,11 +9,11 @@ from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import BoundSymbol
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.data import convert
 from thunder.ops.families.norm_kernels import compute_dtype, in_rows
-from thunder.ops.registry import LTORCH, composite
+from thunder.ops.registry import composite
 from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.shape_rules import is_empty, require, wrap_dim
 
@@ -40,7 +40,7 @@ def _exponentials(a, dim, dtype):
     """`a` less its maximum, and the dtype to compute in and to return."""
     out = dtype or a.dtype
     x = convert(convert(a, out), compute_dtype(out))
-    return (x - LTORCH["amax"](x, dim, True) if not is_empty(a) else x), out
+    return (x - ltorch.amax(x, dim, True) if not is_empty(a) else x), out
 
 
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax)
@@ -50,14 +50,14 @@ _LOG_SOFTMAX = (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torc
 @composite(*_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
 def softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
-    e = LTORCH["exp"](x)
-    return in_rows(convert(e / LTORCH["sum"](e, dim, True), out))
+    e = ltorch.exp(x)
+    return in_rows(convert(e / ltorch.sum(e, dim, True), out))
 
 
 @composite(*_LOG_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
 def log_softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
-    return in_rows(convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out))
+    return in_rows(convert(x - ltorch.log(ltorch.sum(ltorch.exp(x), dim, True)), out))
 
 
 def _of_softmax(grad_output, output, dim, input_dtype):
@@ -74,12 +74,12 @@ log_softmax_backward = backward.kernel(
 @softmax_backward.decomposed_by
 def _(g, y, dim, dtype):
     gy = g * y
-    return convert(gy - y * LTORCH["sum"](gy, dim, True), dtypes.to_dtype(dtype))
+    return convert(gy - y * ltorch.sum(gy, dim, True), dtypes.to_dtype(dtype))
 
 
 @log_softmax_backward.decomposed_by
 def _(g, y, dim, dtype):
-    return convert(g - LTORCH["exp"](y) * LTORCH["sum"](g, dim, True), dtypes.to_dtype(dtype))
+    return convert(g - ltorch.exp(y) * ltorch.sum(g, dim, True), dtypes.to_dtype(dtype))
 
 
 def _exponential_rule(symbol, kernel):
@@ -101,8 +101,8 @@ _exponential_rule(log_softmax, log_softmax_backward)
 def _safe_softmax(a, dim, dtype=None):
     """softmax, 0 where all of a row is -inf."""
     out = softmax(a, dim, dtype=dtype)
-    hidden = LTORCH["all"](LTORCH["eq"](a, float("-inf")), dim, True)
-    return LTORCH["where"](hidden, 0.0, out)
+    hidden = ltorch.all(ltorch.eq(a, float("-inf")), dim, True)
+    return ltorch.where(hidden, 0.0, out)
 
 
 gradient_of_first(
@@ -114,13 +114,13 @@ kernels.layout.set("row-major", softmax, log_softmax, softmax_backward, log_soft
 
 
 def _softmax_twice(c, g, y, dim, dtype):
-    total = LTORCH["sum"](y * g, dim, True)
-    return softmax_backward(c, y, dim, dtype), g * c - total * c - g * LTORCH["sum"](y * c, dim, True)
+    total = ltorch.sum(y * g, dim, True)
+    return softmax_backward(c, y, dim, dtype), g * c - total * c - g * ltorch.sum(y * c, dim, True)
 
 
 def _log_softmax_twice(c, g, y, dim, dtype):
-    p = LTORCH["exp"](y)
-    return c - LTORCH["sum"](c * p, dim, True), -LTORCH["sum"](g, dim, True) * p * c
+    p = ltorch.exp(y)
+    return c - ltorch.sum(c * p, dim, True), -ltorch.sum(g, dim, True) * p * c
 
 
 backward.gradients_of(softmax_backward, _softmax_twice)

@@ -7,9 +7,10 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops import ltorch
 from thunder.ops.families.extremes import counts_places, first_place, placed, places_of, values_indices
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
-from thunder.ops.registry import LTORCH, torch_prim
+from thunder.ops.registry import torch_prim
 from thunder.ops.rules import effects, kernels
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
@@ -35,12 +36,12 @@ def _(a, k, dim=-1, largest=True, sorted=True):
     place = places_of(a.shape, d, a.device)
     rest, free, values, places = a, None, [], []
     for _ in range(k):
-        values.append(LTORCH["amax"](rest, (d,), True))
+        values.append(ltorch.amax(rest, (d,), True))
         places.append(first_place(rest, values[-1], place, d, free))
         others = place != places[-1]
-        free = others if free is None else LTORCH["logical_and"](free, others)
-        rest = LTORCH["where"](others, rest, float("-inf"))
-    found = LTORCH["cat"](values, d), LTORCH["to"](LTORCH["cat"](places, d), dtypes.int64)
+        free = others if free is None else ltorch.logical_and(free, others)
+        rest = ltorch.where(others, rest, float("-inf"))
+    found = ltorch.cat(values, d), ltorch.to(ltorch.cat(places, d), dtypes.int64)
     return named_results("topk", *found)
 
 
@@ -128,7 +129,7 @@ def _(a, k, dim=-1, keepdim=False):
         return (g,)
     (d,) = canonical_dims(a, dim)
     if not keepdim:
-        g, indices = (LTORCH["unsqueeze"](x, d) for x in (g, indices))
+        g, indices = (ltorch.unsqueeze(x, d) for x in (g, indices))
     return (placed(g, indices, d, a.shape),)
 
 
@@ -145,5 +146,5 @@ def _looks_for_the_range(operation) -> bool:
     return bounds.get("min", 0) == bounds.get("max", 0)
 
 
-effects.may_raise.add(LTORCH["histc"])
-effects.synchronises.add(LTORCH["histc"], when=_looks_for_the_range)
+effects.may_raise.add(ltorch.histc)
+effects.synchronises.add(ltorch.histc, when=_looks_for_the_range)

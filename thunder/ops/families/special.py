@@ -8,12 +8,13 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops import ltorch
 from thunder.ops.families.binary import binary
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.functionalize.overlap import check_overlap
 from thunder.ops.promotion import Promotion, result_type, to_float
-from thunder.ops.registry import LTORCH, alias, composite, torch_prim
+from thunder.ops.registry import alias, composite, torch_prim
 from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require
 
@@ -44,26 +45,26 @@ def mvlgamma(a, p):
 
 @alias(torch.Tensor.polygamma)
 def polygamma_method(a, n):
-    return LTORCH["polygamma"](n, a)
+    return ltorch.polygamma(n, a)
 
 
 @alias(torch.Tensor.polygamma_)
 def polygamma_(a, n):
     check_overlap(torch.Tensor.polygamma_, a, (a, n), {})
-    return overwrite(a, LTORCH["polygamma"](n, a))
+    return overwrite(a, ltorch.polygamma(n, a))
 
 
 @composite(torch.isclose, torch.Tensor.isclose, tags=(OpTags.DETACHED,))
 def isclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
     require(a.dtype is b.dtype and rtol >= 0 and atol >= 0)
-    equal, number = LTORCH["eq"](a, b), LTORCH["isnan"]
+    equal, number = ltorch.eq(a, b), ltorch.isnan
     if equal_nan:
-        equal = LTORCH["logical_or"](equal, LTORCH["logical_and"](number(a), number(b)))
+        equal = ltorch.logical_or(equal, ltorch.logical_and(number(a), number(b)))
     if (rtol == 0 and atol == 0) or a.dtype is dtypes.bool8:
         return equal
-    x, y = (LTORCH["to"](t, dtype=to_float(t.dtype)) for t in (a, b))
-    error, allowed = LTORCH["abs"](x - y), atol + LTORCH["abs"](rtol * y)
-    return LTORCH["logical_or"](equal, LTORCH["logical_and"](LTORCH["isfinite"](error), error <= allowed))
+    x, y = (ltorch.to(t, dtype=to_float(t.dtype)) for t in (a, b))
+    error, allowed = ltorch.abs(x - y), atol + ltorch.abs(rtol * y)
+    return ltorch.logical_or(equal, ltorch.logical_and(ltorch.isfinite(error), error <= allowed))
 
 
 def _quantile_meta(a, q, dim=None, keepdim=False, *, interpolation="linear"):

@@ -13,10 +13,11 @@ from thunder import compat
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import ltorch
 from thunder.ops.backward import gradient_of_first, kernel
 from thunder.ops.families.data import convert
 from thunder.ops.promotion import to_float
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim
 
@@ -36,9 +37,9 @@ def resized(a, dims: tuple, sizes: tuple):
     pads = [0] * (2 * len(a.shape))
     for d, n in zip(dims, sizes, strict=True):
         if n < a.shape[d]:
-            a = LTORCH["narrow"](a, d, 0, n)
+            a = ltorch.narrow(a, d, 0, n)
         pads[2 * (len(a.shape) - 1 - d) + 1] = n - a.shape[d]
-    return LTORCH["pad"](a, pads) if any(pads) else a
+    return ltorch.pad(a, pads) if any(pads) else a
 
 
 conjugate = kernel("_conj", "default", lambda a: like(a), tags=(OpTags.VIEW,))
@@ -71,7 +72,7 @@ def _(a, dims, scale, onesided):
     g = yield r2c(a, dims, scale, onesided)
     if g.shape != a.shape:
         g = resized(g, dims[-1:], (a.shape[dims[-1]],))
-    return (LTORCH["real"](c2c(g, dims, scale, False)),)
+    return (ltorch.real(c2c(g, dims, scale, False)),)
 
 
 def _run_c2r_adjoint(g, dims, scale):
@@ -225,9 +226,9 @@ def _shift(name: str, halved) -> None:
     def shifted(a, dim=None):
         dims = tuple(range(len(a.shape))) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
         return (
-            LTORCH["roll"](a, tuple(halved(a.shape[wrap_dim(d, len(a.shape))]) for d in dims), tuple(dims))
+            ltorch.roll(a, tuple(halved(a.shape[wrap_dim(d, len(a.shape))]) for d in dims), tuple(dims))
             if dims
-            else LTORCH["clone"](a)
+            else ltorch.clone(a)
         )
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
@@ -260,22 +261,22 @@ def stft(
     require(a.dtype.category >= 2 and len(a.shape) in (1, 2) and (return_complex is not None or complex_in))
     require((not center or align_to_window is None) and (not onesided or not complex_in))
     hop, length = _frames(n_fft, hop_length, win_length, window)
-    pad, view = LTORCH["pad"], LTORCH["view"]
+    pad, view = ltorch.pad, ltorch.view
     edge = n_fft // 2 if center else (n_fft - length) // 2 if align_to_window else 0
     x = view(a, (1,) * (3 - len(a.shape)) + a.shape)
     x = pad(x, [edge, edge], pad_mode if center else "constant") if edge else x
     x = view(x, (x.shape if len(a.shape) == 2 else x.shape[1:])[-2:])
     if length < n_fft:
         left = (n_fft - length) // 2
-        window = LTORCH["ones"](length, dtype=a.dtype, device=a.device) if window is None else window
+        window = ltorch.ones(length, dtype=a.dtype, device=a.device) if window is None else window
         window = pad(window, [left, n_fft - length - left])
-    x = LTORCH["unfold"](x, -1, n_fft, hop)
+    x = ltorch.unfold(x, -1, n_fft, hop)
     x = x if window is None else x * window
     scale = ROOT if normalized else UNSCALED
     y = c2c(x, (2,), scale, True) if x.dtype.category == 3 else r2c(x, (2,), scale, onesided is not False)
-    y = LTORCH["transpose"](y, 1, 2)
-    y = y if len(a.shape) == 2 else LTORCH["squeeze"](y, 0)
-    return y if return_complex is not False else LTORCH["view_as_real"](y)
+    y = ltorch.transpose(y, 1, 2)
+    y = y if len(a.shape) == 2 else ltorch.squeeze(y, 0)
+    return y if return_complex is not False else ltorch.view_as_real(y)
 
 
 derivatives.composed.set(True, stft)

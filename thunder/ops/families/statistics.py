@@ -7,9 +7,10 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
+from thunder.ops import ltorch
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import effects
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.torch_types import named_results
@@ -64,14 +65,14 @@ def _steps(x, rank: int, d: int):
         if len(x.shape) == 1
         else (*(1,) * (rank - len(x.shape)), *x.shape)
     )
-    x = LTORCH["view"](x, shape)
+    x = ltorch.view(x, shape)
     d -= rank - len(shape)
-    return LTORCH["narrow"](x, d, 1, shape[d] - 1) - LTORCH["narrow"](x, d, 0, shape[d] - 1)
+    return ltorch.narrow(x, d, 1, shape[d] - 1) - ltorch.narrow(x, d, 0, shape[d] - 1)
 
 
 def _neighbours(y, d: int):
     n = y.shape[d]
-    return LTORCH["narrow"](y, d, 0, n - 1) + LTORCH["narrow"](y, d, 1, n - 1)
+    return ltorch.narrow(y, d, 0, n - 1) + ltorch.narrow(y, d, 1, n - 1)
 
 
 @composite(torch.trapezoid, torch.trapz)
@@ -79,10 +80,10 @@ def trapezoid(y, x=None, *, dx=1, dim=-1):
     """The sum of the areas of trapezoids between samples, `dx` or the differences of `x` apart."""
     d = _checked(y, x, dim)
     if y.shape[d] == 0:
-        return LTORCH["zeros"]((*y.shape[:d], *y.shape[d + 1 :]), device=y.device, dtype=y.dtype)
+        return ltorch.zeros((*y.shape[:d], *y.shape[d + 1 :]), device=y.device, dtype=y.dtype)
     if x is not None:
-        return LTORCH["sum"](_neighbours(y, d) * _steps(x, len(y.shape), d), d) / 2.0
-    return (LTORCH["sum"](y, d) - (LTORCH["select"](y, d, 0) + LTORCH["select"](y, d, -1)) * 0.5) * dx
+        return ltorch.sum(_neighbours(y, d) * _steps(x, len(y.shape), d), d) / 2.0
+    return (ltorch.sum(y, d) - (ltorch.select(y, d, 0) + ltorch.select(y, d, -1)) * 0.5) * dx
 
 
 @composite(torch.cumulative_trapezoid)
@@ -90,9 +91,9 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
     """`trapezoid` up to each sample but the first."""
     d = _checked(y, x, dim)
     if y.shape[d] == 0:
-        return LTORCH["zeros_like"](y)
+        return ltorch.zeros_like(y)
     wide = _steps(x, len(y.shape), d) / 2.0 if x is not None else dx / 2.0
-    return LTORCH["cumsum"](wide * _neighbours(y, d), d)
+    return ltorch.cumsum(wide * _neighbours(y, d), d)
 
 
 @torch_prim(torch.gradient)
@@ -132,8 +133,8 @@ def histogramdd(a, bins, range=None, weight=None, density=False):
     return named_results("histogramdd", like(a, tuple(counts)), tuple(edges))
 
 
-effects.synchronises.add(*(LTORCH[name] for name in ("histogram", "histogramdd", "cov", "corrcoef")))
-effects.may_raise.add(*(LTORCH[name] for name in ("histogram", "histogramdd")))
+effects.synchronises.add(ltorch.histogram, ltorch.histogramdd, ltorch.cov, ltorch.corrcoef)
+effects.may_raise.add(ltorch.histogram, ltorch.histogramdd)
 
 
 def _cov_under_autocast(lower: dict, a, **options):

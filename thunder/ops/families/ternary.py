@@ -9,17 +9,18 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.ops import ltorch, prims
 from thunder.ops.backward import gradient_of_first, logit_backward, sum_to
 from thunder.ops.corners import drops_far_bounds, kept_at_bounds
 from thunder.ops.families.data import convert
 from thunder.ops.families.elementwise import broadcast_to, named_alike, spellings_of
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device, to_float
-from thunder.ops.registry import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.registry import LTORCH, alias, composite, prim
 from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import require_fit, to_torch_dtype
 
-isnan = LTORCH["isnan"]
+isnan = ltorch.isnan
 
 
 def _elementwise_meta(*operands) -> TensorProxy:
@@ -38,7 +39,7 @@ def where_prim(condition, a, b):
 
 def _where_meta(condition, input=None, other=None):
     if input is None and other is None:
-        return LTORCH["nonzero"].meta(condition, as_tuple=True)  # type: ignore[misc]
+        return ltorch.nonzero.meta(condition, as_tuple=True)  # type: ignore[misc]
     require(input is not None and other is not None)
     require(condition.dtype is dtypes.bool8 or condition.dtype is dtypes.uint8)
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
@@ -50,7 +51,7 @@ def _where_meta(condition, input=None, other=None):
 @composite(torch.where, meta=_where_meta)
 def where(condition, input=None, other=None):
     if input is None:
-        return LTORCH["nonzero"](condition, as_tuple=True)
+        return ltorch.nonzero(condition, as_tuple=True)
     shape = broadcast_shapes(*(t.shape for t in (condition, input, other) if type(t) is TensorProxy))
     kind = result_type(input, other)
     a, b = (broadcast_to(convert(x, kind), shape) if type(x) is TensorProxy else x for x in (input, other))
@@ -117,13 +118,13 @@ def _beyond(kind: dtypes.dtype, bound) -> int:
 def clamp(a, min=None, max=None):
     kind = _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
     out = convert(a, kind)  # an integer would wrap a bound around that a float has
-    for bound, compare, extreme in ((min, LTORCH["lt"], LTORCH["maximum"]), (max, LTORCH["gt"], LTORCH["minimum"])):
+    for bound, compare, extreme in ((min, ltorch.lt, ltorch.maximum), (max, ltorch.gt, ltorch.minimum)):
         if _beyond(kind, bound) and drops_far_bounds():
             continue
         if type(bound) is TensorProxy:
             out = extreme(out, convert(bound, kind))
         elif type(bound) is float and math.isnan(bound):  # it is taken by all, as by the extremes
-            out = LTORCH["full_like"](out, bound)
+            out = ltorch.full_like(out, bound)
         elif bound is not None:
             out = where(compare(out, bound), bound, out)
     return out
@@ -134,7 +135,7 @@ named_alike(clamp)
 
 def _both(a, b):
     """Where two conditions hold; None stands for one that always does."""
-    return LTORCH["logical_and"](a, b) if a is not None and b is not None else b if a is None else a
+    return ltorch.logical_and(a, b) if a is not None and b is not None else b if a is None else a
 
 
 def _inside(a, min, max, strictly: bool = False):
@@ -154,10 +155,10 @@ def _kept(g, a, min, max):
     share = kept_at_bounds(tensors)
     if share == 1.0 or not tensors:
         return where(_inside(a, min, max, strictly=share != 1.0), g, 0.0)
-    kept, apart = g, LTORCH["lt"](min, max) if min is not None and max is not None else None
+    kept, apart = g, ltorch.lt(min, max) if min is not None and max is not None else None
     for bound, compare in ((min, "lt"), (max, "gt")):
         if bound is not None:
-            kept = where(_both(LTORCH["eq"](a, bound), apart), g * share, kept)
+            kept = where(_both(ltorch.eq(a, bound), apart), g * share, kept)
             kept = masked_fill(kept, LTORCH[compare](a, bound), 0)
     return kept
 
@@ -167,15 +168,15 @@ def _taken(g, a, bound, other, compare: str):
     The upper bound is taken where the two cross."""
     left = 1.0 - kept_at_bounds(True)
     if left and other is None:
-        inside = LTORCH["gt" if compare == "lt" else "lt"](a, bound)
-        return sum_to(masked_fill(where(LTORCH["eq"](a, bound), g * left, g), inside, 0), bound.shape)
+        inside = (ltorch.gt if compare == "lt" else ltorch.lt)(a, bound)
+        return sum_to(masked_fill(where(ltorch.eq(a, bound), g * left, g), inside, 0), bound.shape)
     low, high = (bound, other) if compare == "lt" else (other, bound)
     beyond = LTORCH[compare](a, bound)
     if other is not None and (left or compare == "lt"):
-        beyond = _both(beyond, LTORCH["le" if left else "lt"](low, high))
+        beyond = _both(beyond, (ltorch.le if left else ltorch.lt)(low, high))
     if other is not None and compare == "gt":
-        beyond = LTORCH["logical_or"](beyond, LTORCH["lt"](high, low))
-    rest = where(_both(LTORCH["eq"](a, bound), LTORCH["lt"](low, high)), g * left, 0.0) if left else 0.0
+        beyond = ltorch.logical_or(beyond, ltorch.lt(high, low))
+    rest = where(_both(ltorch.eq(a, bound), ltorch.lt(low, high)), g * left, 0.0) if left else 0.0
     return sum_to(where(beyond, g, rest), bound.shape)
 
 
@@ -262,7 +263,7 @@ def _(a, b, c, *, value=1):
 def lerp(start, end, weight):
     if type(weight) is not TensorProxy:
         return start + (end - start) * weight if weight < 0.5 else end - (end - start) * (1 - weight)
-    return where(LTORCH["abs"](weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+    return where(ltorch.abs(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
 
 
 @lerp.vjp
@@ -277,14 +278,14 @@ def _(start, end, weight):
 @composite(torch.nan_to_num, torch.Tensor.nan_to_num)
 def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
     if a.dtype.category < dtypes.FLOAT:
-        return LTORCH["clone"](a)
+        return ltorch.clone(a)
     low, high = finite_range(a.dtype)
     out = where(isnan(a), 0.0 if nan is None else nan, a)
-    out = where(LTORCH["isposinf"](a), high if posinf is None else posinf, out)
-    return where(LTORCH["isneginf"](a), low if neginf is None else neginf, out)
+    out = where(ltorch.isposinf(a), high if posinf is None else posinf, out)
+    return where(ltorch.isneginf(a), low if neginf is None else neginf, out)
 
 
-gradient_of_first(nan_to_num, lambda g, y, a, nan=0.0, posinf=None, neginf=None: g * LTORCH["isfinite"](a))
+gradient_of_first(nan_to_num, lambda g, y, a, nan=0.0, posinf=None, neginf=None: g * ltorch.isfinite(a))
 
 
 def finite_range(d: dtypes.dtype) -> tuple[float, float]:
@@ -297,12 +298,12 @@ def finite_range(d: dtypes.dtype) -> tuple[float, float]:
 def logit(a, eps=None):
     x = convert(a, to_float(a.dtype))
     if eps is not None:
-        x = where(LTORCH["lt"](x, eps), eps, clamp(x, None, 1.0 - eps))  # the lower bound where the two cross
-    return LTORCH["log"](x / (1.0 - x))
+        x = where(ltorch.lt(x, eps), eps, clamp(x, None, 1.0 - eps))  # the lower bound where the two cross
+    return ltorch.log(x / (1.0 - x))
 
 
 kernels.converts_numbers.set((1, 2), where)
-kernels.layout.set("row-major", LTORCH["masked_fill"])  # a copy is filled
+kernels.layout.set("row-major", ltorch.masked_fill)  # a copy is filled
 
 
 @batching.rule(where)
@@ -314,9 +315,9 @@ def _where_of_batch(batch: batching.Batch, operation: BoundSymbol):
     return batching.broadcast(batch, operation, tensors)
 
 
-batching.rule.set(batching.elementwise, *(LTORCH[name] for name in ("addcmul", "addcdiv", "lerp", "clamp")))
-batching.rule.set(batching.same, LTORCH["masked_fill"], nan_to_num)
-splitting.rule.set(splitting.elementwise, where, PRIMS["where"], LTORCH["masked_fill"], LTORCH["clamp"])
+batching.rule.set(batching.elementwise, ltorch.addcmul, ltorch.addcdiv, ltorch.lerp, ltorch.clamp)
+batching.rule.set(batching.same, ltorch.masked_fill, nan_to_num)
+splitting.rule.set(splitting.elementwise, where, prims.where, ltorch.masked_fill, ltorch.clamp)
 
 
 gradient_of_first(logit, lambda g, y, a, eps=None: logit_backward(g, a, eps))

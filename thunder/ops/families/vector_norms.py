@@ -9,9 +9,10 @@ import torch
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import like
+from thunder.ops import ltorch
 from thunder.ops.families.data import convert
 from thunder.ops.families.reductions import REDUCES, amax, amin, canonical_dims, reduced_shape, sum, unreduced
-from thunder.ops.registry import LTORCH, alias, composite
+from thunder.ops.registry import alias, composite
 from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import require
 
@@ -24,17 +25,17 @@ def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
 
 @composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=REDUCES, autocast="cuda:float32")
 def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
-    x = LTORCH["abs"](a if dtype is None else convert(a, to_dtype(dtype)))
+    x = ltorch.abs(a if dtype is None else convert(a, to_dtype(dtype)))
     dims = canonical_dims(x, dim)
     if ord == math.inf:
         return amax(x, dims, keepdim)
     if ord == -math.inf:
         return amin(x, dims, keepdim)
     if ord == 0:
-        return sum(convert(LTORCH["ne"](x, 0), x.dtype), dims, keepdim)
+        return sum(convert(ltorch.ne(x, 0), x.dtype), dims, keepdim)
     if ord == 2:
-        return LTORCH["sqrt"](sum(x * x, dims, keepdim))
-    return LTORCH["pow"](sum(LTORCH["pow"](x, ord), dims, keepdim), 1.0 / ord)
+        return ltorch.sqrt(sum(x * x, dims, keepdim))
+    return ltorch.pow(sum(ltorch.pow(x, ord), dims, keepdim), 1.0 / ord)
 
 
 @alias(torch.norm, torch.Tensor.norm)
@@ -42,7 +43,7 @@ def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
     """PyTorch's older name of two norms, the Frobenius norm where no order is given."""
     dims = canonical_dims(a, dim)
     if isinstance(p, str) and (p != "fro" or dim is not None and len(dims) > 2):
-        return LTORCH["linalg_matrix_norm"](a, p, dims, keepdim, dtype=dtype)
+        return ltorch.linalg_matrix_norm(a, p, dims, keepdim, dtype=dtype)
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
@@ -58,22 +59,22 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
     if order == 0:
         return None
     if order == 1:
-        return LTORCH["sgn"](a) * g
+        return ltorch.sgn(a) * g
     if order == 2:
-        return g * LTORCH["masked_fill"](a / y, LTORCH["eq"](y, 0), 0)
+        return g * ltorch.masked_fill(a / y, ltorch.eq(y, 0), 0)
     if abs(order) == math.inf:
-        reached = LTORCH["eq"](LTORCH["abs"](a), y)
-        return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
-    sizes = LTORCH["abs"](a)
+        reached = ltorch.eq(ltorch.abs(a), y)
+        return ltorch.sgn(a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
+    sizes = ltorch.abs(a)
     if order < 1:
         return (
-            LTORCH["sgn"](a)
-            * LTORCH["masked_fill"](LTORCH["pow"](sizes, order - 1), LTORCH["eq"](a, 0), 0)
+            ltorch.sgn(a)
+            * ltorch.masked_fill(ltorch.pow(sizes, order - 1), ltorch.eq(a, 0), 0)
             * g
-            * LTORCH["pow"](y, 1 - order)
+            * ltorch.pow(y, 1 - order)
         )
-    scaled = LTORCH["sgn"](a) * LTORCH["pow"](sizes, order - 1) if order < 2 else a * LTORCH["pow"](sizes, order - 2)
-    return scaled * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
+    scaled = ltorch.sgn(a) * ltorch.pow(sizes, order - 1) if order < 2 else a * ltorch.pow(sizes, order - 2)
+    return scaled * ltorch.masked_fill(g / ltorch.pow(y, order - 1), ltorch.eq(y, 0), 0)
 
 
 @vector_norm.vjp

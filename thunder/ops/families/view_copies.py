@@ -8,6 +8,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops import ltorch
 from thunder.ops.families.rearrange import diagonal
 from thunder.ops.registry import LTORCH, by_example, composite, torch_prim
 from thunder.ops.shape_rules import require
@@ -26,7 +27,7 @@ for _name in (
 
 @composite(torch.detach_copy, tags=(OpTags.DETACHED,))
 def detach_copy(a):
-    return LTORCH["clone"](a, memory_format=torch.contiguous_format)
+    return ltorch.clone(a, memory_format=torch.contiguous_format)
 
 
 # --- what shows conjugates or negatives, written out: the tensor itself where it shows none, which its type can say
@@ -67,7 +68,7 @@ def diagonal_scatter(a, src, offset=0, dim1=0, dim2=1):
 @diagonal_scatter.vjp
 def _(a, src, offset=0, dim1=0, dim2=1):
     g = yield diagonal_scatter(a, src, offset, dim1, dim2)
-    return diagonal_scatter(g, LTORCH["zeros_like"](src), offset, dim1, dim2), diagonal(g, offset, dim1, dim2)
+    return diagonal_scatter(g, ltorch.zeros_like(src), offset, dim1, dim2), diagonal(g, offset, dim1, dim2)
 
 
 @torch_prim(torch.as_strided_scatter, torch.Tensor.as_strided_scatter)

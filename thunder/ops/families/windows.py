@@ -10,16 +10,11 @@ from thunder import compat
 from thunder.core.dtypes import int64
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops import backward
+from thunder.ops import backward, ltorch
 from thunder.ops.backward import gradient_of_first
-from thunder.ops.registry import LTORCH, composite, torch_prim
+from thunder.ops.registry import composite, torch_prim
 from thunder.ops.shape_rules import pair, require
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
-
-
-def _op(name: str, *args, **kwargs):
-    return LTORCH[name](*args, **kwargs)
-
 
 # ----------------------------------------------------------------------------------------------------------------
 # windows at random places
@@ -70,19 +65,19 @@ def _max_unpool(rank: int) -> Symbol:
         return like(a, (*a.shape[:-rank], *output_size))
 
     def flat(x):
-        return _op("reshape", x, (*x.shape[:-rank], math.prod(x.shape[-rank:])))
+        return ltorch.reshape(x, (*x.shape[:-rank], math.prod(x.shape[-rank:])))
 
     def decomposition(a, indices, output_size, stride=None, padding=None):
         shape = (*a.shape[:-rank], math.prod(output_size))
-        zeros = _op("zeros", shape, dtype=to_torch_dtype(a.dtype), device=to_torch_device(a.device))
-        unpooled = _op("scatter", zeros, -1, flat(indices), flat(a))
-        return _op("reshape", unpooled, (*a.shape[:-rank], *output_size))
+        zeros = ltorch.zeros(shape, dtype=to_torch_dtype(a.dtype), device=to_torch_device(a.device))
+        unpooled = ltorch.scatter(zeros, -1, flat(indices), flat(a))
+        return ltorch.reshape(unpooled, (*a.shape[:-rank], *output_size))
 
     function = getattr(compat.nn_bindings, name)
     symbol = composite(function, name=name, meta=meta, autocast="cpu:float32")(decomposition)
     gradient_of_first(
         symbol,
-        lambda g, y, a, indices, *window: _op("reshape", _op("gather", flat(g), -1, flat(indices)), a.shape),
+        lambda g, y, a, indices, *window: ltorch.reshape(ltorch.gather(flat(g), -1, flat(indices)), a.shape),
     )
     return symbol
 

@@ -14,6 +14,7 @@ from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
 from thunder.core.unbacked import check_shapes
+from thunder.ops import ltorch
 from thunder.ops.backward import sum_to
 from thunder.ops.functionalize.histories import replacing
 from thunder.ops.functionalize.memory import Memory
@@ -99,7 +100,7 @@ def rearranging(symbol: Symbol) -> Symbol:
 
 @alias(torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
 def swapaxes_(a, *args, **kwargs):
-    return write(LTORCH["transpose"], (a, *args, *kwargs.values()), {})
+    return write(ltorch.transpose, (a, *args, *kwargs.values()), {})
 
 
 def overwrite(target: TensorProxy, value: TensorProxy) -> TensorProxy:
@@ -125,7 +126,7 @@ def overwrite(target: TensorProxy, value: TensorProxy) -> TensorProxy:
                 f"result type {scalar_type(value.dtype)} can't be cast to the desired output type "
                 f"{scalar_type(current.dtype)}"
             )
-        value = LTORCH["to"](value, dtype=current.dtype)
+        value = ltorch.to(value, dtype=current.dtype)
     if recorder.context.grad_enabled and (
         current.requires_grad or value.requires_grad or memory.latest(memory.base(target)).requires_grad
     ):
@@ -244,7 +245,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
             and recorder.memory.is_alone(target)
         ):
             # an `out` without elements gets the shape of the result
-            recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))
+            recorder.memory.reform(target, ltorch.empty(value.shape, dtype=now.dtype, device=now.device))
         if recorder.latest(target).shape != value.shape:
             refuse(
                 f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} "
@@ -363,7 +364,7 @@ for _dunder, _name in {
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
     check_overlap(operator.setitem, a, (a, key, value), {})
-    overwrite(a, LTORCH["setitem"](a, key, value))
+    overwrite(a, ltorch.setitem(a, key, value))
 
 
 METHODS["__setitem__"] = setitem
@@ -387,7 +388,7 @@ copied_into.in_place = InPlaceForm(torch.Tensor.copy_, {0: 0})
 @copied_into.vjp
 def _(a, src):
     g = yield copied_into(a, src)
-    return LTORCH["zeros_like"](g), sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
+    return ltorch.zeros_like(g), sum_to(ltorch.to(g, dtype=src.dtype, device=src.device), src.shape)
 
 
 @alias(torch.Tensor.copy_)
@@ -411,9 +412,7 @@ def fill(a, value):
 @fill.vjp
 def _(a, value):
     g = yield fill(a, value)
-    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(
-        value
-    ) is TensorProxy else None
+    return ltorch.zeros_like(g), ltorch.to(ltorch.sum(g), dtype=value.dtype) if type(value) is TensorProxy else None
 
 
 register_inplace(fill, "fill")

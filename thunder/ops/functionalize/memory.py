@@ -17,9 +17,9 @@ from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
+from thunder.ops import ltorch
 from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen, with_history
 from thunder.ops.functionalize.parts import part_of, part_shown
-from thunder.ops.registry import LTORCH
 from thunder.ops.rules import views
 
 REMEDY = "write to a clone: x = x.clone()"
@@ -290,7 +290,7 @@ class Memory:
         """Whether `x` shows an element several times, as `expand` does."""
         x = self.holder(x)
         while x in self.view_of:
-            if self.view_of[x][0].sym is LTORCH["expand"]:
+            if self.view_of[x][0].sym is ltorch.expand:
                 return True
             x = self.view_of[x][1]
         return False
@@ -410,7 +410,7 @@ class Memory:
         """`x` stands for its elements without their history from now on, which are returned: nothing is written."""
         x, now = self.holder(x), self.latest(x)
         with self.no_views():
-            shown = LTORCH["detach"](now)
+            shown = ltorch.detach(now)
         self.active = True
         self.current[x], self.owner[shown] = shown, x
         return shown

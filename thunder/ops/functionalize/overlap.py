@@ -13,11 +13,10 @@ from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.recording import undecided
 from thunder.core.symbol import current_recorder, hashable, user_location
 from thunder.errors import CaptureError, DataDependentError
-from thunder.ops import infer
+from thunder.ops import infer, ltorch
 from thunder.ops.functionalize.memory import Memory
 from thunder.ops.functionalize.parts import are_disjoint
 from thunder.ops.layout import is_dense
-from thunder.ops.registry import LTORCH
 
 _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
@@ -116,7 +115,7 @@ def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
     return (
         operation is not None
         and viewed is memory.holder(a)
-        and operation.sym is LTORCH["getitem"]
+        and operation.sym is ltorch.getitem
         and hashable(operation.args[1]) == hashable(key)
     )
 

@@ -8,9 +8,9 @@ from thunder.analysis import aliases
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
+from thunder.ops import ltorch
 from thunder.ops.functionalize.histories import grad_enabled, holding, with_history
 from thunder.ops.functionalize.memory import REMEDY, Memory
-from thunder.ops.registry import LTORCH
 
 
 def may_keep_history(memory: Memory, x: TensorProxy, symbol: Symbol, args: Sequence) -> bool:
@@ -104,7 +104,7 @@ def rebind(memory: Memory, x: TensorProxy, value: TensorProxy) -> TensorProxy:
     memory.current.pop(x, None)
     memory.current[inner], memory.owner[old] = old, inner
     memory.rebound.add(x)
-    memory.add_view(x, LTORCH["detach"].bind(value, output=x, context=context), value)
+    memory.add_view(x, ltorch.detach.bind(value, output=x, context=context), value)
     if before.requires_grad:
         memory.histories[x] = before
     memory.stale.add(x)
@@ -115,7 +115,7 @@ def rebind(memory: Memory, x: TensorProxy, value: TensorProxy) -> TensorProxy:
 def _same_elements(memory: Memory, x: TensorProxy) -> TensorProxy:
     """Another name in the trace for a value."""
     with memory.no_views():
-        shown = LTORCH["detach"](x)
+        shown = ltorch.detach(x)
         if x.requires_grad:
             with grad_enabled(True):
                 shown = holding.record(current_recorder(), (x, shown), {}, like(shown))

@@ -12,6 +12,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.recording import current_recorder, user_location
 from thunder.core.symbol import BoundSymbol
 from thunder.errors import CaptureError
+from thunder.ops import ltorch
 from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen
 from thunder.ops.functionalize.memory import REMEDY
 from thunder.ops.functionalize.parts import part_of
@@ -31,19 +32,19 @@ def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
     dims = range(len(a.shape))
     order = sorted(dims, key=layout(whole).stride().__getitem__, reverse=True) if layout is not None else list(dims)
     if order == list(dims):
-        return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
-    a = LTORCH["contiguous"](LTORCH["permute"](a, tuple(order)), memory_format=torch.contiguous_format)
-    return LTORCH["permute"](a, tuple(order.index(d) for d in dims))
+        return ltorch.contiguous(a, memory_format=torch.contiguous_format)
+    a = ltorch.contiguous(ltorch.permute(a, tuple(order)), memory_format=torch.contiguous_format)
+    return ltorch.permute(a, tuple(order.index(d) for d in dims))
 
 
 def _reshaped(operation: BoundSymbol, view, whole, part):
-    return LTORCH["reshape"](part, whole.shape)
+    return ltorch.reshape(part, whole.shape)
 
 
 def _viewed(operation: BoundSymbol, view, whole, part):
     if not is_unseen(operation):
         return _reshaped(operation, view, whole, part)
-    return _detached(operation, view, whole, LTORCH["view"](part, whole.dtype))
+    return _detached(operation, view, whole, ltorch.view(part, whole.dtype))
 
 
 def _copyable(write: Callable) -> Callable:
@@ -57,14 +58,14 @@ def _placed(operation: BoundSymbol, view, whole, part):
     """Any view that shows elements of the whole: their places are the same view of 0, 1, 2 ..."""
     count = math.prod(whole.shape)
     places = operation.sym(
-        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape),
+        ltorch.reshape(ltorch.arange(count, device=whole.device), whole.shape),
         *operation.args[1:],
         **operation.kwargs,
     )
-    flat = LTORCH["scatter"](
-        LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,))
+    flat = ltorch.scatter(
+        ltorch.reshape(whole, (count,)), 0, ltorch.reshape(places, (-1,)), ltorch.reshape(part, (-1,))
     )
-    return _dense(LTORCH["reshape"](flat, whole.shape), whole)
+    return _dense(ltorch.reshape(flat, whole.shape), whole)
 
 
 def _placed_once(size_and_stride: Callable) -> Callable:
@@ -96,26 +97,26 @@ def _window_steps(operation: BoundSymbol, view) -> tuple:
 
 
 def _real(operation: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](part, LTORCH["imag"](whole))
+    return ltorch.complex(part, ltorch.imag(whole))
 
 
 def _imaginary(operation: BoundSymbol, view, whole, part):
-    return LTORCH["complex"](LTORCH["real"](whole), part)
+    return ltorch.complex(ltorch.real(whole), part)
 
 
 def _permuted(operation: BoundSymbol, view, whole, part):
     rank = len(whole.shape)
     order = [d % rank for d in operation.args[1]]
-    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))), whole)
+    return _dense(ltorch.permute(part, tuple(order.index(d) for d in range(rank))), whole)
 
 
 def _moved(operation: BoundSymbol, view, whole, part):
-    return _dense(LTORCH["movedim"](part, operation.args[2], operation.args[1]), whole)
+    return _dense(ltorch.movedim(part, operation.args[2], operation.args[1]), whole)
 
 
 def _assigned(key: Callable):
     def write(operation: BoundSymbol, view, whole, part):
-        return LTORCH["setitem"](whole, key(operation, view, whole), part)
+        return ltorch.setitem(whole, key(operation, view, whole), part)
 
     return write
 
@@ -149,9 +150,7 @@ def _unbind_key(operation: BoundSymbol, view: TensorProxy, whole: TensorProxy) -
 def _detached(operation: BoundSymbol, view, whole, part):
     """What autograd knows of the whole stays as it is."""
     if not whole.requires_grad:
-        return LTORCH["detach"](
-            part
-        )  # a value of its own: views made of the part later do not become views of the whole
+        return ltorch.detach(part)  # a value of its own: views made of the part later do not become views of the whole
     with grad_enabled(True):
         return holding(whole, part)
 
@@ -165,7 +164,7 @@ def _expanded(operation: BoundSymbol, view, whole, part):
 
 
 for _names, _inverse in (
-    ("t transpose", _again), ("conj", lambda operation, view, whole, part: LTORCH["conj"](part)),
+    ("t transpose", _again), ("conj", lambda operation, view, whole, part: ltorch.conj(part)),
     ("permute", _permuted),
     ("movedim", _moved), ("detach data", _detached), ("unflatten unsqueeze squeeze", _reshaped), ("view", _viewed),
     ("reshape flatten contiguous", _copyable(_reshaped)), ("diagonal", _placed),
@@ -174,15 +173,15 @@ for _names, _inverse in (
     ("unbind", _assigned(_unbind_key)), ("getitem", _assigned(lambda operation, view, whole: operation.args[1])),
     ("select", _assigned(lambda operation, view, whole: along(whole, operation.args[1], operation.args[2]))),
     ("narrow", _assigned(_narrow_key)),
-    ("view_as_real", lambda operation, view, whole, part: LTORCH["view_as_complex"](part)),
-    ("view_as_complex", lambda operation, view, whole, part: LTORCH["view_as_real"](part)),
+    ("view_as_real", lambda operation, view, whole, part: ltorch.view_as_complex(part)),
+    ("view_as_complex", lambda operation, view, whole, part: ltorch.view_as_real(part)),
 ):  # fmt: skip
     views.inverse.set(_inverse, *(LTORCH[name] for name in _names.split()))
 views.inverse.set(_placed_once(lambda operation, view: operation.args[1:3]), part_of)
-views.several.add(LTORCH["split"], LTORCH["chunk"], LTORCH["unbind"])
+views.several.add(ltorch.split, ltorch.chunk, ltorch.unbind)
 
-views.undo.set(lambda a: (LTORCH["t"], ()), LTORCH["t"])
-views.undo.set(lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)), LTORCH["transpose"])
-views.undo.set(lambda a, dim=None: (LTORCH["view"], (a.shape,)), LTORCH["squeeze"])
-views.undo.set(lambda a, dim: (LTORCH["squeeze"], (dim,)), LTORCH["unsqueeze"])
-views.undo.set(lambda a, *args: None, LTORCH["as_strided"], LTORCH["detach"])
+views.undo.set(lambda a: (ltorch.t, ()), ltorch.t)
+views.undo.set(lambda a, dim0, dim1: (ltorch.transpose, (dim0, dim1)), ltorch.transpose)
+views.undo.set(lambda a, dim=None: (ltorch.view, (a.shape,)), ltorch.squeeze)
+views.undo.set(lambda a, dim: (ltorch.squeeze, (dim,)), ltorch.unsqueeze)
+views.undo.set(lambda a, *args: None, ltorch.as_strided, ltorch.detach)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.rule_table import Property, RuleTable
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.registry import LTORCH
+from thunder.ops import ltorch
 
 
 class Batch(Protocol):
@@ -46,7 +46,7 @@ def aligned(batch: Batch, x, rank: int):
     """A mapped value with ones after the batch, so that the rest of its shape is of this rank."""
     value = batch.at(x)
     if x in batch.moved and len(x.shape) < rank:
-        return LTORCH["reshape"](value, (batch.size, *(1,) * (rank - len(x.shape)), *x.shape))
+        return ltorch.reshape(value, (batch.size, *(1,) * (rank - len(x.shape)), *x.shape))
     return value
 
 
