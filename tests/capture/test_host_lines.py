@@ -549,3 +549,35 @@ def test_code_that_reads_containers_of_data(f):
     compiled = thunder.jit(f, fallback="error")
     for x in (torch.tensor([0.5, -2.0, 1.5]), torch.tensor([2.5, 0.0, -1.0])):
         assert str(compiled(x)) == str(f(x))
+
+
+TEXTS = {
+    "printed": (lambda y: print(y), False),
+    "str": (lambda y: print(str(y)), False),
+    "of a sum": (lambda y: print(y.sum()), False),
+    "%s": (lambda y: print("%s" % y.sum()), False),  # noqa: UP031
+    "!r": (lambda y: print("{!r}".format(y.sum())), False),  # noqa: UP032
+    "a number": (lambda y: print(f"{y.sum()} {y.sum():.3f}", "%.3f" % y.sum(), "{}".format(y.sum())), True),  # noqa: UP031, UP032
+    "detached": (lambda y: print(y.detach(), y.sum().item()), True),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_a_tensor_with_a_history_is_eagers(name, capsys):
+    show, is_captured = TEXTS[name]
+
+    def shown(y):
+        show(y * 2)
+        return y * 3
+
+    def program(x):
+        return shown(x.sin()).exp()
+
+    x, printed = torch.ones(2, requires_grad=True), []
+    for function in (program, thunder.jit(program, fallback="eager")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results = [function(x), function(x)]
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and torch.equal(*results)
+    assert is_captured is (not caught)
