@@ -269,7 +269,7 @@ def errors(jit):
 
 @pytest.mark.parametrize(
     "run",
-    [registered_before, optimizers_in_backward, retained_results, retained_and_forgotten],
+    [registered_before, optimizers_in_backward, retained_and_forgotten],
     ids=lambda run: run.__name__,
 )
 def test_hooks(run):
@@ -285,6 +285,10 @@ REFUSED = [
 @pytest.mark.parametrize("run", REFUSED, ids=lambda run: run.__name__)
 def test_a_program_that_registers_them_is_refused(run):
     refused(run, "is registered on a tensor from outside")
+
+
+def test_a_result_that_retains_its_gradient_is_refused():
+    refused(retained_results, "retain_grad of a tensor that it returns or stores")
 
 
 def registered_in_a_function(jit):

@@ -19,7 +19,6 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.identities import Id
-from thunder.capture.library import outside_hooks
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
@@ -74,7 +73,7 @@ class EpilogueWriter:
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
-        self.writes = bool(writes or c.engine.retained or containers.changes(c))
+        self.writes = bool(writes or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
@@ -366,7 +365,6 @@ class EpilogueWriter:
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
-        outside_hooks.write(self)
         if left := c.writes.left:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")

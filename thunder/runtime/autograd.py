@@ -21,7 +21,6 @@ from thunder.core.symbolic import Decisions, hold
 from thunder.core.utils import without_collection
 from thunder.ops.families.random import generator_of
 from thunder.ops.wanted import backward_of
-from thunder.runtime.retained import is_observed
 from thunder.runtime.saved import SavedTogether
 
 
@@ -136,7 +135,7 @@ def _parts(ctx, program: _Program, given: list, numbers: Sequence) -> tuple[Call
 def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:
     """Raise where the gradient of a result is looked at, and other results that are computed from it have cotangents:
     results of one call have one node, so that it would lack what these add to it."""
-    if has_others and result is not None and is_observed(result):
+    if has_others and result is not None and (result.retains_grad or result._backward_hooks):
         raise RuntimeError(
             f"retain_grad() or a hook on result {place} of a compiled function, of shape {list(result.shape)}: other "
             "results of the same call are computed from it, and their share of its gradient is not known outside of "

@@ -20,12 +20,11 @@ from thunder import compat
 from thunder.analysis import aliases
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import AnyProxy, TensorProxy, like
+from thunder.core.proxies import TensorProxy, like
 from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
 from thunder.ops.rules import derivatives
-from thunder.runtime import retained
 
 
 class Hook:
@@ -67,49 +66,6 @@ call_hook = Symbol(
     tags=(OpTags.DONT_DCE,), fn=lambda gradient, hook, values: hook(gradient, values),
 )  # fmt: skip
 derivatives.once_differentiable.set("a hook of a tensor, which runs as it is, is no operation", call_hook)
-
-
-new_cell = Symbol("new_cell", lambda: AnyProxy(""), module="ltorch", id="new_cell", is_prim=True, fn=retained.Cell)
-
-retaining = Symbol(
-    "retaining", lambda value, cell: like(value), module="ltorch", id="retaining", is_prim=True, tags=(OpTags.VIEW,),
-    fn=lambda value, cell: value.view_as(value),
-)  # fmt: skip
-
-add_share = Symbol(
-    "add_share", lambda gradient, cell: like(gradient), module="ltorch", id="add_share", is_prim=True,
-    tags=(OpTags.DONT_DCE,), fn=retained.add,
-)  # fmt: skip
-derivatives.once_differentiable.set("a result retains its gradient, which is no operation", add_share)
-
-
-def _shared(value, cell):
-    gradient = yield value
-    return (add_share(gradient, cell),)
-
-
-retaining.grad_rule = _shared
-aliases.shows.set(0, retaining)
-
-
-def retain_outside(c, value: TensorProxy) -> AnyProxy:
-    """A result whose gradient the backward outside leaves in `.grad`: operations that read it pass `retaining`. Returns
-    the cell that the epilogue puts the result in."""
-    operations, names = c.recorder.bound_symbols, c.recorder.context.names
-    place, context = c.recorder.place(value), c.recorder.context.afterwards
-    if place is None or value in c.engine.heads or c.outer_recorders:
-        return c.refuse(
-            "retain_grad of a result that has hooks, or that is an argument, is called, and the backward runs outside",
-            "call retain_grad() on the result",
-        )
-    cell, inner = AnyProxy(names.make("cell")), renamed_value(value, names.make())
-    marks = [
-        new_cell.bind(output=cell, context=context),
-        retaining.bind(value, cell, output=inner, context=context),
-    ]
-    behind = [operation.swap({value: inner}) for operation in operations[place + 1 :]]
-    c.recorder.rewrite([*operations[: place + 1], *marks, *behind])
-    return cell
 
 
 def node(c, value: TensorProxy) -> TensorProxy:

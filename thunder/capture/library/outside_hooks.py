@@ -12,8 +12,6 @@ from thunder.capture import containers
 from thunder.capture.library import hooks
 from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import recording
-from thunder.runtime.retained import retain as retain_result
 
 
 def register_hook(c, f, args, kwargs) -> Any:
@@ -89,18 +87,3 @@ def _watched(c, p: TensorProxy) -> Iterator[None]:
 
 def _changes(c) -> dict[Any, Any]:
     return containers.state(c) | {"host": len(c.path.log)}
-
-
-# ---------------------------------------------------------------- the epilogue
-
-
-def write(writer: Any) -> None:
-    """Write statements for `retain_grad()` of results. writer: an `EpilogueWriter`."""
-    c = writer.c
-    for value, p in c.engine.retained.items():
-        with recording(c.recorder):
-            leaves = id(value) in writer.values and c.recorder.latest(p) is value
-        if value not in c.engine.ran and leaves and c.recorder.memory.base(p) not in c.tensors.written_after:
-            c.engine.ran.add(value)
-            cell = hooks.retain_outside(c, value)
-            writer.lines.append(f"{writer.pin(retain_result)}({writer.value(value)}, {writer.value(cell)})")
