@@ -13,11 +13,11 @@ def leaf(*shape):
     return torch.linspace(0.5, 1.5, int(torch.tensor(shape).prod())).view(shape).requires_grad_()
 
 
-def same(program, *shapes, calls=2, **options):
+def same(program, *shapes, calls=2, fallback="error", **options):
     """Values and gradients of a program, or its error, are eager's. A program is a function of tensors and the
     `torch.autograd.grad`-like way to use the results is its own: it returns what is compared."""
     results = []
-    for jit in (lambda f: f, lambda f: thunder.jit(f, fallback="error", **options)):
+    for jit in (lambda f: f, lambda f: thunder.jit(f, fallback=fallback, **options)):
         compiled, seen = program(jit), []
         for _ in range(calls):
             try:
@@ -242,6 +242,10 @@ def test_it_raises_only_where_the_second_is_computed():
     assert "marked with @once_differentiable" in message
 
 
+# a forward that writes to its arguments is refused: the function around is an eager call, or the original runs
+WRITES = pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+
+
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, by):
@@ -254,6 +258,7 @@ class Scale(torch.autograd.Function):
         return g * ctx.saved_tensors[0] * 10, None
 
 
+@WRITES
 def test_a_tensor_that_is_marked_dirty():
     def f(x):
         y = x * 1
@@ -261,7 +266,7 @@ def test_a_tensor_that_is_marked_dirty():
         assert z is y
         return y * y + z
 
-    same(gradients_of(f), (3,))
+    same(gradients_of(f), (3,), fallback="eager")
 
 
 def test_an_argument_that_is_marked_dirty():
@@ -275,14 +280,16 @@ def test_an_argument_that_is_marked_dirty():
 
         return run
 
-    same(program, (3,))
+    same(program, (3,), fallback="eager")
 
 
+@WRITES
 def test_a_leaf_that_is_marked_dirty():
-    (message, _) = same(gradients_of(lambda x: Scale.apply(x, torch.tensor(3.0))), (3,))
+    (message, _) = same(gradients_of(lambda x: Scale.apply(x, torch.tensor(3.0))), (3,), fallback="eager")
     assert "a leaf Variable that requires grad" in message
 
 
+@WRITES
 def test_a_forward_that_writes_without_a_word():
     class Counts(torch.autograd.Function):
         @staticmethod
@@ -304,7 +311,12 @@ def test_a_forward_that_writes_without_a_word():
 
         return run
 
-    same(program, (3,))
+    same(program, (3,), fallback="eager")
+
+
+def test_a_forward_that_writes_is_refused_in_words():
+    with pytest.raises(thunder.errors.CaptureError, match="Scale writes to a tensor that it does not make"):
+        thunder.jit(lambda x: Scale.apply(x * 1, torch.tensor(3.0)), fallback="error")(leaf(3))
 
 
 class Odd(torch.autograd.Function):

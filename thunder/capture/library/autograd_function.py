@@ -19,8 +19,6 @@ from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, primitive
 from thunder.errors import DerivativeError
 from thunder.ops import LTORCH, PRIMS
-from thunder.ops.functionalize.histories import grad_enabled
-from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.gradients import check_count, check_kind, fitted
 from thunder.ops.rules import derivatives
 from thunder.transforms.levels import typed
@@ -75,11 +73,10 @@ def apply(c, f, args, kwargs):
     if not grad:
         c.recorder.bound_symbols += forward.bound_symbols
         return returned if ctx._dirty else result
-    written = _take_back_writes(c, cls, ctx, forward, before, result)
-    there = set(proxies_in(result, []))
-    function = _Function(cls, inputs, forward, result, [v for v in written.values() if v not in there])
+    _check_writes(c, cls, forward, before)
+    function = _Function(cls, inputs, forward, result)
     outputs = _outputs(c, function, {id(x) for x in proxies_in(function.result, [])} - plain)
-    function.read_backwards(c, ctx, function.returned(outputs))
+    function.read_backwards(c, ctx, outputs)
     values = _values_known(c, function)
     function.close()
     function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
@@ -88,7 +85,7 @@ def apply(c, f, args, kwargs):
     c.recorder.bound_symbols.append(operation)
     for o, value in zip(proxies_in(outputs, []), values):
         c.path.knows(o, value, operation)
-    return _write_again(c, ctx, function, written, outputs)
+    return outputs
 
 
 def _outputs(c, function: _Function, connected: set[int]):
@@ -98,8 +95,6 @@ def _outputs(c, function: _Function, connected: set[int]):
     for inner, o in zip(proxies_in(function.result, []), proxies_in(outputs, []), strict=True):
         o.name = c.recorder.context.names.make()
         o.requires_grad = id(inner) in connected and o.dtype.category >= 2
-    for o in function.left(outputs):
-        o.requires_grad = False
     return outputs
 
 
@@ -112,45 +107,13 @@ def _values_known(c, function: _Function) -> Sequence:
         return [c.path.value_of(p) for p in proxies_in(function.result, [])]
 
 
-def _take_back_writes(
-    c, cls, ctx: FunctionContext, forward: Recorder, before: dict, result
-) -> dict[TensorProxy, TensorProxy]:
-    """What the forward has written to of the program's tensors, with the values that they have now. For the program
-    around, they have those of before: the operation comes first."""
-    memory = c.recorder.memory
+def _check_writes(c, cls, forward: Recorder, before: dict) -> None:
+    """Refuses a forward that has written to the program's tensors: the operation would have to come before the write,
+    and the tensor to be its result."""
     own = {o for operation in forward.bound_symbols for o in operation.outputs}
-    written = {}
-    for target, value in list(memory.current.items()):
-        if value is before.get(target, target) or target in own:
-            continue
-        if target in memory.view_of or memory.views.get(target):
-            c.refuse(f"{cls.__name__} writes to a view, or to a tensor that has views", "let it return a new tensor")
-        written[target] = value
-        if target in before:
-            memory.current[target] = before[target]
-        else:
-            del memory.current[target]
-    returned = set(proxies_in(result, []))
-    for t in ctx._dirty:
-        if written.get(memory.holder(t)) not in returned:
-            c.refuse(f"{cls.__name__} marks a tensor dirty that it does not write to and return", "return the tensor")
-    return written
-
-
-def _write_again(c, ctx: FunctionContext, function: _Function, written: dict, outputs):
-    """Writes to the program's tensors what the forward has written; those that are marked dirty and returned are the
-    results."""
-    memory, same = c.recorder.memory, {}
-    inner, outer = (proxies_in(x, []) for x in (function.result, outputs))
-    for target, value in written.items():
-        dirty = any(memory.holder(t) is target for t in ctx._dirty)
-        now = next(o for o, x in zip(outer, inner, strict=True) if x is value)
-        with grad_enabled(dirty and torch.is_grad_enabled()):
-            overwrite(target, now)
-        if dirty:
-            same[now] = target
-    result = function.returned(outputs)
-    return map_structure(lambda x: same.get(x, x) if isinstance(x, TensorProxy) else x, result)
+    for target, value in c.recorder.memory.current.items():
+        if value is not before.get(target, target) and target not in own:
+            c.refuse(f"{cls.__name__} writes to a tensor that it does not make", "let it return a new tensor")
 
 
 def _forward(c, cls, ctx, inputs, kwargs):
@@ -185,16 +148,15 @@ class _Read(NamedTuple):
 class _Function:
     """The bound symbols of a Function's forward and backward, replayed wherever the operation is differentiated.
 
-    inputs: of `apply`. result: what the forward returns, with what it has written to the program's tensors. free: the
-    live-ins of all beside the inputs; the operation takes them as further arguments. cotangents: placeholders, None for
-    results that are not differentiable. contiguous: those that the backward was told to be so. backwards: by the places
-    of the cotangents that are missing; {(): ...} alone where these are zeros.
+    inputs: of `apply`. result: what the forward returns. free: the live-ins of all beside the inputs; the operation
+    takes them as further arguments. cotangents: placeholders, None for results that are not differentiable.
+    contiguous: those that the backward was told to be so. backwards: by the places of the cotangents that are
+    missing; {(): ...} alone where these are zeros.
     """
 
-    def __init__(self, cls, inputs: list, forward: Recorder, returned, written: list[TensorProxy]):
-        self.cls, self.inputs, self.writes = cls, inputs, bool(written)
+    def __init__(self, cls, inputs: list, forward: Recorder, result):
+        self.cls, self.inputs, self.result = cls, inputs, result
         self.recorder, self.forward = forward, forward.bound_symbols
-        self.result = (returned, written) if written else returned
         self.cotangents: list[TensorProxy | None] = []
         self.contiguous: set[TensorProxy] = set()
         self.backwards: dict[tuple[int, ...], _Read] = {}
@@ -202,14 +164,6 @@ class _Function:
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.own_derivative = True
-
-    def returned(self, result):
-        """What the forward returns, of a structure like `result`."""
-        return result[0] if self.writes else result
-
-    def left(self, result) -> list[TensorProxy]:
-        """What the forward has written, of a structure like `result`."""
-        return result[1] if self.writes else []
 
     # --- reading
     @contextlib.contextmanager
@@ -403,7 +357,7 @@ class _Function:
 
     def replayed(self, table: dict, given, again: bool) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients. again: they may be differentiated."""
-        pairs = zip(leaves(self.returned(self.result)), leaves(self.returned(given)), strict=True)
+        pairs = zip(leaves(self.result), leaves(given), strict=True)
         flat = [g for x, g in pairs if isinstance(x, TensorProxy)]
         cotangents = {p: g for p, g in zip(self.cotangents, flat, strict=True) if p is not None}
         for p in self.contiguous:
