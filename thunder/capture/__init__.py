@@ -64,7 +64,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
-        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls + c.path.own_calls
+        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         self.eager_codes = [f.__code__ for f in c.eager_calls if hasattr(f, "__code__")]
         self.has_eager_calls = bool(c.eager_calls)
         if any(isinstance(o, FutureTensorProxy) for b in c.recorder.bound_symbols for o in b.outputs):
@@ -296,9 +296,8 @@ def capture(request: Request) -> Captured:
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     undecided: CaptureError | None = None  # the refusal of the program that was told no
-    own_arrays = False
     while True:
-        c, before = Capture(request, undecided is not None, own_arrays), request.log.mark()
+        c, before = Capture(request, undecided is not None), request.log.mark()
         refused_lines = len(request.eager.superseding)
         try:
             return _for_other_calls(c, _read(c))
@@ -309,8 +308,6 @@ def capture(request: Request) -> Captured:
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
                 request = replace(request, changing=changing)
                 request.log.rewind(before)
-            elif c.path.needs_own_arrays and not own_arrays:
-                own_arrays = True
             elif c.path.may_not_decide and undecided is None and isinstance(error, CaptureError):
                 undecided = error.with_traceback(None)
                 request.log.rewind(before)
@@ -329,7 +326,7 @@ def capture(request: Request) -> Captured:
 def _questions_before(c: Capture, error: Exception) -> Callable | None:
     """The prologue that asks what a program had asked when it failed: a call of the same answers fails as this one did.
     None where data decided that an exception of the program's own was raised."""
-    if not isinstance(error, CaptureError) and (c.path.taken or c.path.host_calls or c.path.own_calls):
+    if not isinstance(error, CaptureError) and (c.path.taken or c.path.host_calls):
         return None
     try:
         with compat.DisableTorchFunction():
@@ -361,7 +358,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
         return captured.with_prologue()
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
-    second = Capture(request, c.compiling, c.path.own_arrays)
+    second = Capture(request, c.compiling)
     try:
         found = _read(second).with_prologue()
     except Exception as error:  # noqa: BLE001 - as it was it was captured

@@ -91,9 +91,8 @@ def refuse_array(c, o) -> None:
 
 
 def refuse_given(c, array) -> None:
-    """Host code may change an array that capture has made once for all calls: see `own_arrays`."""
+    """Host code may change an array that capture has made once for all calls."""
     refuse_array(c, array)
-    c.path.needs_own_arrays = True
     c.refuse("code that runs on the host is given a NumPy array, which it may change or keep", "make it inside")
 
 

@@ -58,15 +58,12 @@ class Path:
     log: the results of this call's host calls.
     """
 
-    def __init__(self, c, expected: tuple[Decision, ...], log: Log, own_arrays: bool):
+    def __init__(self, c, expected: tuple[Decision, ...], log: Log):
         self.c, self.expected, self.log = c, expected, log
         self.taken: list[Decision] = []
         self.may_not_decide = False
         self.why = ""  # it may not decide, where that is not plain to see
         self.host_calls = 0
-        # whether NumPy arrays of the program are made by host calls, and whether host code is given one that is not
-        self.own_arrays, self.needs_own_arrays, self.own_calls = own_arrays, False, 0
-        self.own: set[HostProxy] = set()  # results of host calls that begin with such arrays alone
         self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
         self.shown: dict[TensorProxy, None] = {}  # whose memory such objects may show
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
@@ -175,29 +172,18 @@ class Path:
         check_host_call(self.c)
         return self._values.eager_call(index, function, args, kwargs, how, shown)
 
-    def next_host_call(self, own: bool) -> int:
-        """The number of the next host call. Those of the program's own arrays count down: capture makes them where it
-        knows that host code is given one, and the others have the numbers that they have without them."""
-        return -1 - self.own_calls if own else self.host_calls
-
     @property
-    def happened(self) -> tuple[int, int, int]:
+    def happened(self) -> tuple[int, int]:
         """How many calls others have seen, and how many have numbers."""
-        return len(self.log.effects), self.host_calls, self.own_calls
+        return len(self.log.effects), self.host_calls
 
-    def is_as_before(self, happened: tuple[int, int, int]) -> bool:
+    def is_as_before(self, happened: tuple[int, int]) -> bool:
         """Whether nothing has happened since that a capture of the same call would find under another number."""
         return not self.log.effects or self.happened == happened
 
-    def count_host_call(self, own: bool) -> None:
-        if own:
-            self.own_calls += 1
-        else:
-            self.host_calls += 1
-
-    def is_own(self, given) -> bool:
-        """Whether a host call is given the program's own arrays, and nothing else that is known only when it runs."""
-        return self.own_arrays and self.own.issuperset(proxies_in(given, [])) and not numbers_in(given, [])
+    def count_host_call(self) -> None:
+        """A host call with a number is recorded."""
+        self.host_calls += 1
 
     def watch(self, p: TensorProxy) -> None:
         """Host code has seen memory of a tensor: the program must not write to it any more."""

@@ -228,7 +228,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     proxies = {path: value_at(args, kwargs, path) for path in tensors}
     wanted = tuple(path for path, p in proxies.items() if grad and p.requires_grad)
     kinds = context.autocast.state[0] if context.autocast is not None else ()
-    index = c.path.next_host_call(False)
+    index = c.path.host_calls
     outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad), pending)
     if outcome.error is not None:
         c.raises = c.request.eager.not_failing(getattr(f, "__code__", f))
@@ -236,7 +236,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
     kind = kind_with_leaves(outcome)
     decision = c.path.take_kind(_name(f), kind)
-    c.path.count_host_call(False)
+    c.path.count_host_call()
     c.eager_calls.append(f)
     results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None

@@ -83,8 +83,8 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, request: Request, compiling: bool = False, own_arrays: bool = False):
-        """compiling: the answer of torch.compiler.is_compiling(). own_arrays: see `Path`."""
+    def __init__(self, request: Request, compiling: bool = False):
+        """compiling: the answer of torch.compiler.is_compiling()."""
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling = request, compiling
@@ -102,7 +102,7 @@ class Capture(Host):
             layout=functools.partial(layout, self),
             joins=functools.partial(tensors.joins_history, self),
         )
-        self.path = self.recorder.decide = Path(self, request.path, request.log, own_arrays)
+        self.path = self.recorder.decide = Path(self, request.path, request.log)
         self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         self.patched, self.dispatch_modes = operations.patched_methods(), compat.dispatch_modes()

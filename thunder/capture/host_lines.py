@@ -110,35 +110,29 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     lent = lending.lent(args, kwargs, reads)
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
-    own = not effect and c.path.is_own((function, args, kwargs))
-    _check_library(c, name, effect, pure or own)
-    index = None if pure else c.path.next_host_call(own)
+    _check_library(c, name, effect, pure)
+    index = None if pure else c.path.host_calls
     value, any_size, decision = None, [], None
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect, lent)
         kind = type(value)
         if pure and not issubclass(kind, FIXED):  # others may be changed, and are one object on all paths
-            pure, index = False, c.path.next_host_call(own)
+            pure, index = False, c.path.host_calls
             c.path.log.keep(index, function, args, value)
         any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
         decision = c.path.take_kind(name, kind_of(value, any_size))
     if index is not None:
-        c.path.count_host_call(own)
+        c.path.count_host_call()
     _check_gradient(c, name, kind, args, kwargs)
     out, result = typed(c, name, kind, value, any_size, False)
-    _note_owner(c, result, own, is_held)
+    if is_held and type(result) is HostProxy:  # an object that comes from one of an eager function's is one, too
+        c.path.held.add(result)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
     call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent))
     host_call.record(c.recorder, call, {}, out)
     _share_result(c, out, value, decision, (args, kwargs))
     return result
-
-
-def _note_owner(c, result: Any, own: bool, is_held: bool) -> None:
-    """An object that comes from one of the program's, or of an eager function's, is one, too."""
-    if type(result) is HostProxy and (own or is_held):
-        (c.path.own if own else c.path.held).add(result)
 
 
 def _share_result(c, out: Any, value: Any, decision: Any, given_values: tuple) -> None:
@@ -210,7 +204,6 @@ def _check_owner(c, function: Callable, name: str, args) -> None:
         return
     steady = isinstance(owner, (type, types.ModuleType, tuple, *FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
     if not steady and _effect(function) != "random":
-        c.path.needs_own_arrays = isinstance(owner, numpy.ndarray)
         c.refuse(
             f"{name}() puts data-dependent values into a {type(owner).__name__} that the program made",
             "collect such values in a list",

@@ -27,7 +27,6 @@ from thunder.capture import (
     host_lines,
     items,
     locks,
-    numpy_values,
     operations,
     settings,
 )
@@ -288,7 +287,6 @@ def call_native(c, f, args, kwargs):
         result = _run(c, f, args, kwargs)
         _note_made(c, f, args, result)
         result = containers.held(c, result)
-        result = numpy_values.own_arrays(c, result) if c.path.own_arrays else result
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
         if {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE and settings.is_question(c, f):

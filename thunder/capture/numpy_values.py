@@ -27,19 +27,6 @@ def as_index(c, value):
     return host_lines.run(c, torch.from_numpy, (value,))
 
 
-def own_arrays(c, result):
-    """Arrays that native code has made for a program which gives them to host code: made anew by each call, as such
-    code may change them."""
-    if type(result) in (tuple, list):  # the same one where it holds none
-        return map_structure(lambda x: own_arrays(c, x) if type(x) is numpy.ndarray else x, result)
-    outside = (array for array, *_ in c.outside.arrays.values())
-    if type(result) is not numpy.ndarray or any(numpy.may_share_memory(result, array) for array in outside):
-        return result
-    content = result.copy()
-    content.flags.writeable = False
-    return host_lines.run(c, numpy.array, (content,))
-
-
 def as_operands(c, args, kwargs, typed: bool) -> tuple:
     """The arguments of a function of PyTorch's, with numbers in the place of NumPy's. typed: it makes a tensor of data,
     and gets a tensor in the place of an array from outside."""
