@@ -58,6 +58,7 @@ from thunder.extend.passes import Pass as Pass
 from thunder.extend.passes import PassList as PassList
 from thunder.inspect.explain import explain as explain
 from thunder.inspect.faults import debug as debug
+from thunder.inspect.minify import minify as minify
 from thunder.inspect.opcheck import opcheck as opcheck
 from thunder.inspect.profile import profile as profile
 from thunder.inspect.profile import profiler_ranges as profiler_ranges

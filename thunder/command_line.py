@@ -1,4 +1,5 @@
-"""`python -m thunder run`, `report`, `bench`, `explain` and `doctor`: thunder on a script, a model and a machine.
+"""`python -m thunder run`, `report`, `minify`, `bench`, `explain` and `doctor`: thunder on a script, a model and a
+machine.
 
 python -m thunder run train.py --steps 10
 python -m thunder report --output train.html train.py --steps 10
@@ -27,6 +28,9 @@ import torch
 import thunder
 from thunder.capture import passes
 from thunder.capture.policy import DEFINED
+from thunder.compiled import Compiled
+from thunder.errors import CaptureError
+from thunder.inspect.minify import FAULTS, NoFault, minify
 from thunder.module import ThunderModule
 from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
 from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
@@ -44,6 +48,12 @@ def add_commands(commands: Any) -> None:
     report.set_defaults(
         command=lambda given: run_script(given.script, given.arguments, given.recipe, Path(given.output).absolute())
     )
+
+    smallest = commands.add_parser("minify", help="run a script, and print the smallest program that shows its fault")
+    smallest.add_argument("--fault", choices=FAULTS, help="which one; a crash or a wrong result by default")
+    smallest.add_argument("script")
+    smallest.add_argument("arguments", nargs=argparse.REMAINDER)
+    smallest.set_defaults(command=lambda given: minify_script(given.script, given.arguments, given.fault))
 
     bench = commands.add_parser("bench", help="time a model beside eager PyTorch")
     bench.add_argument("--systems", default="eager,thunder", help="of eager, torch.compile, thunder, thunder_inductor")
@@ -217,6 +227,62 @@ def compiled_calls(recipe: str):
 def _set_calls(functions: dict[type, Any]) -> None:
     for kind, function in functions.items():
         kind.__call__ = function  # type: ignore[method-assign]
+
+
+class _Shown(Exception):
+    """A fault was found, and its program printed."""
+
+
+@contextmanager
+def watched_calls(fault: str | None):
+    """Inside the block, the first call of each program of a compiled function is compared with eager PyTorch; the
+    smallest program that shows a fault is printed, and _Shown raised."""
+    usual: Any = Compiled.__call__
+
+    def call(compiled: Compiled, *args: Any, **kwargs: Any) -> Any:
+        Compiled.__call__ = usual  # type: ignore[method-assign]
+        known = len(compiled.programs)
+        try:
+            try:
+                result = usual(compiled, *args, **kwargs)
+            except Exception:
+                _show_fault(compiled, fault, args, kwargs)
+                raise
+            if len(compiled.programs) > known:
+                _show_fault(compiled, fault, args, kwargs)
+            return result
+        finally:
+            Compiled.__call__ = call  # type: ignore[method-assign]
+
+    Compiled.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Compiled.__call__ = usual  # type: ignore[method-assign]
+
+
+def _show_fault(compiled: Compiled, fault: str | None, args: tuple, kwargs: dict) -> None:
+    try:
+        print(minify(compiled, *args, fault=fault, **kwargs))
+    except (NoFault, CaptureError):
+        return
+    raise _Shown
+
+
+def minify_script(script: str, arguments: list[str], fault: str | None) -> int:
+    """Runs a script as `python script.py arguments` would until a compiled function in it shows a fault, and prints the
+    smallest program that shows that. 1 where there is none."""
+    given, path = sys.argv, sys.path[:]
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    try:
+        with watched_calls(fault):
+            runpy.run_path(script, run_name="__main__")
+    except _Shown:
+        return 0
+    finally:
+        sys.argv, sys.path[:] = given, path
+    print("thunder: no call of a compiled function in the script shows a fault", file=sys.stderr)
+    return 1
 
 
 def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None) -> int:
