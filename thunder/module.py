@@ -346,10 +346,10 @@ class ThunderModule(torch.nn.Module):
         for name, held in self.state_dict(keep_vars=True).items():
             placement = _placement_on_a_mesh(held)
             if placement is not None and name in transformed:
-                if tuple(transformed[name].shape) == placement.seen_shape:
+                if tuple(transformed[name].shape) == placement.shape:
                     transformed[name] = as_dtensor(placement.part_of(transformed[name]), placement)
                 else:
-                    problems.append(_size_problem(name, transformed[name], torch.Size(placement.seen_shape)))
+                    problems.append(_size_problem(name, transformed[name], torch.Size(placement.shape)))
         _raise(problems, self)
         self.load_state_dict(transformed)
 

@@ -147,7 +147,7 @@ def starts_from_one_rank(rank, size):
     for prepare in (lambda m: ddp(m), lambda m: fsdp(m, broadcast_from=1)):
         torch.manual_seed(rank)
         mine = prepare(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)))
-        torch.manual_seed(1 if placement_of(mine[0].weight).shards is not None else 0)
+        torch.manual_seed(1 if placement_of(mine[0].weight).is_sharded else 0)
         agree(mine, torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)), 0)
 
 

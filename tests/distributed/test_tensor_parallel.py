@@ -278,7 +278,7 @@ def one_alone(rank, size):
     train(made(Gated), lambda m: column_parallel(m, ["gate"]), [x[:4] for x in batches(size, torch.float64)])
     train(made(Gated), lambda m: row_parallel(m, ["up", "down"]), [x[:4] for x in batches(size, torch.float64)])
     column_parallel(model := made(Language), "head")
-    assert placement_of(model.head.weight).slice.dim == 0
+    assert placement_of(model.head.weight).joining[0][1].dim == 0
     with pytest.raises(RuntimeError, match="parameter head.weight is distributed already"):
         row_parallel(model, ["head"])
     with pytest.raises(

@@ -40,9 +40,8 @@ from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.core.unbacked import CHECKS
-from thunder.distributed.layers import split_layers
+from thunder.distributed.layers import distribute
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
-from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
 from thunder.interpreter.tracebacks import interrupts
@@ -189,11 +188,8 @@ class Captured:
             if model is not None:
                 check_all_placed(model)
             placements = self._placements
-            made = timed_pass("Synchronization", self.computation, lambda t: synchronize_parameters(t, placements))
+            made = timed_pass("Distribute", self.computation, lambda trace: distribute(trace, placements))
             self.computation_traces.append(made)
-            if slices := [p.slice for p in self._placements.values() if p.slice is not None]:
-                made = timed_pass("Split Layers", made, lambda trace: split_layers(trace, slices))
-                self.computation_traces.append(made)
 
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
         """The placements of the computation's arguments, which transforms may have changed, and added some of

@@ -226,7 +226,7 @@ def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: b
         return
     real, source = c.tensors.real[proxy]
     placement = c.tensors.placements.get(proxy)
-    if placement is not None and (placement.shards or placement.slice) is not None:  # gathered anew by each call
+    if placement is not None and placement.is_split:  # gathered anew by each call
         layouts[proxy] = _dense(proxy, placement.dtype)
         return
     for name in (

@@ -70,7 +70,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     if is_dtensor(value):
         shape = cast(Placement, _holder(c, value, source)).held_shape
     if placement is not None:  # whole in the program, a part of it in this process
-        shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
+        shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
     # read in the shape and dtype that the program was written for; a transform changes the operations that read it
     if source in c.tensors.replaced_sources:
         table, name = c.tensors.replaced_sources[source]

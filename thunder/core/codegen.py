@@ -81,6 +81,7 @@ class Printer:
         self._modules: set[str] = set()  # whose imports are collected
         self._names: dict[int, str] = {}
         self._taken: set[str] = set()
+        self.layouts: Mapping[str, Mapping[Any, Any]] = {}  # of the program's values
         self._comment = False  # what only a comment names is neither imported nor passed in
 
     # --- values
@@ -211,16 +212,20 @@ class Printer:
             return f'{text}  # {b.output.name}: "{b.output._type_text()}"'
         return text
 
-    @staticmethod
-    def _for_readers(text: str, b) -> str:
+    def _for_readers(self, text: str, b) -> str:
         """A line with the types of all results, and the user's line and module."""
-        types = [type_string(p) for p in b.outputs]
+        types = [self.type_of(p) for p in b.outputs]
         parts = [
             ", ".join(f"{t}" if n == 1 else f"{n} x {t}" for t, n in _runs(types)),
             getattr(b.location, "short", ""),
         ]
         comment = " | ".join(filter(None, parts))
         return f"{text}  # {comment}" if comment else text
+
+    def type_of(self, p) -> str:
+        """A value's type, and how ranks hold it."""
+        layout = ", ".join(f"{axis}: {one}" for axis, one in self.layouts.get(p.name, {}).items())
+        return f"{type_string(p)} {{{layout}}}" if layout else type_string(p)
 
     def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
@@ -283,6 +288,7 @@ def _import_key(line: str) -> tuple:
 def function_source(trace, printer: Printer, include_decorators: bool = True) -> str:
     """The whole text of a trace: header line, imports, decorators, signature, argument comments, lines, return."""
     printer.variables = {p.name for p in trace.args} | {o.name for b in trace.bound_symbols for o in b.outputs}
+    printer.layouts = trace.info.layouts
     body = []
     for b in trace.bound_symbols:
         body += ["  " + s for s in printer.line(b)]
@@ -299,7 +305,7 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
         signature = [f"def {trace.name}({trace.signature or ', '.join(a.name for a in trace.args)}):"]
         signature += [f'  # {a.name}: "{type_string(a)}"' for a in trace.args]
     else:
-        signature = _wrapped([f'{a.name}: "{type_string(a)}"' for a in trace.args], f"def {trace.name}(", "):")
+        signature = _wrapped([f'{a.name}: "{printer.type_of(a)}"' for a in trace.args], f"def {trace.name}(", "):")
     return "\n".join([*head, *imports, "", *decorators, *signature, *body, result])
 
 

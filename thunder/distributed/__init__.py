@@ -3,10 +3,11 @@ of traces.
 
     model = thunder.jit(thunder.distributed.fsdp(model))
 
-In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a
-parameter), `synchronize` (programs gather parameters and reduce gradients), `bucketing` (several at once), `schedule`
-(early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers` split layers; `planning` and
-`costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.families.collectives`.
+In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `layouts` (how the ranks of an axis hold
+a value), `placement` (how they hold a parameter), `redistribute` (what moves between them), `bucketing` (several at
+once), `schedule` (early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers` split layers,
+`layout_types` checks what ranks have; `planning` and `costs` say what a step takes before it runs. The collectives are
+operations: `thunder.ops.families.collectives`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from thunder.distributed.boundary import like, local_of
 from thunder.distributed.placement import is_dtensor, placed_parameters, skip_data_parallel_grad_sync
-from thunder.distributed.synchronize import prepared_gradient
+from thunder.distributed.redistribute import with_padding
 from thunder.ops.families.collectives import all_reduce_together, reduce_scatter_together
 
 
@@ -49,23 +49,24 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
     for parameter, placement in placed_parameters(module):
         left = placement.accumulated
         local = left.gradient
-        if placement.shards is None and parameter.grad is not None:
+        if not placement.is_sharded and parameter.grad is not None:
             local = local_of(parameter.grad)
         if left.pending and local is not None and placement.synchronizes:
-            local = prepared_gradient(local, placement)
-            alike.setdefault((placement.shards, placement.replicas, local.dtype), []).append(
-                (parameter, placement, local)
-            )
+            local = local.to(placement.reduce_dtype or local.dtype)
+            alike.setdefault((*placement.averaging, local.dtype), []).append((parameter, placement, local))
         left.pending, left.gradient = False, None
-    for (shards, replicas, _), members in alike.items():
+    for (*steps, _), members in alike.items():
         gradients = [g for *_, g in members]
-        if shards is not None:
-            gradients = [f.wait() for f in reduce_scatter_together.fn(gradients, "avg", shards)]
-        for group in replicas:
-            gradients = [f.wait() for f in all_reduce_together.fn(gradients, "avg", [True] * len(gradients), group)]
+        for axis, held, _ in reversed(steps):
+            if held.kind == "S":
+                padded = [with_padding(g, axis, held) for g in gradients]
+                futures = reduce_scatter_together.fn(padded, axis.reduction, axis.group)
+            else:
+                futures = all_reduce_together.fn(gradients, axis.reduction, [True] * len(gradients), axis.group)
+            gradients = [f.wait() for f in futures]
         for (parameter, placement, _), gradient in zip(members, gradients, strict=True):
             gradient = like(parameter, gradient.to(placement.held_dtype))
-            if placement.shards is not None and parameter.grad is not None:
+            if placement.is_sharded and parameter.grad is not None:
                 local_of(parameter.grad).add_(local_of(gradient))
             else:
                 parameter.grad = gradient

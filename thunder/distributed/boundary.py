@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.distributed.placement import Axis, Placement, is_dtensor, own, place, replaced
+from thunder.distributed.layouts import Axis
+from thunder.distributed.placement import Placement, is_dtensor, own, place, replaced
 
 _meshes: dict[tuple, Any] = {}  # by groups and the type of device
 
@@ -55,8 +56,9 @@ def as_dtensor(local: torch.Tensor, placement: Placement):
     """What a rank holds of a parameter as a DTensor on the same memory."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    shape, mesh = placement.seen_shape, mesh_of(placement.axes, local.device.type)
-    layout = [Replicate() if axis.dim is None else Shard(axis.dim) for axis in placement.axes]
+    axes = [q for q in placement.axes if q.on_mesh]
+    shape, mesh = placement.shape, mesh_of([q.axis for q in axes], local.device.type)
+    layout = [Shard(q.layout.dim) if q.layout.kind == "S" else Replicate() for q in axes]
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return DTensor.from_local(local, mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride)
 

@@ -1,8 +1,8 @@
 """Buckets: parameters are gathered, and gradients reduced, several at once.
 
-Before: `t_w = synchronize(t_w_shard, placement_w, True)`, ..., `t_b = synchronize(t_b_shard, placement_b, True)`, both
-placements in one bucket. After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`, `t_w = wait(t0)`,
-`t_b = wait(t1)`, at the place of the first.
+Before: `t_w = redistribute(t_w_shard, dp, S0, R, placement_w)`, ..., `t_b = redistribute(t_b_shard, dp, S0, R,
+placement_b)`, both placements in one bucket. After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`,
+`t_w = wait(t0)`, `t_b = wait(t1)`, at the place of the first.
 
 Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in
 which the backward makes them. A large bucket of shards is communicated in pieces: what a block computes first does not
@@ -18,15 +18,10 @@ from thunder.analysis.cost import nbytes
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
+from thunder.distributed.layouts import P
 from thunder.distributed.placement import Placement
-from thunder.distributed.synchronize import (
-    prepared_gradient,
-    prepared_shard,
-    reduced_part,
-    synchronize,
-    synchronize_gradient,
-    whole_of,
-)
+from thunder.distributed.redistribute import redistribute, steps_of, with_padding, without_padding
+from thunder.ops import LTORCH
 from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.families.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 
@@ -40,16 +35,17 @@ def bucket(trace: Trace) -> Trace:
     open_pieces: dict[tuple, list[BoundSymbol]] = {}
     gathers: dict[BoundSymbol, list[BoundSymbol]] = {}  # by any of them, the parameters that are gathered with it
     left: dict[tuple, int] = {}  # gradients to come
-    for operation in trace.bound_symbols:
-        if operation.sym is synchronize and (key := _key(operation)) is not None:
-            piece = open_pieces.setdefault(key, [])
-            if _too_large([one.output for one in piece], operation.output, operation.args[1]):
-                piece = open_pieces[key] = []
-            piece.append(operation)
-            gathers[operation] = piece
-        elif operation.sym is synchronize_gradient and (key := _key(operation)) is not None:
+    keys = {operation: key for operation in trace.bound_symbols if (key := _key(operation)) is not None}
+    for operation, key in keys.items():
+        if _is_gradient(operation):
             left[key] = left.get(key, 0) + 1
-    if not gathers and not left:
+            continue
+        piece = open_pieces.setdefault(key, [])
+        if _too_large([one.output for one in piece], operation.output, operation):
+            piece = open_pieces[key] = []
+        piece.append(operation)
+        gathers[operation] = piece
+    if not keys:
         return trace
     own = _own(trace)
     operations: list[BoundSymbol] = []
@@ -59,25 +55,31 @@ def bucket(trace: Trace) -> Trace:
         for i in operation.inputs:
             if i in made and made[i] in held:
                 operations += _reduced(held.pop(made[i]), own)
-        key = _key(operation) if operation.sym in (synchronize, synchronize_gradient) else None
+        key = keys.get(operation)
         if key is None:
             operations.append(operation)
-        elif operation.sym is synchronize:
+        elif not _is_gradient(operation):
             if operation is gathers[operation][0]:
                 operations += _gathered(gathers[operation])
         else:
-            placement: Placement = operation.args[1]
-            if placement.shards is not None and _too_large(
-                [one.inputs[0] for one in held.get(key, ())], operation.inputs[0], placement
-            ):
+            waiting = [one.inputs[0] for one in held.get(key, ())]
+            if _steps(operation)[0][2].kind == "S" and _too_large(waiting, operation.inputs[0], operation):
                 operations += _reduced(held.pop(key), own)
             held.setdefault(key, []).append(operation)
             made[operation.output] = key
             left[key] -= 1
-            limit = placement.bucket_bytes
+            limit = operation.args[4].bucket_bytes
             if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in held[key]) >= limit:
                 operations += _reduced(held.pop(key), own)
     return trace.replace(bound_symbols=operations)
+
+
+def _steps(operation: BoundSymbol) -> list:
+    return steps_of(*operation.args[1:4])
+
+
+def _is_gradient(operation: BoundSymbol) -> bool:
+    return _steps(operation)[0][1] == P
 
 
 def _own(trace: Trace) -> set[Proxy]:
@@ -95,49 +97,50 @@ def _own(trace: Trace) -> set[Proxy]:
 
 
 def _key(operation: BoundSymbol) -> tuple | None:
-    """What operations that are communicated together have in common; None for a operation alone."""
-    placement: Placement = operation.args[1]
-    if operation.sym is synchronize:
-        if placement.bucket is None or placement.shards is None:
-            return None
-        return (
-            placement.shards,
-            placement.bucket,
-            placement.dtype,
-            operation.context is not None and operation.context.backward,
-        )
-    if placement.bucket is None and not placement.bucket_bytes:
+    """What operations that are communicated together have in common; None for one alone."""
+    if operation.sym is not redistribute or len(operation.args) < 5:
         return None
-    return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
+    of: Placement = operation.args[4]
+    along = tuple((axis, src.kind, dst.kind) for axis, src, dst in _steps(operation))
+    if any("S" in (src.kind, dst.kind) and src.dim + dst.dim for _, src, dst in _steps(operation)):
+        return None  # parts along other dimensions than the first are copied
+    if not _is_gradient(operation):
+        is_backward = operation.context is not None and operation.context.backward
+        is_gathered = any(src == "S" for _, src, _ in along)
+        return (along, of.bucket, of.dtype, is_backward) if of.bucket is not None and is_gathered else None
+    return (along, of.bucket, of.reduce_dtype or of.dtype) if of.bucket is not None or of.bucket_bytes else None
 
 
-def _too_large(piece: list[TensorProxy], one: TensorProxy, placement: Placement) -> bool:
-    return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE * max(8, placement.shards.size())
+def _too_large(piece: list[TensorProxy], one: TensorProxy, operation: BoundSymbol) -> bool:
+    ranks = next(axis.size for axis, src, dst in _steps(operation) if "S" in (src.kind, dst.kind))
+    return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE * max(8, ranks)
 
 
 def _gathered(operations: list[BoundSymbol]) -> list[BoundSymbol]:
+    (axis,) = (axis for axis, src, _ in _steps(operations[0]) if src.kind == "S")
+
     def compute():
-        futures = all_gather_together(
-            [prepared_shard(operation.args[0], operation.args[1]) for operation in operations],
-            operations[0].args[1].shards,
-        )
-        return [whole_of(wait(f), operation.args[1]) for f, operation in zip(futures, operations, strict=True)]
+        shards = [LTORCH["to"](one.args[0], dtype=one.output.dtype) for one in operations]
+        futures = all_gather_together(shards, axis.group)
+        return [without_padding(wait(f), 0, one.output.shape[0]) for f, one in zip(futures, operations, strict=True)]
 
     return _written(operations, compute)
 
 
 def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol]:
-    placement: Placement = operations[0].args[1]
+    of: Placement = operations[0].args[4]
 
     def compute():
         given = [operation.args[0] for operation in operations]
-        found = [prepared_gradient(g, operation.args[1]) for g, operation in zip(given, operations, strict=True)]
-        if placement.shards is not None:
-            found = [wait(f) for f in reduce_scatter_together(found, "avg", placement.shards)]
-        for group in placement.replicas:
-            free = tuple(g is not before or g in own for g, before in zip(found, given, strict=True))
-            found = [wait(f) for f in all_reduce_together(found, "avg", free, group)]
-        return [reduced_part(g, operation.args[2]) for g, operation in zip(found, operations, strict=True)]
+        values = given if of.reduce_dtype is None else [LTORCH["to"](g, dtype=of.reduce_dtype) for g in given]
+        for axis, _, dst in _steps(operations[0]):
+            if dst.kind == "S":
+                padded = [with_padding(g, axis, dst) for g in values]
+                values = [wait(f) for f in reduce_scatter_together(padded, axis.reduction, axis.group)]
+            else:
+                free = tuple(g is not before or g in own for g, before in zip(values, given, strict=True))
+                values = [wait(f) for f in all_reduce_together(values, axis.reduction, free, axis.group)]
+        return [LTORCH["to"](g, dtype=one.output.dtype) for g, one in zip(values, operations, strict=True)]
 
     return _written(operations, compute)
 

@@ -51,7 +51,7 @@ class StateDictOptions:
 
 def has_fsdp_modules(module: torch.nn.Module) -> bool:
     """Whether a parameter of the module, compiled or not, is a shard."""
-    return any(placement.shards is not None for _, placement in placed_parameters(_original(module)))
+    return any(placement.is_sharded for _, placement in placed_parameters(_original(module)))
 
 
 def _original(module: torch.nn.Module) -> torch.nn.Module:

@@ -14,7 +14,15 @@ import torch.distributed as dist
 
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import Replacing, as_parameter, local_of, remember
-from thunder.distributed.placement import Axis, FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
+from thunder.distributed.layouts import I, R, S, axis_of
+from thunder.distributed.placement import (
+    FSDPBucketingStrategy,
+    FSDPType,
+    Held,
+    Placement,
+    place,
+    placement_of,
+)
 from thunder.errors import OptionError
 from thunder.ops.families.collectives import group_of
 from thunder.ops.families.lost_ranks import introduce
@@ -55,9 +63,8 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
 def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
     """The placement that `ddp` gives a parameter."""
-    split = placement_of(parameter)
-    axes = () if split is None else split.axes
-    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20), axes=axes)
+    axis = Held(axis_of(group, "dp", "avg"), I, R, on_mesh=False)
+    return _placement(name, parameter, [], [axis], bucket_bytes=int(bucket_size_in_mb * 2**20))
 
 
 def fsdp(
@@ -112,7 +119,7 @@ def fsdp(
     def shard(name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
         whole = _moved(local_of(parameter), wanted if sources else None, sources)
-        local = placement.shard_of(whole).to(wanted or whole.device)
+        local = placement.part_of(whole, averaged_only=True).to(wanted or whole.device)
         return replacing.by(parameter, as_parameter(local, placement, parameter.requires_grad), placement)
 
     # by the id of the parameter on the meta device that it takes the place of
@@ -151,22 +158,18 @@ def sharded(
 ) -> Placement:
     """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded
     over."""
-    held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
-    *replicated_over, last = [Axis(group, None, "replicas") for group in groups]
-    split = placement_of(parameter)
+    *replicated_over, over = groups
+    shape = tuple(parameter.shape) if (split := placement_of(parameter)) is None else split.held_shape
+    layout = I if not shape else S(0, shape[0] if shape[0] % over.size() else None)
     return _placement(
         name,
         parameter,
-        axes=(
-            *replicated_over,
-            *(() if split is None else split.axes),
-            Axis(last.group, 0 if parameter.ndim else None, "shards"),
-        ),
+        [Held(axis_of(group, "replicas", "avg"), I, R) for group in replicated_over],
+        [Held(axis_of(over, "dp", "avg"), layout, R)],
         dtype=dtype,
         reduce_dtype=reduce_dtype,
         again=strategy is FSDPType.ZERO3,
         bucket=_bucket(name, buckets),
-        **held_by,
     )
 
 
@@ -265,12 +268,25 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
 # tensors
 
 
-def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
-    """The placement of a parameter, which may be a part of a layer's already."""
+def _placement(
+    name: str,
+    parameter: torch.Tensor,
+    before: list[Held],
+    behind: list[Held],
+    *,
+    dtype: torch.dtype | None = None,
+    **options,
+) -> Placement:
+    """The placement of a parameter, which may be a part of a layer's already. before, behind: the axes around those of
+    the layer."""
     computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
     split = placement_of(parameter)
-    shape = tuple(parameter.shape) if split is None else split.held_shape
-    return Placement(name, shape, computed, parameter.dtype, slice=None if split is None else split.slice, **options)
+    if split is None:
+        axes, shape = (*before, *behind), tuple(parameter.shape)
+    else:
+        axes, shape = (*before, *split.axes, *behind), split.shape
+        options["sequence_dim"] = split.sequence_dim
+    return Placement(name, shape, computed, parameter.dtype, axes, **options)
 
 
 @torch.no_grad()

@@ -1,16 +1,16 @@
 """Split layers: a program computes with the parts of weights that its rank holds.
 
-Before: `t_w = join_ranks(t_w_part, group, 0)`, `y = linear(x, t_w, None)`.
-After:  `x0 = copy_to_ranks(x, group)`, `y0 = linear(x0, t_w_part, None)`, `y = join_ranks(y0, group, 1)`.
+Before: `t_w = redistribute(t_w_shard, tp, S0, I)`, `y = linear(x, t_w, None)`. After:  `x0 = redistribute(x, tp, I,
+R)`, `y0 = linear(x0, t_w_shard, None)`, `y = redistribute(y0, tp, S1, I)`.
 
-Before: `t_v = join_ranks(t_v_part, group, 1)`, `z = linear(gelu(y), t_v, None)`. After:  `z0 = linear(gelu(y0),
-t_v_part, None)`, `z = sum_over_ranks(z0, group)`: where what a layer reads can be computed of parts, it is, and what
+Before: `t_v = redistribute(t_v_shard, tp, S1, I)`, `z = linear(gelu(y), t_v, None)`. After:  `z0 = linear(gelu(y0),
+t_v_shard, None)`, `z = redistribute(z0, tp, P, I)`: where what a layer reads can be computed of parts, it is, and what
 was joined for it is dropped. What else a program does with a split weight it does with the whole one, which is joined
 for it.
 
 With a sequence dimension what a row-split layer gives is summed to parts along it, which norms and residual sums are
-computed of, and a column-split layer gathers them: `z1 = sum_of_parts(z0, group, 1)`, `h1 = layer_norm(add(x1, z1),
-...)`, `h = gather_parts(h1, group, 1)`, `y0 = linear(h, t_w_part, None)`.
+computed of, and a column-split layer gathers them: `z1 = redistribute(z0, tp, P, S1)`, `h1 = layer_norm(add(x1, z1),
+...)`, `h = redistribute(h1, tp, S1, R)`, `y0 = linear(h, t_w_shard, None)`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,44 @@ from typing import Any
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
-from thunder.distributed.placement import Slice
-from thunder.distributed.tensor_parallel import (
-    copy_to_ranks,
-    gather_parts,
-    join_ranks,
-    part_of_rank,
-    sum_of_parts,
-    sum_over_ranks,
-)
+from thunder.distributed.layout_types import Parts, with_layouts
+from thunder.distributed.layouts import Axis, I, P, R, S
+from thunder.distributed.placement import Placement
+from thunder.distributed.redistribute import redistribute, redistribute_parameters
 from thunder.ops import LTORCH
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
 from thunder.transforms.dce import dce
 
 
-def split_layers(trace: Trace, slices: Iterable[Slice]) -> Trace:
+def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
+    """The program of one rank: on what it holds of parameters, with its parts of layers, and the layouts of values."""
+    of_arguments = [placements.get(a) if isinstance(a, Proxy) else None for a in computation.args]
+    trace, parts = redistribute_parameters(computation, placements), {}
+    if any(q.joining for q in placements.values()):
+        trace, parts = split_layers(trace, placements.values())
+    return with_layouts(trace, of_arguments, parts)
+
+
+def split_layers(trace: Trace, placements: Iterable[Placement]) -> tuple[Trace, Parts]:
     """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed
-    of parts where that is the same. slices: how weights are split."""
-    # by group, the dimension of activations that its ranks share between layers
-    state = _Split({s.group: s.sequence_dim for s in slices if s.sequence_dim is not None})
+    of parts where that is the same. placements: of the weights. Returns the layouts of parts as well."""
+    shared = [(step[0], q.sequence_dim) for q in placements for step in q.joining if q.sequence_dim is not None]
+    state = _Split(dict(shared))
     for operation in trace.bound_symbols:
         state.write(operation)
-    return dce(trace.replace(bound_symbols=state.operations))
+    parts = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
+    parts |= {x: (axis, P) for x, axis in state.summands}
+    return dce(trace.replace(bound_symbols=state.operations)), parts
 
 
 class _Split:
     def __init__(self, sequences: dict[Any, int]):
-        self.sequences = sequences
+        self.sequences = sequences  # by axis, the dimension of activations that its ranks share between layers
         self.operations: list[BoundSymbol] = []
         self.producer: dict[Proxy, BoundSymbol] = {}
         self.parts: dict[Proxy, Part | None] = {}
+        self.summands: list[tuple[TensorProxy, Axis]] = []
         # what several layers read is copied once, so that its gradient is summed once
         self.copies: dict[tuple, TensorProxy] = {}
 
@@ -67,8 +74,10 @@ class _Split:
         assert not aliases, "a layer computes its result"
         for one in made:
             self.producer.update(dict.fromkeys(one.outputs, one))
-            if one.sym is join_ranks:
-                self.parts[one.output] = Part(*one.args)
+            if one.sym is redistribute and isinstance(one.args[1], Axis) and one.args[3] == I:
+                value, axis, src = one.args[:3]
+                if src.kind == "S":
+                    self.parts[one.output] = Part(value, axis, src.dim)
         self.operations += made
 
     # --- layers
@@ -76,11 +85,11 @@ class _Split:
         part = self.part(weight) if len(weight.shape) == 2 else None
         if part is None:
             return None
-        group, last = part.group, len(x.shape) - 1
+        axis, last = part.axis, len(x.shape) - 1
         if part.dim == 0:
-            own = None if bias is None else self.own(bias, group, 0)
-            return join_ranks(LTORCH["linear"](self.gathered(x, group), part.value, own), group, last)
-        out = self.summed(LTORCH["linear"](self.own(x, group, last), part.value, None), group)
+            own = None if bias is None else self.own(bias, axis, 0)
+            return redistribute(LTORCH["linear"](self.gathered(x, axis), part.value, own), axis, S(last), I)
+        out = self.summed(LTORCH["linear"](self.own(x, axis, last), part.value, None), axis)
         return out if bias is None else LTORCH["add"](out, bias)
 
     def embedding(
@@ -98,9 +107,10 @@ class _Split:
         if part is None or max_norm is not None or scale_grad_by_freq or sparse:
             return None
         if part.dim == 1:
-            return join_ranks(LTORCH["embedding"](ids, part.value, padding_idx), part.group, len(ids.shape))
+            own = LTORCH["embedding"](ids, part.value, padding_idx)
+            return redistribute(own, part.axis, S(len(ids.shape)), I)
         rows = part.value.shape[0]
-        first = part.group.rank() * rows
+        first = part.axis.rank * rows
         elsewhere = LTORCH["logical_or"](LTORCH["lt"](ids, first), LTORCH["ge"](ids, first + rows))
         mine = (
             None
@@ -108,35 +118,34 @@ class _Split:
             else padding_idx % weight.shape[0] - first
         )
         found = LTORCH["embedding"](LTORCH["masked_fill"](LTORCH["sub"](ids, first), elsewhere, 0), part.value, mine)
-        return self.summed(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.group)
+        return self.summed(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.axis)
 
-    def copied(self, x: TensorProxy, group) -> TensorProxy:
-        if (x, group) not in self.copies:
-            self.copies[x, group] = copy_to_ranks(x, group)
-        return self.copies[x, group]
+    def copied(self, x: TensorProxy, axis) -> TensorProxy:
+        if (x, axis) not in self.copies:
+            self.copies[x, axis] = redistribute(x, axis, I, R)
+        return self.copies[x, axis]
 
-    def summed(self, out: TensorProxy, group) -> TensorProxy:
+    def summed(self, out: TensorProxy, axis) -> TensorProxy:
         """The sum over ranks of what each of them gives: whole, or of its parts along the sequence."""
-        dim = self.sequences.get(group)
-        if dim is None or dim >= len(out.shape) - 1 or out.shape[dim] % group.size():
-            return sum_over_ranks(out, group)
-        return join_ranks(sum_of_parts(out, group, dim), group, dim)
+        self.summands.append((out, axis))
+        dim = self.sequences.get(axis)
+        if dim is None or dim >= len(out.shape) - 1 or out.shape[dim] % axis.size:
+            return redistribute(out, axis, P, I)
+        return redistribute(redistribute(out, axis, P, S(dim)), axis, S(dim), I)
 
-    def gathered(self, x: TensorProxy, group) -> TensorProxy:
+    def gathered(self, x: TensorProxy, axis) -> TensorProxy:
         """What a column-split layer reads: each rank computes something else with it."""
-        part = self.part(x) if group in self.sequences else None
-        if part is None or (part.group, part.dim) != (group, self.sequences[group]):
-            return self.copied(x, group)
-        if (part.value, group) not in self.copies:
-            self.copies[part.value, group] = gather_parts(part.value, group, part.dim)
-        return self.copies[part.value, group]
+        part = self.part(x) if axis in self.sequences else None
+        if part is None or (part.axis, part.dim) != (axis, self.sequences[axis]):
+            return self.copied(x, axis)
+        if (part.value, axis) not in self.copies:
+            self.copies[part.value, axis] = redistribute(part.value, axis, S(part.dim), R)
+        return self.copies[part.value, axis]
 
-    def own(self, value: TensorProxy, group, dim: int) -> TensorProxy:
+    def own(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
         """This rank's part of a value along a dimension: computed of parts, or cut out."""
         part = self.part(value)
-        return (
-            part.value if part is not None and (part.group, part.dim) == (group, dim) else self.cut(value, group, dim)
-        )
+        return part.value if part is not None and (part.axis, part.dim) == (axis, dim) else self.cut(value, axis, dim)
 
     # --- values between layers
     def part(self, value: Proxy) -> Part | None:
@@ -153,13 +162,13 @@ class _Split:
             self.parts[value] = None if rule is None else rule(self, operation)
         return self.parts[value]
 
-    def cut(self, value: TensorProxy, group, dim: int) -> TensorProxy:
-        return part_of_rank(value, group, dim)
+    def cut(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
+        return redistribute(value, axis, I, S(dim))
 
-    def computed(self, operation: BoundSymbol, table: dict, group, dim: int) -> Part:
+    def computed(self, operation: BoundSymbol, table: dict, axis, dim: int) -> Part:
         """`operation` on parts, which makes the part along `dim` of its result."""
         args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, operation.args)
-        return Part(operation.sym(*args, **operation.kwargs), group, dim)
+        return Part(operation.sym(*args, **operation.kwargs), axis, dim)
 
 
 def _rule_of(operation: BoundSymbol):

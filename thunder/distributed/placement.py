@@ -1,7 +1,7 @@
 """The placement of parameters: which rank holds which part, and the value in programs.
 
 A parameter whose `Placement` is known here is whole in every program that reads it: the frontend reads it in that shape
-and dtype, and the program begins with what the rank holds (`thunder.distributed.synchronize`). What the user and the
+and dtype, and the program begins with what the rank holds (`thunder.distributed.redistribute`). What the user and the
 optimizer see is what the rank holds.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.distributed.layouts import Axis, Layout, R
 from thunder.errors import CaptureError
 
 
@@ -46,101 +47,103 @@ class Accumulated:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """How the ranks of one group hold a parameter: each a part along `dim`, or all of it where that is None. name: of
-    the dimension of a mesh that is made of several groups."""
+class Held:
+    """How the ranks of one axis hold a parameter (`layout`, S or I), and how they see it in programs (`seen`): R over
+    ranks that have data of their own, whose gradients are averaged, I over ranks that share data. on_mesh: whether the
+    axis is one of the mesh that the parameter is a DTensor on."""
 
-    group: Any
-    dim: int | None
-    name: str
+    axis: Axis
+    layout: Layout
+    seen: Layout
+    on_mesh: bool = True
 
-
-@dataclass(frozen=True)
-class Slice:
-    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along
-    `dim` of the whole `shape`, its own.
-
-    sequence_dim: the dimension of activations that the ranks share between such layers; None: each has all of them.
-    """
-
-    group: Any
-    dim: int
-    shape: tuple[int, ...]
-    sequence_dim: int | None = None
-
-    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """A view."""
-        return whole.chunk(self.group.size(), self.dim)[self.group.rank()]
+    @property
+    def averages(self) -> bool:
+        return self.seen == R
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
     """How the ranks hold one parameter.
 
-    shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that
-    hold a part each, of ceil(shape[0] / ranks) rows as long as there are some. replicas: groups of ranks that hold the
-    same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
-    backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone.
-    bucket_bytes: the largest size of a bucket of gradients of replicas. slice: under tensor parallelism, the part of a
-    still larger parameter that all of this is about. axes: the dimensions of the mesh that the parameter is a DTensor
-    on; none for one that is an ordinary tensor on each rank.
+    shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. axes: over which axes
+    ranks hold it together, in the order in which they divide it. reduce_dtype: in which gradients are reduced, None:
+    their own. again: the backward gathers the parameter once more. bucket: parameters of one bucket are communicated
+    together; None: alone. bucket_bytes: the largest size of a bucket of gradients that every rank holds. sequence_dim:
+    the dimension of activations that ranks share between the layers that they split; None: each has all of them.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     held_dtype: torch.dtype
-    shards: Any = None
-    replicas: tuple = ()
+    axes: tuple[Held, ...] = ()
     reduce_dtype: torch.dtype | None = None
     again: bool = False
     bucket: str | None = None
     bucket_bytes: int = 0
-    slice: Slice | None = None
-    axes: tuple[Axis, ...] = ()
+    sequence_dim: int | None = None
     accumulated: Accumulated = field(default_factory=Accumulated)
 
     @property
+    def averaging(self) -> tuple[tuple[Axis, Layout, Layout], ...]:
+        """(axis, from, to) of what makes a parameter whole over ranks whose gradients are averaged. What moves nothing
+        comes first: its gradients are reduced last, when they are those of shards."""
+        steps = [(q.axis, q.layout, q.seen) for q in reversed(self.axes) if q.averages]
+        return tuple(sorted(steps, key=lambda step: step[1].kind == "S"))
+
+    @property
+    def joining(self) -> tuple[tuple[Axis, Layout, Layout], ...]:
+        """(axis, from, to) of what joins the parts of ranks that share data."""
+        return tuple((q.axis, q.layout, q.seen) for q in reversed(self.axes) if not q.averages and q.layout != q.seen)
+
+    @property
     def synchronizes(self) -> bool:
-        """Whether gradients are averaged over ranks; those of slices alone are not."""
-        return self.shards is not None or bool(self.replicas)
+        """Whether gradients are averaged over ranks."""
+        return any(q.averages for q in self.axes)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks with data of their own hold a part each."""
+        return any(q.averages and q.layout.kind == "S" for q in self.axes)
 
     @property
     def is_split(self) -> bool:
         """Whether every rank holds another part."""
-        return self.shards is not None or self.slice is not None
+        return any(q.layout.kind == "S" for q in self.axes)
 
     @property
     def is_whole(self) -> bool:
         """Whether every rank holds an ordinary tensor that is what programs see."""
-        return not self.axes and self.shards is None and self.slice is None and self.dtype is self.held_dtype
+        return not self.is_split and not any(q.on_mesh for q in self.axes) and self.dtype is self.held_dtype
 
     @property
-    def seen_shape(self) -> tuple[int, ...]:
-        """The shape that programs see."""
-        return self.shape if self.slice is None else self.slice.shape
+    def communicated_as(self) -> Placement | None:
+        """The placement, where it says more of its collectives than the axes do."""
+        says = self.again, self.bucket, self.bucket_bytes, self.reduce_dtype, self.dtype is not self.held_dtype
+        return self if any(says) else None
 
     @property
     def held_shape(self) -> tuple[int, ...]:
-        """The shape of one rank's part in programs, the same on each rank: of a shard, with the rows that are padding
-        on the last ranks."""
-        return self.shape if self.shards is None else (math.ceil(self.shape[0] / self.shards.size()), *self.shape[1:])
+        """The shape of one rank's part in programs, the same on each rank: with the padding of the last ranks."""
+        shape = list(self.shape)
+        for q in self.axes:
+            if q.layout.kind == "S":
+                shape[q.layout.dim] = math.ceil(shape[q.layout.dim] / q.axis.size)
+        return tuple(shape)
 
     @torch.no_grad()
-    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of the whole parameter, as programs see it. A shard has memory of its own, with room for
-        the padding that programs see."""
-        return self.shard_of(whole if self.slice is None else self.slice.part_of(whole))
-
-    @torch.no_grad()
-    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of the parameter, or of its slice of it."""
-        if self.shards is None:
-            return whole
-        rows = self.held_shape[0]
-        own = whole[self.shards.rank() * rows : (self.shards.rank() + 1) * rows]
-        held = whole.new_zeros(self.held_shape)[: len(own)]
-        return held.copy_(own)
+    def part_of(self, whole: torch.Tensor, averaged_only: bool = False) -> torch.Tensor:
+        """What this rank holds of the whole parameter; averaged_only: of its part that a split layer has. A
+        shard has memory of its own, with room for the padding that programs see."""
+        for q in self.axes:
+            if q.layout.kind == "S" and (q.averages or not averaged_only):
+                dim, size = q.layout.dim, math.ceil(whole.shape[q.layout.dim] / q.axis.size)
+                first = min(q.axis.rank * size, whole.shape[dim])
+                own = whole.narrow(dim, first, min(size, whole.shape[dim] - first))
+                room = whole.new_zeros((*whole.shape[:dim], size, *whole.shape[dim + 1 :])) if q.averages else own
+                whole = room.narrow(dim, 0, own.shape[dim]).copy_(own) if q.averages else own
+        return whole
 
     def __deepcopy__(self, memo: dict) -> Placement:
         """That of a copy of the parameter."""
@@ -276,7 +279,7 @@ def placement_of(tensor: torch.Tensor) -> Placement | None:
 def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
     """The shape and dtype in which programs see a tensor."""
     placement = placement_of(tensor)
-    return (tuple(tensor.shape), tensor.dtype) if placement is None else (placement.seen_shape, placement.dtype)
+    return (tuple(tensor.shape), tensor.dtype) if placement is None else (placement.shape, placement.dtype)
 
 
 def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Placement]]:

@@ -193,8 +193,8 @@ def plan(
         else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
     )
     options = _options(model, device)
-    split = {axis.group for _, q in placed_parameters(module) for axis in q.axes}
-    ranks = math.prod(group.size() for group in split)  # that compute with the same data
+    split = {held.axis for _, q in placed_parameters(module) for held in q.axes}
+    ranks = math.prod(axis.size for axis in split)  # that compute with the same data
     found = []
     for size in sizes:
         groups = _groups(size, shards, ranks)
@@ -276,7 +276,7 @@ def _compiled(
     for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
         if placement is not None:
-            parameter.data = placement.shard_of(parameter.detach())
+            parameter.data = placement.part_of(parameter.detach(), averaged_only=True)
             place(parameter, placement)
     return compiled
 

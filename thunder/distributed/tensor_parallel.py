@@ -1,8 +1,7 @@
 """Tensor parallelism: every rank holds a part of a layer's weight and computes a part of its result, for the same data.
 
 `column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform
-(`thunder.distributed.layers`). The operations here are what such programs move: each is the derivative of another one,
-and all ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
+(`thunder.distributed.layers`). All ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import Replacing, as_parameter, local_of
-from thunder.distributed.placement import Axis, Placement, Slice, placement_of
+from thunder.distributed.layouts import Axis, I, S, axis_of
+from thunder.distributed.placement import Held, Placement, placement_of
 from thunder.errors import OptionError
-from thunder.ops import LTORCH
-from thunder.ops.families.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
+from thunder.ops.families.collectives import group_of
 
 
 def column_parallel(
@@ -75,6 +72,7 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
             f"{type(model).__name__}"
         )
     check_same_module([group], module.named_parameters())
+    axis = axis_of(group, "tp", "sum")
     replacing = Replacing(module, at_once=False)
     for path in [target_modules] if isinstance(target_modules, str) else target_modules:
         target = module.get_submodule(path)
@@ -91,42 +89,47 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
                     "thunder.jit(module, transforms=[...])"
                 )
             if parameter is not None:
-                part = Slice(group, dim, tuple(parameter.shape), sequence_dim)
-                _split(replacing, parameter, f"{path}.{name}", part, device)
+                _split(replacing, parameter, f"{path}.{name}", axis, dim, sequence_dim, device)
     overridden = getattr(model, "_overrides_parameters", {})
     for name, parameter in (*module.named_parameters(), *overridden.items()):
         if not replacing.knows(parameter):
-            _share(replacing, parameter, name, group)
+            _share(replacing, parameter, name, axis)
     replacing.end(overridden)
     return model
 
 
-def _share(replacing: Replacing, parameter: torch.nn.Parameter, name: str, group) -> None:
+def _share(replacing: Replacing, parameter: torch.nn.Parameter, name: str, axis: Axis) -> None:
     """All ranks hold a parameter of no split layer: a DTensor as those of split ones, so that optimizers and norms take
     them together."""
     known = placement_of(parameter)
-    if parameter.is_meta or known is not None and (known.synchronizes or any(a.group is group for a in known.axes)):
+    if parameter.is_meta or known is not None and (known.synchronizes or any(q.axis is axis for q in known.axes)):
         return
-    axes = (*(() if known is None else known.axes), Axis(group, None, "ranks"))
-    placement = Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, axes=axes)
-    if known is not None:
-        placement = replace(known, axes=axes)
+    placement = _placed(parameter, name, Held(axis, I, I), known)
     local = local_of(parameter)
     replacing.by(parameter, as_parameter(local.clone(), placement, parameter.requires_grad), placement)
 
 
-def _split(replacing: Replacing, parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
-    known = split = placement_of(parameter)
-    if split is not None and not split.synchronizes and split.slice is None:
-        split = None  # all ranks hold it, for another layer's sake
-    if (
-        split is not None
-        and split.name != name
-        and not split.synchronizes
-        and split.slice == replace(part, shape=split.seen_shape)
-    ):
-        return  # shared by two layers, which split it alike: an embedding by rows, and a head by columns
-    if split is not None:
+def _placed(parameter: torch.nn.Parameter, name: str, held: Held, known: Placement | None) -> Placement:
+    """How the ranks of one more axis hold a parameter, or of an axis that has all of it."""
+    if known is None:
+        return Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, (held,))
+    return replace(known, name=name, axes=(*(q for q in known.axes if q.axis is not held.axis), held))
+
+
+def _split(
+    replacing: Replacing,
+    parameter: torch.nn.Parameter,
+    name: str,
+    axis: Axis,
+    dim: int,
+    sequence_dim: int | None,
+    device,
+) -> None:
+    known, held = placement_of(parameter), Held(axis, S(dim), I)
+    if known is not None and (known.synchronizes or known.is_split):
+        alike = held in known.axes and known.sequence_dim == sequence_dim
+        if known.name != name and not known.synchronizes and alike:
+            return  # shared by two layers, which split it alike: an embedding by rows, and a head by columns
         raise RuntimeError(
             f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; layers that "
             "share a parameter split it alike"
@@ -136,75 +139,13 @@ def _split(replacing: Replacing, parameter: torch.nn.Parameter, name: str, part:
             f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): "
             "make the module on the CPU"
         )
-    size = part.shape[part.dim]
-    if size % part.group.size():
+    size = parameter.shape[dim]
+    if size % axis.size:
         raise OptionError(
-            f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks "
-            "of the group"
+            f"dimension {dim} of {name} has {size} elements; valid: a multiple of the {axis.size} ranks of the group"
         )
+    placement = replace(_placed(parameter, name, held, known), sequence_dim=sequence_dim)
     with torch.no_grad():
-        own = part.part_of(local_of(parameter)).clone(memory_format=torch.contiguous_format)
+        own = placement.part_of(local_of(parameter)).clone(memory_format=torch.contiguous_format)
         own = own.to(device or parameter.device)
-    others = [] if known is None else [axis for axis in known.axes if axis.group is not part.group]
-    axes = (*others, Axis(part.group, part.dim, "ranks"))
-    placement = Placement(name, tuple(own.shape), parameter.dtype, parameter.dtype, slice=part, axes=axes)
     replacing.by(parameter, as_parameter(own, placement, parameter.requires_grad), placement)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# operations
-
-
-def _part_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
-    return like(a, (*a.shape[:dim], a.shape[dim] // group.size(), *a.shape[dim + 1 :]))
-
-
-def _part(a: TensorProxy, group, dim: int) -> TensorProxy:
-    size = a.shape[dim] // group.size()
-    return LTORCH["narrow"](a, dim, group.rank() * size, size)
-
-
-def _joined_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
-    return like(a, (*a.shape[:dim], a.shape[dim] * group.size(), *a.shape[dim + 1 :]))
-
-
-copy_to_ranks = Symbol("copy_to_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: a)
-sum_over_ranks = Symbol(
-    "sum_over_ranks",
-    lambda a, group: like(a),
-    module="ltorch",
-    decomposition=lambda a, group: wait(all_reduce(a, "sum", group, True)),
-)
-join_ranks = Symbol(
-    "join_ranks",
-    _joined_meta,
-    module="ltorch",
-    decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)),
-)
-part_of_rank = Symbol("part_of_rank", _part_meta, module="ltorch", decomposition=_part)
-# what every rank computes with a joined value differs: the gradients of it are summed
-gather_parts = Symbol(
-    "gather_parts",
-    _joined_meta,
-    module="ltorch",
-    decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)),
-)
-sum_of_parts = Symbol(
-    "sum_of_parts",
-    _part_meta,
-    module="ltorch",
-    decomposition=lambda a, group, dim: wait(reduce_scatter(a, "sum", group, True, dim)),
-)
-
-
-def _differentiated_by(symbol: Symbol, adjoint: Symbol) -> None:
-    def rule(a, group, *dim):
-        g = yield symbol(a, group, *dim)
-        return (adjoint(g, group, *dim),)
-
-    symbol.vjp(rule)
-
-
-for _one, _other in ((copy_to_ranks, sum_over_ranks), (join_ranks, part_of_rank), (gather_parts, sum_of_parts)):
-    _differentiated_by(_one, _other)
-    _differentiated_by(_other, _one)

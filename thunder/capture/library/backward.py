@@ -23,12 +23,12 @@ from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
-from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
+from thunder.distributed.redistribute import gradient_of_held, leave_for_later
 from thunder.extend.passes import Lowering
 from thunder.ops import LTORCH
 from thunder.ops.eager_calls import is_eager_backward, runs_python
 from thunder.ops.rules import derivatives
-from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import typed
@@ -301,7 +301,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, which is itself a result of operations outside",
             "pass x.detach().requires_grad_(), or call backward outside",
         )
-    if p in c.tensors.placements and c.tensors.placements[p].slice is not None:
+    if p in c.tensors.placements and c.tensors.placements[p].joining:
         c.refuse(
             f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
             "call backward outside of the compiled function",
@@ -386,9 +386,9 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
             "call it outside of the compiled function",
         )
     if synchronizes(placement):
-        return synchronize_gradient(g, placement, from_tensor_dtype(placement.held_dtype))
+        return gradient_of_held(g, placement)
     leave_for_later(g, placement)
-    return g if placement.shards is None else None
+    return None if placement.is_sharded else g
 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:

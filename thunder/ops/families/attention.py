@@ -424,8 +424,8 @@ def _attention_of_part(split: splitting.Split, operation: BoundSymbol) -> splitt
     )
     parts = [split.part(p) for p in operation.args[:3]] if one_for_all and not dropout else [None]
     heads = len(operation.output.shape) - 3
-    if None in parts or heads < 0 or {(part.group, part.dim) for part in parts} != {(parts[0].group, heads)}:
+    if None in parts or heads < 0 or {(part.axis, part.dim) for part in parts} != {(parts[0].axis, heads)}:
         return None
     return split.computed(
-        operation, {p: part.value for p, part in zip(operation.args[:3], parts)}, parts[0].group, heads
+        operation, {p: part.value for p, part in zip(operation.args[:3], parts)}, parts[0].axis, heads
     )

@@ -564,7 +564,7 @@ def _indexed_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
     for k in (*key[:at], *[slice(None)] * missing, *key[at + 1 :]):
         if dim == part.dim and k is not None:
             return (
-                split.computed(operation, {operation.inputs[0]: part.value}, part.group, place)
+                split.computed(operation, {operation.inputs[0]: part.value}, part.axis, place)
                 if k == slice(None)
                 else None
             )

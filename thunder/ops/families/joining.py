@@ -461,7 +461,7 @@ def _repeated_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
         or operation.kwargs
     ):
         return None
-    return split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
+    return split.computed(operation, {operation.inputs[0]: part.value}, part.axis, part.dim)
 
 
 @splitting.rule(ltorch.cat, prims.cat)
@@ -473,7 +473,7 @@ def _joined_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting
     dim = (operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("dim", 0)) % len(
         operation.output.shape
     )
-    places = {(part.group, part.dim) for part in parts.values()}
+    places = {(part.axis, part.dim) for part in parts.values()}
     if len(places) != 1 or (place := places.pop())[1] == dim:
         return None
     table = {p: parts[p].value if p in parts else split.cut(p, *place) for p in tensors}

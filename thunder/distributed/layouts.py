@@ -1,0 +1,84 @@
+"""How the ranks of one axis of a mesh hold a value: the types of local values in programs.
+
+    S0, S1, ...   each rank has an equal part along a dimension
+    R             replicated: all have the same value, and each a gradient of its own, whose sum is the gradient
+    I             invariant: all have the same value and the same gradient
+    V             varying: each has a value of its own
+    P             partial: each has a summand of the value
+
+The gradient of a value has the dual layout: R and P are duals of each other, and the others of themselves. So a
+gradient is partial where its value is replicated. Beside DTensor's placements, which do not tell R from I, this says
+which gradients are summed over ranks, and which are whole already.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thunder.core import codegen
+
+
+@dataclass(frozen=True)
+class Layout:
+    """kind: S, R, I, V or P. dim: the dimension that parts are along. size: of that dimension of the whole value, where
+    the ranks do not divide it: all but the last parts have ceil(size / ranks) elements, the last ones fewer or none,
+    and in programs padding behind them."""
+
+    kind: Literal["S", "R", "I", "V", "P"]
+    dim: int = 0
+    size: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind != "S":
+            return self.kind
+        return f"S{self.dim}" if self.size is None else f"S{self.dim}_of_{self.size}"
+
+    @property
+    def dual(self) -> Layout:
+        """The layout of gradients."""
+        return {R: P, P: R}.get(self, self)
+
+
+R, I, V, P = Layout("R"), Layout("I"), Layout("V"), Layout("P")  # noqa: E741
+
+
+@functools.cache
+def S(dim: int, size: int | None = None) -> Layout:
+    """Parts along a dimension."""
+    return Layout("S", dim, size)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a mesh: a group of ranks. reduction: how one value becomes of partial ones. The loss of a program is
+    the mean over ranks with data of their own ("avg"), and every rank's own over ranks that share data ("sum")."""
+
+    group: Any
+    name: str
+    reduction: Literal["sum", "avg"]
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_axes: weakref.WeakValueDictionary[tuple, Axis] = weakref.WeakValueDictionary()
+
+
+def axis_of(group, name: str, reduction: Literal["sum", "avg"]) -> Axis:
+    """The axis of a group, one object for all that ask. name: in the text of programs, where it is the first that the
+    group is given."""
+    return _axes.setdefault((group, reduction), Axis(group, name, reduction))
+
+
+codegen.OBJECT_NAMES |= {Layout: str, Axis: str}
