@@ -564,11 +564,11 @@ def _product_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
     """All tensors are in parts along one of the dimensions that a product computes one by one."""
     tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
     parts = {p: part for p in tensors if (part := split.part(p)) is not None}
-    places = {(part.group, part.dim - len(p.shape)) for p, part in parts.items()}
+    places = {(part.axis, part.dim - len(p.shape)) for p, part in parts.items()}
     if len(parts) != len(tensors) or len(places) != 1 or len({len(p.shape) for p in tensors}) != 1:
         return None
-    group, place = places.pop()
+    axis, place = places.pop()
     if place in (-1, -2):
         return None
     table = {p: part.value for p, part in parts.items()}
-    return split.computed(operation, table, group, len(operation.output.shape) + place)
+    return split.computed(operation, table, axis, len(operation.output.shape) + place)

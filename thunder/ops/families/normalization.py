@@ -272,5 +272,5 @@ def _normalized_of_part(split: splitting.Split, operation: BoundSymbol) -> split
     part = split.part(operation.inputs[0])
     if part is None or part.dim >= len(operation.output.shape) - len(operation.args[1]):
         return None
-    table = {p: split.copied(p, part.group) for p in operation.inputs[1:]} | {operation.inputs[0]: part.value}
-    return split.computed(operation, table, part.group, part.dim)
+    table = {p: split.copied(p, part.axis) for p in operation.inputs[1:]} | {operation.inputs[0]: part.value}
+    return split.computed(operation, table, part.axis, part.dim)

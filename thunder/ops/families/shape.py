@@ -442,13 +442,13 @@ def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
     part = split.part(operation.inputs[0])
     if part is None or len(operation.inputs) != 1 or operation.output.dtype is not operation.inputs[0].dtype:
         return None
-    shape, n = tuple(operation.output.shape), part.group.size()
+    shape, n = tuple(operation.output.shape), part.axis.size
     before = math.prod(operation.inputs[0].shape[: part.dim])
     dim = next((i for i, size in enumerate(shape) if math.prod(shape[:i]) == before and size > 1), None)
     if dim is None or shape[dim] % n:
         return None
     return splitting.Part(
-        ltorch.reshape(part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.group, dim
+        ltorch.reshape(part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.axis, dim
     )
 
 
@@ -464,7 +464,7 @@ def _transposed_of_part(split: splitting.Split, operation: BoundSymbol) -> split
         order = list(range(rank))
         a, b = (0, 1) if operation.sym.name == "t" else (d % rank for d in operation.args[1:3])
         order[a % rank], order[b % rank] = b % rank, a % rank
-    return split.computed(operation, {operation.inputs[0]: part.value}, part.group, order.index(part.dim))
+    return split.computed(operation, {operation.inputs[0]: part.value}, part.axis, order.index(part.dim))
 
 
 @splitting.rule(unsqueeze)
@@ -476,7 +476,7 @@ def _unsqueezed_of_part(split: splitting.Split, operation: BoundSymbol) -> split
     return (
         None
         if part is None
-        else split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim + (dim <= part.dim))
+        else split.computed(operation, {operation.inputs[0]: part.value}, part.axis, part.dim + (dim <= part.dim))
     )
 
 
@@ -487,7 +487,7 @@ def _expanded_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
         return None
     place = part.dim + len(shape) - len(operation.inputs[0].shape)
     return splitting.Part(
-        ltorch.expand(part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])),
-        part.group,
+        ltorch.expand(part.value, (*shape[:place], shape[place] // part.axis.size, *shape[place + 1 :])),
+        part.axis,
         place,
     )

@@ -144,5 +144,5 @@ def _softmax_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
     return (
         None
         if part is None or dim is None or part.dim == dim
-        else split.computed(operation, {operation.inputs[0]: part.value}, part.group, part.dim)
+        else split.computed(operation, {operation.inputs[0]: part.value}, part.axis, part.dim)
     )

@@ -11,28 +11,28 @@ from thunder.core.symbol import BoundSymbol
 
 
 class Part(NamedTuple):
-    """What this rank has of a value: an equal part along one of its dimensions."""
+    """What this rank has of a value: an equal part along one of its dimensions. axis: that of the mesh."""
 
     value: TensorProxy
-    group: Any
+    axis: Any
     dim: int
 
 
 class Split(Protocol):
-    """sequences: by group, the dimension of activations that its ranks share between layers."""
+    """sequences: by axis of the mesh, the dimension of activations that its ranks share between layers."""
 
     sequences: dict[Any, int]
 
     def part(self, value) -> Part | None:
         """This rank's part of a value, where it can be computed of parts."""
 
-    def copied(self, x: TensorProxy, group) -> TensorProxy:
+    def copied(self, x: TensorProxy, axis) -> TensorProxy:
         """A value that all ranks have, each of which gives a gradient of it."""
 
-    def cut(self, value: TensorProxy, group, dim: int) -> TensorProxy:
+    def cut(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
         """This rank's part of a value that all have."""
 
-    def computed(self, operation: BoundSymbol, table: dict, group, dim: int) -> Part:
+    def computed(self, operation: BoundSymbol, table: dict, axis, dim: int) -> Part:
         """The operation on parts, which makes the part along `dim` of its result."""
 
 
@@ -50,17 +50,17 @@ def elementwise(split: Split, operation: BoundSymbol) -> Part | None:
     rank = len(operation.output.shape)
     tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
     known = {p: part for p in tensors if (part := split.part(p)) is not None}
-    places = {(part.group, part.dim - len(p.shape)) for p, part in known.items()}
+    places = {(part.axis, part.dim - len(p.shape)) for p, part in known.items()}
     if len(places) > 1:  # parts of sequences and of features: the features are joined
-        places = {(group, dim) for group, dim in places if split.sequences.get(group) == rank + dim}
+        places = {(axis, dim) for axis, dim in places if split.sequences.get(axis) == rank + dim}
     if len(places) != 1:
         return None
-    group, place = places.pop()
-    known = {p: part for p, part in known.items() if (part.group, part.dim - len(p.shape)) == (group, place)}
+    axis, place = places.pop()
+    known = {p: part for p, part in known.items() if (part.axis, part.dim - len(p.shape)) == (axis, place)}
     size = operation.output.shape[place]
     table = {p: part.value for p, part in known.items()}
     for p in tensors:
         if p not in known:  # what is broadcast along the dimension has a gradient from every rank
             whole = len(p.shape) >= -place and p.shape[place] == size
-            table[p] = split.cut(p, group, len(p.shape) + place) if whole else split.copied(p, group)
-    return split.computed(operation, table, group, rank + place)
+            table[p] = split.cut(p, axis, len(p.shape) + place) if whole else split.copied(p, axis)
+    return split.computed(operation, table, axis, rank + place)
