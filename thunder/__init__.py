@@ -26,6 +26,7 @@ _FROM = {
     "thunder.inspect.verify": ("verify",),
     "thunder.inspect.explain": ("explain",),
     "thunder.inspect.faults": ("debug",),
+    "thunder.inspect.exporting": ("export",),
     "thunder.inspect.minify": ("minify",),
     "thunder.inspect.opcheck": ("opcheck",),
     "thunder.inspect.profile": ("profile", "profiler_ranges"),

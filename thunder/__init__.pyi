@@ -57,6 +57,7 @@ from thunder.extend.opaque import opaque as opaque
 from thunder.extend.passes import Pass as Pass
 from thunder.extend.passes import PassList as PassList
 from thunder.inspect.explain import explain as explain
+from thunder.inspect.exporting import export as export
 from thunder.inspect.faults import debug as debug
 from thunder.inspect.minify import minify as minify
 from thunder.inspect.opcheck import opcheck as opcheck
