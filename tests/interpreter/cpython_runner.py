@@ -46,6 +46,7 @@ LIMIT = 30.0  # seconds of CPU time for a test
 _REASONS: dict[str, str] = {
     "frames are objects of the machine's: their lines, their callers, what generators delegate to, and tracing": """
         test_exceptions.ExceptionTests.testSettingException test_exceptions.NameErrorTests.test_name_error_suggestions
+        test_exceptions.PEP626Tests.test_lineno_after_other_except
         test_exceptions.PEP626Tests.test_lineno_after_raise_in_except
         test_exceptions.PEP626Tests.test_lineno_after_raise_in_with_exit
         test_exceptions.PEP626Tests.test_lineno_after_raise_simple test_exceptions.PEP626Tests.test_lineno_after_with

@@ -10,6 +10,7 @@ import array
 import functools
 import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,7 +205,10 @@ READERS: dict = {
     types.ModuleType.__getattribute__: module_attribute,
     types.MethodType.__getattribute__: method_attribute,
     super.__getattribute__: super_attribute,
-    types.GenericAlias.__getattribute__: lambda host, value, name: NULL,
+    **dict.fromkeys(  # which answer for another object
+        (kind.__getattribute__ for kind in (types.GenericAlias, weakref.ProxyType, weakref.CallableProxyType)),
+        lambda host, value, name: NULL,
+    ),
 }
 
 

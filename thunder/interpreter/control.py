@@ -6,6 +6,7 @@ A handler that returns an index continues there; RETURN and YIELD leave the fram
 from __future__ import annotations
 
 import types
+from typing import NoReturn
 
 from thunder.interpreter.instructions import NULL, provides, take
 from thunder.interpreter.tables import ITERATOR
@@ -179,13 +180,13 @@ def RERAISE(frame, stack, _):
     reraise(frame, stack.pop())
 
 
-def reraise(frame, error):
+def reraise(frame, error) -> NoReturn:
     """The exception goes on, without a new entry in its traceback."""
     frame.reraising = True
     raise_as_it_is(error)
 
 
-def raise_as_it_is(error):
+def raise_as_it_is(error) -> NoReturn:
     """Python's own `raise` gives an exception the context of what is handled around the machine."""
     context = error.__context__
     try:

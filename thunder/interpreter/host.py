@@ -260,7 +260,8 @@ class Host:
             own = {} if attributes.lacks_dict(value) else _attributes(value)
         except AttributeError:  # native code keeps it for itself
             return attributes.plain_attribute(value, name, NULL)
-        return (dict if isinstance(own, dict) else types.MappingProxyType).get(own, name, NULL)
+        space: Any = dict if isinstance(own, dict) else types.MappingProxyType
+        return space.get(own, name, NULL)
 
     def own_store(self, value, name, new):
         """No descriptor takes the value: the object's `__dict__` does, or native code says why not."""

@@ -52,7 +52,7 @@ def binary(host, symbol, a, b):
 def _repeats(host, sequence, factor) -> bool:
     """Whether a factor of a sequence has methods in Python, which come before the sequence's own way."""
     kind = type(factor)
-    methods = ("__index__", "__mul__", "__rmul__") if isinstance(sequence, SEQUENCES) else ()
+    methods = ("__index__", "__mul__", "__rmul__") if issubclass(type(sequence), SEQUENCES) else ()
     return any(in_python(host.lookup(kind, name)) for name in methods)
 
 
@@ -69,7 +69,7 @@ def by_methods(host, name, a, b, shown, natively):
         if derives(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
             steps.reverse()
         elif (
-            isinstance(a, SEQUENCES)
+            issubclass(type(a), SEQUENCES)
             and name == "add"
             and not any(map(in_python, (left, host.lookup(kind_a, reflected))))
         ):
@@ -99,7 +99,9 @@ def compare(host, symbol, a, b):
     kind_a, kind_b = type(a), type(b)
     forward, reflected = COMPARE_METHOD[symbol], COMPARE_METHOD[REFLECTED[symbol]]
     if not (_compares_in_python(host, kind_a, forward) or _compares_in_python(host, kind_b, reflected)):
-        if symbol in ("==", "!=") and isinstance(a, weakref.ref) and isinstance(b, weakref.ref):  # weakref_richcompare
+        if (
+            symbol in ("==", "!=") and issubclass(type(a), weakref.ref) and issubclass(type(b), weakref.ref)
+        ):  # weakref_richcompare
             x, y = host.call(a, [], {}), host.call(b, [], {})
             return host.native_compare(symbol, a, b) if x is None or y is None else host.compare(symbol, x, y)
         return compare_items(host, symbol, a, b) if _by_items(host, symbol, a, b) else host.native_compare(symbol, a, b)
@@ -137,7 +139,7 @@ _CONTAINERS = (list, tuple, dict)
 
 def _by_items(host, symbol, a, b) -> bool:
     """Whether two lists, tuples or dicts hold something that compares in Python, or other containers."""
-    base = cast(Any, next((c for c in _CONTAINERS if isinstance(a, c) and isinstance(b, c)), None))
+    base = cast(Any, next((c for c in _CONTAINERS if issubclass(type(a), c) and issubclass(type(b), c)), None))
     if base is None or base is dict and symbol not in ("==", "!="):
         return False
     name = COMPARE_METHOD[symbol]
@@ -154,12 +156,12 @@ def _by_items(host, symbol, a, b) -> bool:
 
 def compare_items(host, symbol, a, b):
     """list_richcompare and dict_equal: items that are one object are equal; the first that are not decide."""
-    if isinstance(a, dict):
+    if issubclass(type(a), dict):
         equal = len(a) == len(b)
         for k, x in [*dict.items(a)]:  # which a comparison may change
             equal = equal and _equal(host, x, dict.get(b, k, NULL))
         return equal is (symbol == "==")
-    base = cast(Any, list if isinstance(a, list) else tuple)
+    base = cast(Any, list if issubclass(type(a), list) else tuple)
     n, m = base.__len__(a), base.__len__(b)
     if n != m and symbol in ("==", "!="):
         return symbol == "!="
@@ -194,7 +196,7 @@ def _number(kind, *names):
     """`int(x)`, `float(x)`, `complex(x)`: by the first special method that the class has."""
 
     def run(host, function, args, kwargs):
-        if kind is complex and len(args) == 1 and isinstance(args[0], str):  # whose methods it does not ask
+        if kind is complex and len(args) == 1 and issubclass(type(args[0]), str):  # whose methods it does not ask
             args = [str.__str__(args[0])]
         for name in names if len(args) == 1 and not kwargs else ():
             method = host.lookup(type(args[0]), name)
@@ -221,7 +223,7 @@ def _through(name):
 
 
 def _hash(host, function, args, kwargs):
-    if len(args) == 1 and isinstance(args[0], weakref.ref):
+    if len(args) == 1 and issubclass(type(args[0]), weakref.ref):
         found = host.call(args[0], [], {})
         if in_python(host.lookup(type(found), "__hash__")):
             return host.call(function, [found], kwargs)

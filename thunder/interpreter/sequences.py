@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 from thunder.interpreter.attributes import call_special, in_python, load_attr
 from thunder.interpreter.binding import of
@@ -21,7 +21,7 @@ def getitem(host, value, key):
     method = host.lookup(kind, "__getitem__")
     if in_python(method):
         return call_special(host, method, value, [key], "__getitem__")
-    if isinstance(value, type) and method is NULL and value is not type:
+    if issubclass(type(value), type) and method is NULL and value is not type:
         try:
             hook = load_attr(host, value, "__class_getitem__")
         except AttributeError as error:
@@ -29,18 +29,18 @@ def getitem(host, value, key):
             hook = None
         if hook is not None:
             return host.call(hook, [key], {})
-    if isinstance(value, dict) and kind is not dict:
+    if issubclass(type(value), dict) and kind is not dict:
         missing = host.lookup(kind, "__missing__")
-        if in_python(missing) and method is dict.__getitem__ and dict.get(value, key, NULL) is NULL:
+        if in_python(missing) and method is dict.__getitem__ and dict.get(cast(dict, value), key, NULL) is NULL:
             return call_special(host, missing, value, [key], "__missing__")
     return host.native_getitem(value, _key(host, value, key))
 
 
 def _key(host, value, key):
     """An index of a builtin sequence as an int, where `__index__` is written in Python."""
-    if isinstance(value, INDEXED) and in_python(host.lookup(type(key), "__index__")):
+    if issubclass(type(value), INDEXED) and in_python(host.lookup(type(key), "__index__")):
         return index(host, key)
-    if type(key) is slice and isinstance(value, INDEXED):
+    if type(key) is slice and issubclass(type(value), INDEXED):
         parts = (key.start, key.stop, key.step)
         if any(in_python(host.lookup(type(part), "__index__")) for part in parts):
             # no generator, which makes a RuntimeError of StopIteration
