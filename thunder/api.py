@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.capture.numbers import MARK
 from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
-from thunder.distributed.placement import is_dtensor, is_under_fsdp, placement_of
+from thunder.distributed.placement import is_under_fsdp
+from thunder.distributed.prepared import adopt
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
@@ -197,6 +199,8 @@ def jit_with(fn: Callable, options: JitOptions):
     if not isinstance(fn, torch.nn.Module):
         return Compiled(fn, options)
     _refuse_wrapped(fn)
+    if compat.distributed_is_used():
+        adopt(fn)
     module = ThunderModule(fn, Compiled(fn, options))
     for transform in options.transforms:
         if asked(transform, "transform_module"):
@@ -212,13 +216,9 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         after = "compile the module first, then wrap the result in DistributedDataParallel"
         raise NotImplementedError(f"{what}DistributedDataParallel module: {after}")
-    if any(map(is_under_fsdp, module.modules())):
-        after = "compile the module first, then shard the result, or use thunder.distributed.fsdp"
-        raise NotImplementedError(f"{what}module under FSDP: {after}")
-    for name, parameter in module.named_parameters():
-        if is_dtensor(parameter) and placement_of(parameter) is None:
-            instead = "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module"
-            raise NotImplementedError(f"{what}module whose parameter {name} is a DTensor: {instead}")
+    if any(is_under_fsdp(m) and not compat.is_fully_sharded(m) for m in module.modules()):
+        after = "compile the module first, then shard the result, or use fully_shard or thunder.distributed.fsdp"
+        raise NotImplementedError(f"{what}module under FullyShardedDataParallel: {after}")
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from thunder.compiled import Compiled, compiled_of, run_compiled
 from thunder.core.symbol import current_recorder
-from thunder.distributed.boundary import as_dtensor, locals_of
+from thunder.distributed.boundary import like, locals_of
 from thunder.distributed.placement import Placement, is_dtensor, place, placement_of, seen_as
 from thunder.methods import for_methods, method_with_programs, names_one_of, seen_by_methods
 from thunder.transforms.base import asked
@@ -347,7 +347,7 @@ class ThunderModule(torch.nn.Module):
             placement = _placement_on_a_mesh(held)
             if placement is not None and name in transformed:
                 if tuple(transformed[name].shape) == placement.shape:
-                    transformed[name] = as_dtensor(placement.part_of(transformed[name]), placement)
+                    transformed[name] = like(held, placement.part_of(transformed[name]))
                 else:
                     problems.append(_size_problem(name, transformed[name], torch.Size(placement.shape)))
         _raise(problems, self)

@@ -27,7 +27,7 @@ from thunder.capture.changing import constants, outgrown_sizes, read_numbers
 from thunder.capture.eager import note_failure
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import assigned_data, rebuilt_hooks
+from thunder.capture.library import assigned_data, dtensors, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -405,6 +405,7 @@ def _read(c: Capture) -> Captured:
                 c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
+            dtensors.check_results(c, result)
             return captured
     except UnsupportedError as error:
         raise CaptureError(

@@ -13,6 +13,7 @@ import torch
 from thunder import compat
 from thunder.capture import callbacks
 from thunder.capture.expose import keeps
+from thunder.capture.library import dtensors
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in, proxies_in
@@ -29,7 +30,13 @@ _FEW = 1 << 16  # elements of an example
 
 def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one, and about strange
-    arguments."""
+    arguments. Results of DTensors are DTensors."""
+    if c.tensors.dtensors:
+        return dtensors.computed(c, function, args, kwargs, lambda: _checked(c, function, args, kwargs, run))
+    return _checked(c, function, args, kwargs, run)
+
+
+def _checked(c, function, args, kwargs, run):
     if not is_tried(c) and not any(map(_is_strange, (*args, *kwargs.values()))):
         return run()
     error = _known_error(c, function, args, kwargs)

@@ -45,6 +45,7 @@ from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, con
 from thunder.core.symbolic import MATH
 from thunder.core.unbacked import assume
 from thunder.distributed.placement import communicates_by_itself
+from thunder.distributed.prepared import is_adopted
 from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.attributes import parts_of
@@ -94,7 +95,7 @@ def _module_call(c, f, args, kwargs):
     d = m.__dict__
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
-    if compat.distributed_is_used() and communicates_by_itself(m):
+    if compat.distributed_is_used() and communicates_by_itself(m) and not is_adopted(m):
         collectives.refuse_wrapper(c, f, args, kwargs)
     _count_call(c, m)
     if not d.keys() >= set(HOOKS):  # nn.Module's own __init__ was not called: PyTorch's error

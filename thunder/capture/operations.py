@@ -16,7 +16,7 @@ from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose, keeps
-from thunder.capture.library import backward, gradients, leaves, outside_hooks
+from thunder.capture.library import backward, dtensors, gradients, leaves, outside_hooks
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, plain_base
 from thunder.capture.number_places import with_numbers
@@ -101,6 +101,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     """An attribute of a tensor, as user code sees it."""
     if n in c.patched:
         return attributes.bind(c, c.patched[n], c.recorder.memory.holder(p), kind_of(c, p), n)
+    if c.tensors.dtensors and (found := dtensors.attribute(c, p, n)) is not NULL:
+        return found
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
@@ -158,6 +160,8 @@ def _function_of(attribute: Any) -> Any:
 def kind_of(c, p: TensorProxy) -> type:
     """The class that user code believes a proxy has."""
     real = c.tensors.real.get(p)
+    if dtensors.spec_of(c, p) is not None:
+        return dtensors.kind()
     if real is not None and real[1] in c.tensors.local:
         return torch.nn.Parameter if isinstance(real[0], torch.nn.Parameter) else torch.Tensor
     return type(real[0]) if real is not None else torch.Tensor
@@ -189,6 +193,8 @@ def call_method(c, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n in SPECIAL_METHODS:
         return SPECIAL_METHODS[n](c, None, [p, *args], kwargs)
+    if c.tensors.dtensors and (found := dtensors.call_method(c, p, n, args, kwargs)) is not NULL:
+        return found
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":

@@ -340,10 +340,11 @@ class PrologueWriter:
         if not tensors:
             return
         variables = [self.variable(s) for s in tensors]
-        given, layouts = ", ".join(variables), self.pin([x.placements for x in tensors.values()], "layouts")
+        known = [(x.device_mesh, x.placements) for x in tensors.values()]
+        given, layouts = ", ".join(variables), self.pin(known, "layouts")
         self.miss(
             "layouts",
-            f"[x.placements for x in ({given},)] != {layouts}",
+            f"[(x.device_mesh, x.placements) for x in ({given},)] != {layouts}",
             repr("a DTensor lies on the ranks in another way now"),
         )
         self.local = {s: self.names.claim(f"{v}_local") for s, v in zip(tensors, variables, strict=True)}

@@ -153,6 +153,7 @@ class Tensors:
     # of DTensors, whose local tensors are inputs: with how many rows, None: all that they have
     local: dict[Source, int | None] = field(default_factory=dict)
     placements: dict[Proxy, Placement] = field(default_factory=dict)  # of parameters that the ranks hold together
+    dtensors: dict[TensorProxy, tuple] = field(default_factory=dict)  # the mesh and the placements of DTensors
     # id of a sparse or nested tensor, or of one of a subclass with its own rules
     opaque: dict[int, tuple[AnyProxy, Source]] = field(default_factory=dict)
     holds_opaque: bool = False

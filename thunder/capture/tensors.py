@@ -18,6 +18,7 @@ from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, lik
 from thunder.core.symbol import recording
 from thunder.distributed.boundary import held
 from thunder.distributed.placement import Placement, is_dtensor, placement_of
+from thunder.distributed.prepared import described
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, is_unseen
 from thunder.ops.functionalize.parts import are_disjoint, part_shown
@@ -44,29 +45,31 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
 
 
 def is_local(c, value: torch.Tensor, source: Source) -> bool:
-    """Whether programs compute with the local tensor of a DTensor: a parameter that `thunder.distributed` prepared, or
-    its gradient."""
+    """Whether programs compute with the local tensor of a DTensor."""
     return is_dtensor(value) and _holder(c, value, source) is not None
 
 
 def _holder(c, value: torch.Tensor, source: Source) -> Placement | None:
     """How the ranks hold a tensor, which may be the gradient of a parameter."""
-    of_parameter = source.step == "attr" and source.key == "grad"
-    return placement_of(c.values[source.base] if of_parameter and source.base in c.values else value)
+    holder = c.values[source.base] if _is_gradient(c, source) else value
+    return described(holder) if is_dtensor(holder) and placement_of(holder) is None else placement_of(holder)
+
+
+def _is_gradient(c, source: Source) -> bool:
+    return source.step == "attr" and source.key == "grad" and source.base in c.values
 
 
 def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
-    is_argument = source.root.key in ("args", "kwargs")
     shape: tuple = tuple(value.shape)
     guarded = shape
-    if is_argument and (c.numbers.symbolic_sizes or c.request.changing or is_marked(value)):
+    if _may_change_sizes(c, value, source):
         shape = tuple(size(c, n, source.child("size", i), value) for i, n in enumerate(shape))
         guarded = tuple(n if type(n) is int else None for n in shape)
     if source.step == "made":
         shape = tuple(number_at(c, n) if type(n) is Source else n for n in source.key)
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
-    placement = placement_of(value)
+    placement = _holder(c, value, source) if not _is_gradient(c, source) else None
     if is_dtensor(value):
         shape = cast(Placement, _holder(c, value, source)).held_shape
     if placement is not None:  # whole in the program, a part of it in this process
@@ -92,11 +95,24 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     c.tensors.shapes[source] = guarded
     c.tensors.real[proxy] = (value, source)
     if placement is not None:
-        c.tensors.placements[proxy] = placement
+        _place(c, proxy, placement)
     for base in _in_memory_of(c, value) if c.tensors.mutated else ():
         if base in c.tensors.mutated:
             _share(c, base, proxy, value)
     return proxy
+
+
+def _may_change_sizes(c, value: torch.Tensor, source: Source) -> bool:
+    """Whether a program may be for other sizes of a tensor. What ranks have of a DTensor depends on its size."""
+    if source.root.key not in ("args", "kwargs") or is_dtensor(value):
+        return False
+    return bool(c.numbers.symbolic_sizes or c.request.changing or is_marked(value))
+
+
+def _place(c, proxy: TensorProxy, placement: Placement) -> None:
+    c.tensors.placements[proxy] = placement
+    if placement.seen_on is not None:
+        c.tensors.dtensors[proxy] = placement.seen_on
 
 
 def _in_memory_of(c, tensor: torch.Tensor) -> list[TensorProxy]:

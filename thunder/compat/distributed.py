@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from thunder import compat
@@ -42,3 +47,74 @@ def dtensor_like(whole, local: torch.Tensor):
             local, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
         )
     return type(whole)(local, spec, requires_grad=False)
+
+
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Whether `fully_shard` prepared a module itself."""
+    return callable(getattr(module, "_get_fsdp_state", None))
+
+
+@dataclass(frozen=True)
+class FullyShard:
+    """What `fully_shard` made of one parameter. parameter: the DTensor. dim: along which it is sharded. shards,
+    replicas: the groups, None: not replicated. again: gathered again in the backward. Dtypes as in its policy. seen_on:
+    the mesh and the placements of the DTensor that a layer sees, where other ranks split it. others: options that only
+    its own hooks follow, by name."""
+
+    parameter: torch.Tensor
+    dim: int
+    shards: Any
+    replicas: Any
+    again: bool
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    seen_on: tuple[Any, tuple] | None
+    others: tuple[str, ...]
+
+
+def fully_sharded(module: torch.nn.Module) -> list[FullyShard]:
+    """The parameters that `fully_shard` of a module, and not of its submodules, has sharded."""
+    state = module._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before torch 2.12
+        groups = [g for g in (state._fsdp_param_group,) if g is not None]
+    return [_sharded(parameter, group, state) for group in groups for parameter in group.fsdp_params]
+
+
+def _sharded(parameter, group, state) -> FullyShard:
+    mesh, policy = parameter.mesh_info, group.mp_policy
+    name = "_unsharded_dtensor_spec" if hasattr(parameter, "_unsharded_dtensor_spec") else "_tp_spec"  # before 2.13
+    spec = getattr(parameter, name, None)
+    others = {
+        "a CPU offload policy": parameter.offload_to_cpu,
+        "set_gradient_divide_factor": getattr(group, "gradient_divide_factor", None) is not None,
+        "set_requires_gradient_sync(False)": not getattr(group, "reduce_grads", True),
+        "an all-reduce hook": getattr(group, "_all_reduce_hook", None) is not None,
+        "a mesh of all parallelisms": getattr(mesh, "is_spmd_mesh", False),
+        "a mesh without shards": not hasattr(mesh, "shard_process_group"),
+        "several modules in one group": len(state._modules) > 1,
+    }
+    return FullyShard(
+        parameter.sharded_param,
+        parameter.fsdp_placement.dim,
+        getattr(mesh, "shard_process_group", None),
+        getattr(mesh, "replicate_process_group", None),
+        group.post_forward_mesh_info is not None,
+        policy.param_dtype,
+        policy.reduce_dtype,
+        None if spec is None else (spec.mesh, spec.placements),
+        tuple(name for name, is_set in others.items() if is_set),
+    )
+
+
+def mixed_precision_of(state) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """(dtype of floating inputs, dtype of outputs) that the hooks of `fully_shard` cast to."""
+    policy = state._mp_policy
+    return policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
+
+
+def fully_shard_hooks() -> tuple[Callable, Callable] | None:
+    """The functions that run before and behind the forward of a module under `fully_shard`; None where nobody has
+    imported it."""
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    return None if module is None else (module.FSDPState._pre_forward, module.FSDPState._post_forward)

@@ -10,7 +10,7 @@ import torch
 from thunder.distributed.boundary import like, local_of
 from thunder.distributed.placement import is_dtensor, placed_parameters, skip_data_parallel_grad_sync
 from thunder.distributed.redistribute import with_padding
-from thunder.ops.families.collectives import all_reduce_together, reduce_scatter_together
+from thunder.ops.families.collectives import all_reduce_together, reduce_scatter, reduce_scatter_together
 
 
 @contextlib.contextmanager
@@ -60,7 +60,10 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
         for axis, held, _ in reversed(steps):
             if held.kind == "S":
                 padded = [with_padding(g, axis, held) for g in gradients]
-                futures = reduce_scatter_together.fn(padded, axis.reduction, axis.group)
+                if held.dim:
+                    futures = [reduce_scatter.fn(g, axis.reduction, axis.group, True, held.dim) for g in padded]
+                else:
+                    futures = reduce_scatter_together.fn(padded, axis.reduction, axis.group)
             else:
                 futures = all_reduce_together.fn(gradients, axis.reduction, [True] * len(gradients), axis.group)
             gradients = [f.wait() for f in futures]

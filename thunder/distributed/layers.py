@@ -15,9 +15,6 @@ computed of, and a column-split layer gathers them: `z1 = redistribute(z0, tp, P
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
@@ -34,17 +31,20 @@ from thunder.transforms.dce import dce
 def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program of one rank: on what it holds of parameters, with its parts of layers, and the layouts of values."""
     of_arguments = [placements.get(a) if isinstance(a, Proxy) else None for a in computation.args]
+    has_parts = any(b.sym is redistribute for b in computation.bound_symbols)  # of the program's own
     trace, parts = redistribute_parameters(computation, placements), {}
     if any(q.joining for q in placements.values()):
-        trace, parts = split_layers(trace, placements.values())
-    return with_layouts(trace, of_arguments, parts)
+        steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
+        shared = {step[0]: dim for dim, step in steps if dim is not None}
+        trace, parts = split_layers(trace, _shared_by_program(computation) | shared)
+    return with_layouts(trace, of_arguments, parts, has_parts)
 
 
-def split_layers(trace: Trace, placements: Iterable[Placement]) -> tuple[Trace, Parts]:
+def split_layers(trace: Trace, sequences: dict[Axis, int]) -> tuple[Trace, Parts]:
     """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed
-    of parts where that is the same. placements: of the weights. Returns the layouts of parts as well."""
-    shared = [(step[0], q.sequence_dim) for q in placements for step in q.joining if q.sequence_dim is not None]
-    state = _Split(dict(shared))
+    of parts where that is the same. sequences: by axis, the dimension of activations that its ranks share between
+    layers. Returns the layouts of parts as well."""
+    state = _Split(sequences)
     for operation in trace.bound_symbols:
         state.write(operation)
     parts = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
@@ -52,9 +52,20 @@ def split_layers(trace: Trace, placements: Iterable[Placement]) -> tuple[Trace, 
     return dce(trace.replace(bound_symbols=state.operations)), parts
 
 
+def _shared_by_program(trace: Trace) -> dict[Axis, int]:
+    """By axis, the one dimension that a program itself has parts along which are no features."""
+    dims: dict[Axis, set[int]] = {}
+    for operation in trace.bound_symbols:
+        if operation.sym is redistribute and isinstance(operation.args[1], Axis):
+            x, axis, *layouts = operation.args[:4]
+            among = {one.dim for one in layouts if one.kind == "S" and one.dim < len(x.shape) - 1}
+            dims.setdefault(axis, set()).update(among if I in layouts else ())
+    return {axis: found.pop() for axis, found in dims.items() if len(found) == 1}
+
+
 class _Split:
-    def __init__(self, sequences: dict[Any, int]):
-        self.sequences = sequences  # by axis, the dimension of activations that its ranks share between layers
+    def __init__(self, sequences: dict[Axis, int]):
+        self.sequences = sequences
         self.operations: list[BoundSymbol] = []
         self.producer: dict[Proxy, BoundSymbol] = {}
         self.parts: dict[Proxy, Part | None] = {}
@@ -63,7 +74,8 @@ class _Split:
         self.copies: dict[tuple, TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
-        rule = {LTORCH["linear"]: self.linear, LTORCH["embedding"]: self.embedding}.get(operation.sym)
+        rules = {LTORCH["linear"]: self.linear, LTORCH["embedding"]: self.embedding, redistribute: self.cut_out}
+        rule = rules.get(operation.sym)
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = None if rule is None else rule(operation, *operation.args, **operation.kwargs)
         made, aliases = (
@@ -91,6 +103,21 @@ class _Split:
             return redistribute(LTORCH["linear"](self.gathered(x, axis), part.value, own), axis, S(last), I)
         out = self.summed(LTORCH["linear"](self.own(x, axis, last), part.value, None), axis)
         return out if bias is None else LTORCH["add"](out, bias)
+
+    def cut_out(self, operation: BoundSymbol, x, axis, src, dst, *of):
+        """A part that the program itself asks for of a whole value: where that is computed of parts, the part."""
+        if src != I or dst == I or dst.kind != "S":
+            return None
+        part = self.part(x)
+        if part is None or (part.axis, part.dim) != (axis, dst.dim):
+            return None
+        return redistribute(part.value, axis, dst, dst)
+
+    def same(self, x: TensorProxy) -> TensorProxy:
+        """The value that another name stands for."""
+        made_by = self.producer.get(x)
+        is_name = made_by is not None and made_by.sym is redistribute and made_by.args[2] == made_by.args[3] == I
+        return self.same(made_by.args[0]) if made_by is not None and is_name else x
 
     def embedding(
         self,
@@ -121,6 +148,7 @@ class _Split:
         return self.summed(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.axis)
 
     def copied(self, x: TensorProxy, axis) -> TensorProxy:
+        x = self.same(x)
         if (x, axis) not in self.copies:
             self.copies[x, axis] = redistribute(x, axis, I, R)
         return self.copies[x, axis]
@@ -150,6 +178,7 @@ class _Split:
     # --- values between layers
     def part(self, value: Proxy) -> Part | None:
         """This rank's part of a value that can be computed of parts; the operations that compute it are recorded."""
+        value = self.same(value)
         if value not in self.parts:
             operation = self.producer.get(value)
             repeatable = (

@@ -21,9 +21,10 @@ from thunder.distributed.redistribute import redistribute, steps_of, without_syn
 Parts = Mapping[Proxy, tuple[Axis, Layout]]
 
 
-def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Parts) -> Trace:
+def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Parts, has_parts: bool = False) -> Trace:
     """The trace, knowing the layouts of its values where they are others than those of what the program is called with.
-    placements: of its arguments. parts: what is known of values that are computed of parts.
+    placements: of its arguments. parts: what is known of values that are computed of parts. has_parts: whether the
+    program itself asks for parts of values, which it may return.
 
     Raises AssertionError, with the operation, where values do not fit: programs are made here, so that this is no
     mistake of a user's.
@@ -32,7 +33,7 @@ def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Pa
     layouts: dict[str, dict[Axis, Layout]] = {}
     for axis in axes:
         usual = V if axis.reduction == "avg" else I  # ranks of split layers are called with the same data
-        for p, layout in _along(trace, axis, usual, placements).items():
+        for p, layout in _along(trace, axis, usual, placements, has_parts).items():
             known, of_part = parts.get(p, (None, V))
             layout = of_part if known is axis and layout == V else layout
             if layout != usual:
@@ -40,7 +41,9 @@ def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Pa
     return trace.replace(info=trace.info.replace(layouts=layouts))
 
 
-def _along(trace: Trace, axis: Axis, usual: Layout, placements: Sequence[Placement | None]) -> dict[Proxy, Layout]:
+def _along(
+    trace: Trace, axis: Axis, usual: Layout, placements: Sequence[Placement | None], has_parts: bool
+) -> dict[Proxy, Layout]:
     """The layout of each value along one axis."""
     layouts: dict[Proxy, Layout] = {}
     for a, placement in zip(trace.args, placements, strict=True):
@@ -56,10 +59,12 @@ def _along(trace: Trace, axis: Axis, usual: Layout, placements: Sequence[Placeme
         elif operation.sym is without_synchronization and axis.reduction == "avg":
             layout = R
         else:
-            layout = _computed(operation, axis, layouts)
+            layout = _computed(operation, axis, layouts, has_parts)
         layouts.update(dict.fromkeys(operation.outputs, layout))
     for o in trace.output_proxies:
-        assert usual == V or _is_same(layouts[o], o), f"{o.name} is {layouts[o]} over {axis}, and ranks return it"
+        assert usual == V or has_parts or _is_same(layouts[o], o), (
+            f"{o.name} is {layouts[o]} over {axis}, and ranks return it"
+        )
     return layouts
 
 
@@ -85,12 +90,12 @@ def _check_source(operation: BoundSymbol, step: tuple[Axis, Layout, Layout], lay
     assert fits[src.kind], f"{operation} reads a value that is {layout} over {axis}"
 
 
-def _computed(operation: BoundSymbol, axis: Axis, layouts: Mapping[Proxy, Layout]) -> Layout:
+def _computed(operation: BoundSymbol, axis: Axis, layouts: Mapping[Proxy, Layout], has_parts: bool) -> Layout:
     """What an operation makes of the layouts of its operands."""
     operands = [(layouts[p], _trained(p)) for p in operation.inputs]
     assert (P, True) not in operands, f"{operation} reads a partial value over {axis}"
     varies = any(layout.kind in "SV" for layout, _ in operands)
-    if any(map(_trained, operation.outputs)):
+    if any(map(_trained, operation.outputs)) and not has_parts:
         is_partial = varies or (R, True) in operands
         assert not is_partial or (I, True) not in operands, (
             f"{operation}: the gradient of an operand that is invariant over {axis} would be that of one rank"

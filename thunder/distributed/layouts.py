@@ -81,4 +81,9 @@ def axis_of(group, name: str, reduction: Literal["sum", "avg"]) -> Axis:
     return _axes.setdefault((group, reduction), Axis(group, name, reduction))
 
 
+def mesh_axis(mesh, i: int) -> Axis:
+    """Dimension i of a DeviceMesh whose ranks share data."""
+    return axis_of(mesh.get_group(i), mesh.mesh_dim_names[i] if mesh.mesh_dim_names else "tp", "sum")
+
+
 codegen.OBJECT_NAMES |= {Layout: str, Axis: str}

@@ -71,6 +71,7 @@ class Placement:
     their own. again: the backward gathers the parameter once more. bucket: parameters of one bucket are communicated
     together; None: alone. bucket_bytes: the largest size of a bucket of gradients that every rank holds. sequence_dim:
     the dimension of activations that ranks share between the layers that they split; None: each has all of them.
+    seen_on: the mesh and the placements of the DTensor that programs see; None: they see an ordinary tensor.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Placement:
     bucket: str | None = None
     bucket_bytes: int = 0
     sequence_dim: int | None = None
+    seen_on: tuple[Any, tuple] | None = None
     accumulated: Accumulated = field(default_factory=Accumulated)
 
     @property

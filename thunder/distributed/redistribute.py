@@ -124,7 +124,7 @@ def _same(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
 TABLE = {
     ("S", "R"): _joined, ("S", "I"): _joined, ("S", "S"): _exchanged, ("S", "P"): _summand,
     ("R", "S"): _part, ("R", "V"): _same, ("R", "I"): _same, ("R", "P"): _summand,
-    ("I", "S"): _part, ("I", "R"): _same, ("I", "P"): _summand,
+    ("I", "S"): _part, ("I", "R"): _same, ("I", "P"): _summand, ("I", "I"): _same,
     ("P", "S"): _reduced_part, ("P", "R"): _reduced, ("P", "I"): _reduced, ("V", "P"): _same,
 }  # fmt: skip
 

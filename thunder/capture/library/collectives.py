@@ -14,7 +14,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from thunder import compat
 from thunder.capture.ask import IDENTITY
+from thunder.capture.library import dtensors
 from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
@@ -30,6 +32,7 @@ from thunder.ops.families.collectives import (
     wait,
 )
 from thunder.ops.functionalize.inplace import overwrite
+from thunder.ops.torch_types import from_tensor_dtype
 
 
 class Work:
@@ -185,7 +188,9 @@ def handlers() -> dict[Callable, Callable]:
     }
     found[torch.nn.parallel.DistributedDataParallel.forward] = refuse_wrapper
     if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
-        found |= dict.fromkeys((tensor.DTensor.from_local, tensor.distribute_tensor), _refuse_dtensor)
+        found |= {tensor.DTensor.from_local: dtensors.from_local, tensor.distribute_tensor: _refuse_dtensor}
+    if (hooks := compat.fully_shard_hooks()) is not None:
+        found |= dict(zip(hooks, (_before_fully_sharded, _behind_fully_sharded), strict=True))
     for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
             found |= {
@@ -242,6 +247,29 @@ def refuse_wrapper(c, f, args, kwargs):
     c.refuse(
         f"{name}, a wrapper of PyTorch's that communicates by effects on its own state, is called inside of it",
         "compile the module first and wrap the result, or use thunder.distributed (ddp, fsdp)",
+    )
+
+
+def _before_fully_sharded(c, f, args, kwargs):
+    """The hook in front of a module's forward: programs gather parameters, and it casts."""
+    state, _, given, named = args
+    dtype, _ = compat.mixed_precision_of(state)
+    return _cast(c, given, dtype), _cast(c, named, dtype)
+
+
+def _behind_fully_sharded(c, f, args, kwargs):
+    state, _, _, output = args
+    return _cast(c, output, compat.mixed_precision_of(state)[1])
+
+
+def _cast(c, values, dtype: torch.dtype | None):
+    """Values of a program, floating ones in a dtype."""
+    c.synchronize()
+    is_floating = lambda x: type(x) is TensorProxy and x.is_floating_point()
+    return (
+        values
+        if dtype is None
+        else map_structure(lambda x: LTORCH["to"](x, dtype=from_tensor_dtype(dtype)) if is_floating(x) else x, values)
     )
 
 

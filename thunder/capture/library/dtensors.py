@@ -1,0 +1,216 @@
+"""Values of a program that are DTensors: a proxy of the whole value, and beside it the mesh and the placements.
+
+`DTensor.from_local` makes a whole value of what a rank has, and `to_local` this rank's part of a whole one: both are
+redistributions between an invariant value and parts (`thunder.distributed.redistribute`). What lies between them the
+program computes of whole values, until layers are split (`thunder.distributed.layers`). Which placements a result has
+is DTensor's own answer, for operands without data.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.capture.ask import IDENTITY
+from thunder.capture.methods import TensorMethod
+from thunder.core.proxies import TensorProxy, map_structure, number_value, proxies_in
+from thunder.core.symbol import OpTags
+from thunder.distributed.layouts import I, P, S, mesh_axis
+from thunder.distributed.placement import is_dtensor
+from thunder.distributed.redistribute import redistribute
+from thunder.interpreter import NULL
+from thunder.ops.torch_types import to_torch_dtype
+
+Spec = tuple[Any, tuple]  # the mesh and the placements
+
+
+def spec_of(c, p: Any) -> Spec | None:
+    """The mesh and the placements of a value of the program; None for one that is no DTensor."""
+    known = c.tensors.dtensors
+    return known.get(c.recorder.memory.holder(p)) if known and type(p) is TensorProxy else None
+
+
+def kind() -> type:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def attribute(c, p: TensorProxy, name: str) -> Any:
+    """What only a DTensor has, or NULL."""
+    spec = spec_of(c, p)
+    if spec is None:
+        return NULL
+    if name in METHODS:
+        return TensorMethod(p, name)
+    return {"device_mesh": spec[0], "placements": spec[1]}.get(name, NULL)
+
+
+def call_method(c, p: TensorProxy, name: str, args, kwargs) -> Any:
+    """A call of a method that only a DTensor has, or NULL."""
+    spec = spec_of(c, p) if name in METHODS else None
+    if spec is None:
+        return NULL
+    c.synchronize()
+    return METHODS[name](c, p, spec, *args, **kwargs)
+
+
+def from_local(c, f, args, kwargs):
+    """`DTensor.from_local`."""
+    given = _bound(f, args, kwargs)
+    local, mesh, placements = (given.get(n) for n in ("local_tensor", "device_mesh", "placements"))
+    if mesh is None or any(given.get(n) is not None for n in ("shape", "stride", "grad_placements")):
+        _refuse(c, "DTensor.from_local with a shape, a stride or placements of gradients, or without a mesh")
+    for x in (mesh, *(placements or ())):
+        if id(x) in c.sources:
+            c.ask(c.sources[id(x)], IDENTITY)
+    c.synchronize()
+    value = c.recorder.latest(local)
+    placements = _normal(placements or _replicated(mesh), len(value.shape))
+    for axis, placement in reversed(_along(c, mesh, placements)):
+        if placement.is_shard():
+            value = redistribute(value, axis, S(placement.dim), I)
+        elif placement.is_partial():
+            value = redistribute(value, axis, P, I)
+    return _marked(c, value, mesh, placements)
+
+
+def _to_local(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
+    if grad_placements is not None:
+        _refuse(c, "to_local with placements of gradients")
+    value = c.recorder.latest(p)
+    for axis, placement in _along(c, *spec):
+        if placement.is_partial():
+            _refuse(c, "to_local of a DTensor whose values are partial")
+        if placement.is_shard():
+            if value.shape[placement.dim] % axis.size:
+                _refuse(c, f"to_local of {value.shape[placement.dim]} elements that {axis.size} ranks hold")
+            value = redistribute(value, axis, I, S(placement.dim))
+    return value if value is not c.recorder.latest(p) else _same(c, value, spec[0])
+
+
+def _redistribute(
+    c,
+    p: TensorProxy,
+    spec: Spec,
+    device_mesh=None,
+    placements=None,
+    *,
+    async_op=False,
+    forward_dtype=None,
+    backward_dtype=None,
+):
+    if device_mesh not in (None, spec[0]) or forward_dtype is not None or backward_dtype is not None:
+        _refuse(c, "redistribute to another mesh or dtype")
+    value = c.recorder.latest(p)
+    wanted = _normal(placements or spec[1], len(value.shape))
+    if any(placement.is_partial() and placement != old for placement, old in zip(wanted, spec[1], strict=True)):
+        _refuse(c, "redistribute to partial values")
+    return _marked(c, value, spec[0], wanted)
+
+
+def _full_tensor(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
+    if grad_placements is not None:
+        _refuse(c, "full_tensor with placements of gradients")
+    return _same(c, c.recorder.latest(p), spec[0])
+
+
+METHODS: dict[str, Callable] = {"to_local": _to_local, "redistribute": _redistribute, "full_tensor": _full_tensor}
+
+
+def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any:
+    """`run()`, which records a call of PyTorch's; its results are DTensors where operands are."""
+    if not any(spec_of(c, p) is not None for p in proxies_in((list(args), dict(kwargs)), [])):
+        return run()
+    start = len(c.recorder.bound_symbols)
+    result = run()
+    if any(OpTags.RANDOM_OP in b.sym.tags for b in c.recorder.bound_symbols[start:]):
+        _refuse(c, f"{function.__name__} of a DTensor, which draws random numbers")
+    try:
+        examples = _of_examples(c, function, args, kwargs)
+    except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
+        _refuse(c, f"{function.__name__} of DTensors, of which DTensor itself says: {error}")
+    if type(result) is TensorProxy:
+        pairs = [(result, examples)]
+    else:
+        pairs = list(zip(proxies_in(result, []), compat.tree_leaves(examples), strict=False))
+    for value, example in pairs:
+        if isinstance(example, torch.Tensor) and is_dtensor(example):
+            c.tensors.dtensors[c.recorder.memory.holder(value)] = example.device_mesh, example.placements
+    return result
+
+
+def _of_examples(c, function: Callable, args, kwargs) -> Any:
+    """The call's result for DTensors without data."""
+    from torch.distributed.tensor import DTensor
+
+    def example(x):
+        if type(x) is not TensorProxy:
+            return x
+        shape, spec = [number_value(n) for n in x.shape], spec_of(c, x)
+        tensor = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device="meta")
+        if spec is None:
+            return tensor
+        mesh, placements = spec
+        for axis, placement in _along(c, mesh, placements):
+            if placement.is_shard():
+                tensor = tensor.chunk(axis.size, placement.dim)[0]
+        whole = torch.Size(shape), torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=whole[0], stride=whole[1])
+
+    with compat.DisableTorchFunction(), torch.no_grad():
+        results = function(*map_structure(example, list(args)), **map_structure(example, dict(kwargs)))
+        for x in compat.tree_leaves(results):
+            if isinstance(x, DTensor) and any(placement.is_partial() for placement in x.placements):
+                # the mask of an embedding stays in what DTensor remembers of it, until the values are summed
+                x.redistribute(placements=_replicated(x.device_mesh))
+        return results
+
+
+def check_results(c, result: Any) -> None:
+    """Raises CaptureError for a result that is a DTensor."""
+    if any(spec_of(c, p) is not None and p not in c.tensors.real for p in proxies_in(result, [])):
+        _refuse(c, "it returns a DTensor, which a program makes inside of it")
+
+
+def _marked(c, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
+    made = _same(c, value, mesh)
+    c.tensors.dtensors[made] = mesh, placements
+    return made
+
+
+def _same(c, value: TensorProxy, mesh) -> TensorProxy:
+    """The same value under another name, whose placements are others."""
+    axis, _ = _along(c, mesh, _replicated(mesh))[0]
+    return redistribute(value, axis, I, I)
+
+
+def _along(c, mesh, placements) -> list[tuple]:
+    """(axis, placement) of each dimension of a mesh."""
+    return [(mesh_axis(mesh, i), placement) for i, placement in enumerate(placements)]
+
+
+def _replicated(mesh) -> tuple:
+    from torch.distributed.tensor import Replicate
+
+    return (Replicate(),) * mesh.ndim
+
+
+def _normal(placements, rank: int) -> tuple:
+    """Placements with dimensions counted from the front."""
+    return tuple(
+        type(p)(p.dim + rank) if p.is_shard() and p.dim < 0 else p  # as DTensor does
+        for p in placements
+    )
+
+
+def _bound(f: Callable, args, kwargs) -> dict[str, Any]:
+    return inspect.signature(f).bind(*args, **kwargs).arguments
+
+
+def _refuse(c, what: str):
+    c.refuse(f"{what} is called inside of it", "make DTensors outside of the compiled function, or call it there")

@@ -1,0 +1,106 @@
+"""Modules that PyTorch has prepared: `fully_shard`, `parallelize_module`, `distribute_module`.
+
+Their parameters are DTensors already, whose placements say how the ranks hold them. `adopt` gives these parameters a
+`Placement`; programs compute with their local tensors, and what the module's hooks communicate is the programs' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from thunder import compat
+from thunder.distributed.layouts import I, R, S, axis_of, mesh_axis
+from thunder.distributed.placement import Held, Placement, is_dtensor, own, place, placement_of
+
+REMEDY = "compile the module first, then prepare the result, or use thunder.distributed"
+
+
+def adopt(module: torch.nn.Module) -> None:
+    """Says how the ranks hold the parameters of a module that PyTorch prepared, which stays as it is.
+
+    Raises NotImplementedError, before anything is done, for what programs do not communicate: options that only
+    `fully_shard`'s own hooks follow, partial parameters, and parts of different sizes along another dimension than the
+    first.
+    """
+    names = {id(p): name for name, p in module.named_parameters()}
+    buckets = {id(x.parameter): (x, path) for path, x in _fully_sharded(module)}
+    found = {}
+    for i, (sharded, _) in buckets.items():
+        if sharded.others:
+            raise NotImplementedError(f"thunder.jit of a module under fully_shard with {sharded.others[0]}: {REMEDY}")
+        assert i in names, "fully_shard knows parameters of the module"
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if is_dtensor(p) and placement_of(p) is None:
+            sharded, path = buckets.get(id(p), (None, None))
+            found[id(p)] = _placement_of(name, p, sharded, path)
+    for owner in module.modules():
+        for name, p in owner._parameters.items():
+            if id(p) in found:
+                place(p, found[id(p)])
+                own(owner, name, found[id(p)])
+        for p in owner._buffers.values():
+            if id(p) in found:
+                place(p, found[id(p)])
+
+
+def described(tensor) -> Placement | None:
+    """How the ranks hold a DTensor that nobody has prepared, by its own placements; None for a partial one, and where
+    parts of different sizes do not lie along the first dimension."""
+    try:
+        return _placement_of("tensor", tensor, None, None)
+    except NotImplementedError:
+        return None
+
+
+def is_adopted(module: torch.nn.Module) -> bool:
+    """Whether programs communicate in the place of a module's hooks."""
+    return all(placement_of(p) is not None for p in module.parameters() if is_dtensor(p))
+
+
+def _fully_sharded(module: torch.nn.Module) -> Iterator[tuple[str, compat.FullyShard]]:
+    """The parameters that `fully_shard` has sharded, with the path of the module that it was called for."""
+    for path, inner in module.named_modules():
+        if compat.is_fully_sharded(inner):
+            yield from ((path, one) for one in compat.fully_sharded(inner))
+
+
+def _placement_of(name: str, p, sharded: compat.FullyShard | None, path: str | None) -> Placement:
+    # of ranks that share data
+    mesh, placements = (p.device_mesh, p.placements) if sharded is None else sharded.seen_on or (None, ())
+    axes, shape = [], list(p.shape)
+    for i, layout in enumerate(placements):
+        if layout.is_partial():
+            raise NotImplementedError(f"thunder.jit of a module whose parameter {name} is a partial DTensor: {REMEDY}")
+        axis = mesh_axis(mesh, i)
+        axes.append(Held(axis, _parts(name, shape, layout.dim, axis.size) if layout.is_shard() else I, I))
+    if sharded is not None:  # which divides what a rank has of a layer
+        over = axis_of(sharded.shards, "dp", "avg")
+        axes.append(Held(over, _parts(name, shape, sharded.dim, over.size), R))
+        if sharded.replicas is not None:
+            axes.insert(0, Held(axis_of(sharded.replicas, "replicas", "avg"), I, R))
+    computed = p.dtype if sharded is None or not p.is_floating_point() else sharded.param_dtype or p.dtype
+    return Placement(
+        name,
+        tuple(p.shape),
+        computed,
+        p.dtype,
+        tuple(axes),
+        reduce_dtype=None if sharded is None else sharded.reduce_dtype,
+        again=sharded is not None and sharded.again,
+        bucket=path,
+        seen_on=None if mesh is None else (mesh, placements),
+    )
+
+
+def _parts(name: str, shape: list[int], dim: int, ranks: int):
+    """The layout of parts along a dimension, whose size is that of a part from then on."""
+    size, uneven = shape[dim], shape[dim] % ranks != 0
+    if uneven and dim:
+        raise NotImplementedError(
+            f"thunder.jit of a module whose parameter {name} has {size} elements along dimension {dim}, which the "
+            f"{ranks} ranks do not divide: {REMEDY}"
+        )
+    shape[dim] = -(-size // ranks)
+    return S(dim, size if uneven else None)
