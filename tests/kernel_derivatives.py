@@ -68,6 +68,6 @@ def set_by_families() -> dict[str, str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "gradient_of_first":
                 operation, gradient = node.args
-                name = ast.literal_eval(operation.slice) if isinstance(operation, ast.Subscript) else operation.id
+                name = operation.attr if isinstance(operation, ast.Attribute) else operation.id
                 found[name] = ast.unparse(gradient).replace("backward.", "")
     return found
