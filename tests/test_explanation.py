@@ -14,7 +14,7 @@ def several(x):
     y = LAYER(x).relu()
     if y.sum() >= 0:  # decided
         y = y + random.random()  # drawn
-    print("mean", y.mean())  # printed
+    print("mean", y.mean().detach())  # printed
     n = int(y.argmax())  # read
     return y[0] * n, torch.special.zeta(y + 2, 2.0), y[y > 0.1]  # opaque, and a size
 
