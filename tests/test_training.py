@@ -24,12 +24,14 @@ import thunder
 from thunder import TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.core.transforms import get_grad, put_grads
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, FallbackWarning
 from thunder.extend import OperatorExecutor
 from thunder.tests.litgpt_model import GPT
 
 PROGRAMS = {}
 GAPS = {}  # by program: what is not there yet
+# a Function of several results that is told of missing cotangents is refused
+BY_THE_ORIGINAL = {"function_without_materialized_cotangents"}
 
 
 def program(f=None, *, gap=None):
@@ -1466,6 +1468,10 @@ def operator_of_a_library(compile):
     [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=GAPS[n])) if n in GAPS else n for n in PROGRAMS],
 )
 def test_trains_as_in_eager(name):
+    if name in BY_THE_ORIGINAL:
+        with pytest.warns(FallbackWarning):
+            compare(PROGRAMS[name], jit=lambda f: thunder.jit(f, fallback="eager"))
+        return
     compare(PROGRAMS[name])
 
 

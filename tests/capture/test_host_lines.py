@@ -584,3 +584,16 @@ def test_the_text_of_a_tensor_with_a_history_is_eagers(name, capsys):
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and torch.equal(*results)
     assert is_captured is (not caught)
+
+
+def test_the_text_of_an_array_of_the_program_is_captured(capsys):
+    def program(x):
+        a = np.arange(3)
+        print(a, [a], {"a": a})
+        return x * len(str(a)), f"{a}", "%s" % a
+
+    compiled = thunder.jit(program, fallback="error")
+    for _ in range(2):
+        want, said = program(torch.ones(2)), capsys.readouterr().out
+        got = compiled(torch.ones(2))
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:] and capsys.readouterr().out == said

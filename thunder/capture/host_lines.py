@@ -54,6 +54,7 @@ from thunder.core.proxies import (
     Size,
     TensorProxy,
     concrete,
+    map_structure,
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
@@ -487,8 +488,10 @@ _COMPUTING = {abs, round, divmod, pow, bytes, bytearray, complex}  # with such a
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
-def check_printed(c, function: Callable, values) -> None:
-    """Refuses a text of a tensor that the program computes and that requires grad: it ends with the name of its node in
+def printed(c, function: Callable, values) -> Any:
+    """Values of which a text is made, with copies in the place of the program's own arrays: their text changes none.
+
+    Refuses a tensor that the program computes and that requires grad: its text ends with the name of its node in
     autograd's graph, which programs do not have. That of a tensor without dimensions is the number's where it is
     formatted."""
     of_number = function is format or function.__name__ in ("format", "__mod__") and not _AS_TEXT(function.__self__)
@@ -498,6 +501,17 @@ def check_printed(c, function: Callable, values) -> None:
             c.refuse_whole(
                 "a text is made of a tensor that requires grad, which says the tensor's grad_fn", "print x.detach()"
             )
+    if not any(type(x) is numpy.ndarray and x.flags.writeable for x in parts_of(values)):
+        return values
+    return map_structure(
+        lambda x: _read_only(x) if type(x) is numpy.ndarray and id(x) not in c.outside.arrays else x, values
+    )
+
+
+def _read_only(array: numpy.ndarray) -> numpy.ndarray:
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
 
 
 def _is_computed(c, p: Proxy) -> bool:
@@ -509,7 +523,7 @@ _AS_TEXT = re.compile(r"%[^%a-zA-Z]*[sra]|\{[^{}]*![sra]").search  # fields with
 
 def text(c, function, *args, **kwargs):
     """The text that a function makes of tensors, or of data-dependent numbers."""
-    check_printed(c, function, (args, kwargs))
+    args, kwargs = printed(c, function, (args, kwargs))
     shows_arrays = any(isinstance(x, (numpy.ndarray, numpy.generic)) for x in parts_of(args, kwargs))
     return run(c, function, args, kwargs, pure=not shows_arrays)
 
