@@ -140,7 +140,8 @@ def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any
         pairs = list(zip(proxies_in(result, []), compat.tree_leaves(examples), strict=False))
     for value, example in pairs:
         if isinstance(example, torch.Tensor) and is_dtensor(example):
-            c.tensors.dtensors[c.recorder.memory.holder(value)] = example.device_mesh, example.placements
+            made: Any = example
+            c.tensors.dtensors[c.recorder.memory.holder(value)] = made.device_mesh, made.placements
     return result
 
 
