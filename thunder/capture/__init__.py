@@ -405,7 +405,7 @@ def _read(c: Capture) -> Captured:
                 c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
-            dtensors.check_results(c, result)
+            dtensors.check_results(c, captured.computation.output)  # flat, whatever the result's structure is
             return captured
     except UnsupportedError as error:
         raise CaptureError(
