@@ -555,11 +555,11 @@ def test_code_that_reads_containers_of_data(f):
 
 
 TEXTS = {
-    "printed": (lambda y: print(y), False),
-    "str": (lambda y: print(str(y)), False),
-    "of a sum": (lambda y: print(y.sum()), False),
-    "%s": (lambda y: print("%s" % y.sum()), False),  # noqa: UP031
-    "!r": (lambda y: print("{!r}".format(y.sum())), False),  # noqa: UP032
+    "printed": (lambda y: print(y), True),
+    "str": (lambda y: print(str(y)), True),
+    "of a sum": (lambda y: print(y.sum()), True),
+    "%s": (lambda y: print("%s" % y.sum()), True),  # noqa: UP031
+    "!r": (lambda y: print("{!r}".format(y.sum())), True),  # noqa: UP032
     "a number": (lambda y: print(f"{y.sum()} {y.sum():.3f}", "%.3f" % y.sum(), "{}".format(y.sum())), True),  # noqa: UP031, UP032
     "detached": (lambda y: print(y.detach(), y.sum().item()), True),
 }

@@ -28,7 +28,7 @@ BY_THE_ORIGINAL = frozenset(
     generator_result generator_method generator_result_inner coroutine_result async_gen
     asyncio_inside thread_inside pool_inside
     fn_needs_input_grad grad_outputs_batched
-    text_of_grad grad_fn_name view_as_complex_argument swap_tensors hook_on_leaf_inside retain_grad_inside retain_grad_stored
+    grad_fn_name view_as_complex_argument swap_tensors hook_on_leaf_inside retain_grad_inside retain_grad_stored
     fn_inplace fn_two fn_two_other
     checkpoint_bn checkpoint_bn_reentrant ck_bn_inner_step ck_list ck_print ck_counter module_backward_hook_inside module_backward_hook_outside
     pickle_module_inside data_to module_to_inside

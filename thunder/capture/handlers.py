@@ -323,7 +323,7 @@ def _printable(c, value):
     """An argument of print: an object's text comes from its class, which may be the user's."""
     known = (Proxy, NumberProxy, Condition, *host_lines.FIXED)
     plain = type(value) in PRIMITIVE | {list, tuple, dict, set} or isinstance(value, known)
-    return host_lines.printed(c, print, value) if plain else c.call(str, [value], {})
+    return host_lines.printed(c, value) if plain else c.call(str, [value], {})
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C

@@ -8,7 +8,6 @@ import collections
 import decimal
 import functools
 import operator
-import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from thunder import compat
 from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, is_written, keeps, settle_keys
+from thunder.capture.library import printed_nodes
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, among, is_hashable, is_tracked
 from thunder.capture.policy import (
     Eager,
@@ -488,19 +488,10 @@ _COMPUTING = {abs, round, divmod, pow, bytes, bytearray, complex}  # with such a
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
-def printed(c, function: Callable, values) -> Any:
-    """Values of which a text is made, with copies in the place of the program's own arrays: their text changes none.
-
-    Refuses a tensor that the program computes and that requires grad: its text ends with the name of its node in
-    autograd's graph, which programs do not have. That of a tensor without dimensions is the number's where it is
-    formatted."""
-    of_number = function is format or function.__name__ in ("format", "__mod__") and not _AS_TEXT(function.__self__)
-    for p in proxies_in(values, []):
-        is_number = of_number and type(p) is TensorProxy and not p.shape
-        if _is_computed(c, p) and p.requires_grad and not is_number:
-            c.refuse_whole(
-                "a text is made of a tensor that requires grad, which says the tensor's grad_fn", "print x.detach()"
-            )
+def printed(c, values) -> Any:
+    """Values of which a text is made: with eager's `grad_fn` names of tensors, and copies in the place of the program's
+    own arrays, which no text changes."""
+    values = printed_nodes.printed(c, values)
     if not any(type(x) is numpy.ndarray and x.flags.writeable for x in parts_of(values)):
         return values
     return map_structure(
@@ -514,16 +505,9 @@ def _read_only(array: numpy.ndarray) -> numpy.ndarray:
     return copied
 
 
-def _is_computed(c, p: Proxy) -> bool:
-    return type(p) is TensorProxy and c.recorder.latest(p) not in c.tensors.real
-
-
-_AS_TEXT = re.compile(r"%[^%a-zA-Z]*[sra]|\{[^{}]*![sra]").search  # fields with the text of a value, whatever it is
-
-
 def text(c, function, *args, **kwargs):
     """The text that a function makes of tensors, or of data-dependent numbers."""
-    args, kwargs = printed(c, function, (args, kwargs))
+    args, kwargs = printed(c, (args, kwargs))
     shows_arrays = any(isinstance(x, (numpy.ndarray, numpy.generic)) for x in parts_of(args, kwargs))
     return run(c, function, args, kwargs, pure=not shows_arrays)
 

@@ -41,7 +41,9 @@ def _refuse_outside(c, value) -> None:
 
 
 def _refuse(c) -> None:
-    c.refuse_whole(  # an eager call would register the hook on what stands for the tensor inside of it
+    # an eager call would register the hook on what stands for the tensor inside of it
+    c.request.eager.exclude(frame.fn.__code__ for frame in c.stack_of_frames)
+    c.refuse(
         "a hook is registered on a tensor from outside, or retain_grad() is called on one",
         "register it outside of the compiled function",
     )
