@@ -248,6 +248,20 @@ def test_a_function_that_writes_to_a_tensor_that_was_read_before(through_data):
     assert_same(found, run(lambda f: f), 0)
 
 
+@pytest.mark.parametrize("name", ["sum", "softmax", "std"])
+def test_functions_of_torch_masked_are_eager_calls(name):
+    """They make a class in each call."""
+
+    def f(x):
+        return getattr(torch.masked, name)((x * 2).sin(), 1, mask=x > 0.5).exp()
+
+    compiled, given = thunder.jit(f, fallback="eager"), torch.rand(4, 6)
+    with pytest.warns(FallbackWarning, match="runs as it is"):
+        found = [step(compiled, nn.Module(), given) for _ in range(2)]
+    assert_same(found, [step(f, nn.Module(), given)] * 2, 1e-6)
+    assert len(compiled.programs) == 1 and "eager_call" in names(compiled)
+
+
 def without_program(x):
     x.untyped_storage()
     return x.tanh()

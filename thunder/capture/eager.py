@@ -170,7 +170,7 @@ def _stands_alone(f: types.FunctionType) -> bool:
     return _GRAPH.isdisjoint(names) and _CALLER.isdisjoint(names) and not names >= {"inspect", "stack"}
 
 
-_APART = ("torch.nn", "torch.optim", "torch.distributions", "torch.utils.checkpoint", "thunder.tests")
+_APART = ("torch.nn", "torch.optim", "torch.distributions", "torch.masked", "torch.utils.checkpoint", "thunder.tests")
 _GRAPH = {"backward", "grad_fn", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "create_graph"}
 _CALLER = {"_getframe", "currentframe", "print_stack", "extract_stack", "format_stack", "walk_stack"}
 
