@@ -1,5 +1,5 @@
-"""One tensor as several arguments: a program of a call with one tensor is for such calls; one of a call with several
-tensors serves both where nothing depends on that."""
+"""One tensor as several arguments: each is a parameter of the program where nothing depends on that, so that the
+program serves calls with several tensors; elsewhere calls with one tensor and with several are other programs."""
 
 import copy
 
@@ -83,7 +83,7 @@ def written_as_well(a, b):
 
 
 KEPT = [torch.ones(1)]
-PROGRAMS = {  # (program, how many programs (x, y), (y, x), (x, x) take)
+PROGRAMS = {  # (program, how many programs (x, x), (x, y), (y, x) take)
     "a product": (lambda a, b: a * b, 1),
     "a list for an operation": (lambda a, b: torch.cat([a, b]).sum(), 1),
     "a write to a copy": (lambda a, b: a.clone().add_(b), 1),
@@ -127,13 +127,30 @@ def test_calls_with_one_tensor_and_with_two(name, first, capsys):
                 result = error
             seen.append((str(result), str(values), [v.requires_grad for v in values], capsys.readouterr().out))
         assert seen[0] == seen[1]
-    assert programs is None or thunder.cache_misses(compiled) == (programs if first else 2)
+    assert programs is None or thunder.cache_misses(compiled) == programs
+    if programs == 1:
+        assert len(thunder.last_traces(compiled)[-1].args) >= 2
 
 
 def test_gradients_of_one_tensor_add_up():
     compiled, x = thunder.jit(lambda a, b: (a * b * b).sum()), torch.full((2,), 3.0, requires_grad=True)
     compiled(x, x).backward()
     assert torch.equal(x.grad, torch.full((2,), 27.0))
+
+
+@pytest.mark.parametrize(("captures", "program"), [(1, PROGRAMS["a product"][0]), (1, PROGRAMS["is"][0]), (2, written)])
+def test_a_program_is_captured_again_only_where_it_depends_on_the_two_being_one(captures, program, monkeypatch):
+    made = []
+
+    class Counted(thunder.capture.Capture):
+        def __init__(self, *args):
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(thunder.capture, "Capture", Counted)
+    x = torch.ones(1)
+    thunder.jit(program)(x, x)
+    assert len(made) == captures
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["an argument", "a value that is no argument"])

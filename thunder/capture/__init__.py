@@ -35,7 +35,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import input_source, write_back
+from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
 from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -291,10 +291,22 @@ def capture(request: Request) -> Captured:
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
     the program's own leaves as it is, or as the cause of FailsWithParts.
     """
+    before = request.log.mark()
+    try:
+        return _capture(request, apart=True)
+    except DependsOnIdentity:
+        request.log.rewind(before)
+    return _capture(request, apart=False)
+
+
+def _capture(request: Request, apart: bool) -> Captured:
+    """See `capture`. apart: see `Tensors`. Raises DependsOnIdentity where a tensor is several arguments and the program
+    depends on that, or fails."""
     undecided: CaptureError | None = None  # the refusal of the program that was told no
     while True:
         c, before = Capture(request, undecided is not None), request.log.mark()
         refused_lines = len(request.eager.superseding)
+        c.tensors.apart = apart
         try:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
@@ -310,12 +322,15 @@ def capture(request: Request) -> Captured:
             elif again := _with_eager_call(request, c, error) or len(request.eager.superseding) > refused_lines:
                 undecided = None
                 request.log.rewind(before)
+            passed_twice = c.tensors.passed_twice
             if not again and isinstance(error, Exception) and not interrupts(error):
                 request.failed[:] = [_questions_before(c, error)]
             _close(c)
             if not again:
                 if undecided is not None and isinstance(error, Exception) and not isinstance(error, CaptureError):
                     raise undecided from error  # which eager mode, told no, may not raise
+                if passed_twice and isinstance(error, Exception) and not interrupts(error):
+                    raise DependsOnIdentity from error
                 raise
 
 
@@ -355,6 +370,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
     second = Capture(request, c.compiling)
+    second.tensors.apart = c.tensors.apart
     try:
         found = _read(second).with_prologue()
     except Exception as error:  # noqa: BLE001 - as it was it was captured
@@ -406,6 +422,7 @@ def _read(c: Capture) -> Captured:
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
             dtensors.check_results(c, captured.computation.output)  # flat, whatever the result's structure is
+            check_apart(c)
             return captured
     except UnsupportedError as error:
         raise CaptureError(
@@ -430,7 +447,7 @@ def _run_or_fail(c: Capture) -> tuple[Any, Exception | None]:
     except Exception as error:
         if c.request.original_stands_in and not interrupts(error):
             note_failure(c, error)
-        if c.request.original_stands_in or interrupts(error):
+        if c.request.original_stands_in or c.tensors.passed_twice or interrupts(error):
             raise
         return None, error
 

@@ -20,6 +20,7 @@ from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
 from thunder.capture.reachable import Reach
 from thunder.capture.sources import Source
+from thunder.capture.tensors import check_apart
 from thunder.core.host_calls import CONTAINERS, HostProxy, Lent, Log, contents, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import (
@@ -393,6 +394,7 @@ class _Values:
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
+        check_apart(self.c)
         recorders = *self.c.outer_recorders, self.c.recorder
         bound_symbols = [b for recorder in recorders for b in recorder.bound_symbols]
         self._look_at(bound_symbols)

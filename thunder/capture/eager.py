@@ -371,8 +371,8 @@ def _argument(c, value: Any) -> Any:
 def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
     """The input for a tensor with a gradient that the function reads by itself."""
     known = c.tensors.proxies.get(id(tensor))
-    if known is not None:
-        return known
+    if known:
+        return next(iter(known.values()))
     return c.read(tensor, _source_of_leaf(c, tensor) or c.const(tensor, f"a tensor that {name} reads"))
 
 

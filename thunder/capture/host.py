@@ -81,7 +81,7 @@ class Capture(Host):
     """One capture of a program. Everything named by an id here is kept alive by `keep` until it is over."""
 
     named_type = TensorProxy
-    uncatchable = (*Host.uncatchable, CaptureError)
+    uncatchable = (*Host.uncatchable, CaptureError, tensors.DependsOnIdentity)
 
     def __init__(self, request: Request, compiling: bool = False):
         """compiling: the answer of torch.compiler.is_compiling()."""
@@ -444,14 +444,14 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ trouble
     own_location, user_location = locations.own_location, locations.user_location
 
-    def refuse(self, reason: str, remedy: str = ""):
-        raise CaptureError(reason, location=self.user_location(), remedy=remedy)
-
     def refuse_whole(self, reason: str, remedy: str = ""):
         """`refuse`, where no function around the line would do the same if it were called as it is: the original
         runs."""
         self.request.eager.exclude(frame.fn.__code__ for frame in self.stack_of_frames)
         self.refuse(reason, remedy)
+
+    def refuse(self, reason: str, remedy: str = ""):
+        raise CaptureError(reason, location=self.user_location(), remedy=remedy)
 
     sharp = operations.sharp_edge
 

@@ -22,7 +22,7 @@ from thunder.capture.native import CONTAINERS, PRIMITIVE, plain_base
 from thunder.capture.number_places import with_numbers
 from thunder.capture.policy import is_library
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
-from thunder.capture.tensors import has_new_history
+from thunder.capture.tensors import DependsOnIdentity, has_new_history
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
     METHODS,
@@ -423,6 +423,8 @@ def sharp_edge(c, reason: str) -> None:
     option = c.request.options.sharp_edges
     if option is SHARP_EDGES_OPTIONS.ERROR:
         raise SharpEdgeError(text)
+    if c.tensors.passed_twice:
+        raise DependsOnIdentity(text)  # it could not be captured again later
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:

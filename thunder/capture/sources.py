@@ -164,6 +164,11 @@ class Source:
     def call(self, name: str, *args) -> Source:
         return self.child("call", (name, *args))
 
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument itself, and no part of one."""
+        return self.base is not None and self.base.step == "root" and self.base.key in ("args", "kwargs")
+
     def steps(self) -> list[Source]:
         """The path from below its root to here."""
         found: list[Source] = []

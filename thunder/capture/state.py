@@ -145,7 +145,10 @@ class Tensors:
 
     replaced: dict[int, tuple[dict, str]]
     replaced_sources: dict[Source, tuple[dict, str]] = field(default_factory=dict)
-    proxies: dict[int, TensorProxy] = field(default_factory=dict)  # by the id of the tensor
+    apart: bool = True  # a tensor that is several arguments is as many proxies
+    # id(tensor) -> its proxies, by the source of an argument, None for all that are none
+    proxies: dict[int, dict[Source | None, TensorProxy]] = field(default_factory=dict)
+    passed_twice: set[int] = field(default_factory=set)  # ids of those that have several
     real: dict[TensorProxy, tuple[torch.Tensor, Source]] = field(default_factory=dict)
     in_memory: dict[int, list[TensorProxy]] = field(default_factory=dict)  # the first of them, by their memory
     looked_at: int = 0  # how many

@@ -11,7 +11,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
-from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask
+from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask, value_at
 from thunder.capture.numbers import is_marked, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
@@ -19,6 +19,7 @@ from thunder.core.symbol import recording
 from thunder.distributed.boundary import held
 from thunder.distributed.placement import Placement, is_dtensor, placement_of
 from thunder.distributed.prepared import described
+from thunder.errors import ThunderError
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, is_unseen
 from thunder.ops.functionalize.parts import are_disjoint, part_shown
@@ -27,21 +28,54 @@ from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
+class DependsOnIdentity(ThunderError):
+    """A program depends on two of its tensors from outside being one, and they have a proxy each."""
+
+
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor: one, however it is reached."""
+    """The proxy for a tensor: one for each argument (`Tensors.apart`), and one however else it is reached."""
     c.values[source] = value
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
-    found = c.tensors.proxies.get(id(value))
+    known = c.tensors.proxies.get(id(value), _NONE)
+    key = source if source.is_argument else None
+    found = known.get(key)
+    if found is None and known:
+        if not c.tensors.apart or c.sharp_edges:  # code that capture ran runs once: there is no way back
+            found = next(iter(known.values()))
+        else:
+            c.tensors.passed_twice.add(id(value))
+            check_apart(c)
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value) and not is_local(c, value, source):
                 return opaque_values.read(c, value, source)
-            found = c.tensors.proxies[id(value)] = _new_proxy(c, value, source)
+            found = _new_proxy(c, value, source)
+        c.tensors.proxies.setdefault(id(value), {})[key] = found
         c.keep[id(value)] = value
     elif c.tensors.real[found][1] is not source:
         ask(c, source, SAME, c.tensors.real[found][1])
     return found
+
+
+_NONE: dict = {}
+
+
+def check_apart(c) -> None:
+    """Raises DependsOnIdentity where a tensor with several proxies is written to, or gradients of it are, or where its
+    identity matters, as that of all does where `requires_grad_` or `.data` is written (`Capture.distinct_groups`)."""
+    t, engine = c.tensors, c.engine
+    if not t.passed_twice:
+        return
+    touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values()}
+    touched.update(owner for _, owner, _ in c.writes.effects.values() if type(owner) is TensorProxy)
+    with compat.DisableTorchFunction():
+        memory = {_memory_of(c.keep[i]) for i in t.passed_twice}
+        written = any(_memory_of(t.real[p][0]) in memory for p in touched if p in t.real)
+    told = {id(real) for _, real, _ in c.outside.ids.values()}
+    told |= {id(value_at(c, source)) for source in c.outside.apart}
+    if written or t.required or t.rebound or not told.isdisjoint(t.passed_twice):
+        raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
 
 def is_local(c, value: torch.Tensor, source: Source) -> bool:
@@ -200,6 +234,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
             raise RuntimeError(f"a {shows}leaf Variable that requires grad is being used in an in-place operation.")
     if base not in c.tensors.mutated:
         c.tensors.mutated[base] = None
+        check_apart(c)
         for other in _in_memory_of(c, real):
             if base in c.tensors.mutated:
                 _share(c, base, other, c.tensors.real[other][0])

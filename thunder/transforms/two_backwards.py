@@ -19,17 +19,18 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import ForwardBackward
+from thunder.ops.eager_calls import is_eager_backward
 from thunder.transforms.partition import has_effect, unpack_sequence
 
 
 def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[ForwardBackward, ForwardBackward, int] | None:
     """The cut with the backward of the gradients that are not at the places `later`, the cut with that of the others,
     and how many values the first returns behind the gradients, which the second takes behind the cotangents. None
-    where the backward has effects, which would happen twice."""
+    where the backward has effects, or runs code of an eager call, which may have some: each backward has them."""
     backward = cut.backward
     head = [b for b in backward.bound_symbols if b.sym.python_printer is not None]
     body = [b for b in backward.bound_symbols if b.sym.python_printer is None]
-    if any(map(has_effect, body)):
+    if any(map(_may_have_effect, body)):
         return None
     now = tuple(None if i in later else g for i, g in enumerate(backward.output))
     then = tuple(g if i in later else None for i, g in enumerate(backward.output))
@@ -56,3 +57,7 @@ def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[Forward
         ),
         len(handed),
     )
+
+
+def _may_have_effect(operation: BoundSymbol) -> bool:
+    return has_effect(operation) or is_eager_backward(operation.sym)
