@@ -103,12 +103,19 @@ def test_the_page_of_options_names_each_one():
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-def test_each_decision_is_a_dated_record_that_the_tour_names():
+def test_the_tour_names_each_chapter_of_the_design():
     tour = (ROOT / "docs/design.md").read_text()
-    for record in (ROOT / "docs/decisions").glob("*.md"):
-        title, empty, date, *_ = record.read_text().splitlines()
-        assert title.startswith("# ") and not empty and re.fullmatch(r"\d{4}-\d\d-\d\d", date), record.name
-        assert f"[{title[2:]}](decisions/{record.name})" in tour, f"docs/design.md does not name {record.name}"
+    for chapter in (ROOT / "docs/design").glob("*.md"):
+        title = chapter.read_text().splitlines()[0]
+        assert f"[{title[2:]}](design/{chapter.name})" in tour, f"docs/design.md does not name {chapter.name}"
+
+
+def test_chapters_of_the_design_name_files_that_exist():
+    tree = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("**/*.py") if ".venv" not in path.parts}
+    for chapter in (ROOT / "docs/design").glob("*.md"):
+        for name in re.findall(r"`([\w/]+\.(?:py|cpp|c))\b", chapter.read_text()):
+            known = name.endswith(".py") and any(f"/{path}".endswith(f"/{name}") for path in tree)
+            assert known or list(ROOT.glob(f"thunder/**/{name.rpartition('/')[2]}")), f"{chapter.name}: {name}"
 
 
 def test_a_wrong_page_is_noticed(tmp_path):
