@@ -120,6 +120,14 @@ def along_another_dimension(rank, size):
     assert "all_gather" not in names(compiled, backward=True)
 
 
+def loads_and_gives(compiled, state):
+    """A compiled module loads a whole state dict, and gives the same back."""
+    compiled.load_original_state_dict(state)
+    given = compiled.original_state_dict()
+    for name, value in state.items():
+        assert torch.equal(given[name], value), name
+
+
 def accumulates(rank, size):
     """Gradients of two batches, synchronised once, and whole state dicts."""
     mine = sharded(Language().double(), shard_placement_fn=lambda p: Shard(p.ndim - 1))
@@ -134,10 +142,7 @@ def accumulates(rank, size):
         close(whole(p.grad), q.grad, name)
     with torch.no_grad():
         one.head.weight.mul_(2)
-    compiled.load_original_state_dict(one.state_dict())
-    state = compiled.original_state_dict()
-    for name, value in one.state_dict().items():
-        assert torch.equal(state[name], value), name
+    loads_and_gives(compiled, one.state_dict())
 
 
 def test_fully_shard(ranks):
@@ -237,10 +242,7 @@ def under_both(rank, size):
     mine = sharded(parallel(Language().double(), mesh["layers"]), mesh["data"])
     part = lambda x: x.chunk(2)[mesh.get_local_rank("data")]
     compiled, one = trains(mine, Language().double(), part), Language().double()
-    compiled.load_original_state_dict(one.state_dict())
-    state = compiled.original_state_dict()
-    for name, value in one.state_dict().items():
-        assert torch.equal(state[name], value), name
+    loads_and_gives(compiled, one.state_dict())
 
 
 def test_fully_shard_and_parallelize_module_on_a_mesh(ranks):

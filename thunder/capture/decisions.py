@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -258,7 +259,9 @@ def _in_order(b: BoundSymbol) -> bool:
     return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
 
-_SMALL = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)]
+def _is_below_half(dtype: torch.dtype) -> bool:
+    """Whether a dtype has fewer bits than float16: PyTorch compares no values of these."""
+    return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def _cloned(x):
@@ -347,18 +350,13 @@ class _Values:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
         if self._set_back(before):
-            self.c.request.eager.exclude(codes)
             reason = f"{name}() writes to a tensor that the program has read"
-            warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
-            self.c.refuse(reason, "call it outside of the function")
+            self._refuse_what_ran(codes, reason, "call it outside of the function")
         unseen = outcome.beside is None and any(map(eager_calls.holds_gradients, eager_calls.closed_parts(outcome)))
         if unseen or outcome.keeps:
-            self.c.request.eager.exclude(codes)
             gives = "gives an object that leads to tensors with a gradient, or gives some later"
             stores = "stores tensors with a gradient, or calls a checkpoint with use_reentrant=True"
-            reason = f"{name}() {stores if outcome.keeps else gives}"
-            warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
-            self.c.refuse(reason)
+            self._refuse_what_ran(codes, f"{name}() {stores if outcome.keeps else gives}")
         with self.log.at(self.c.location()):
             memory = eager_calls.shown_by(outcome, args, kwargs)
             self.log.happens(index, function, eager_calls.module_of(args), outcome, memory)
@@ -368,6 +366,12 @@ class _Values:
         if versions_of(read) != versions:
             self.c.refuse(f"{name}() writes to a tensor that the program reads", "call it outside of the function")
         return outcome
+
+    def _refuse_what_ran(self, codes: list[types.CodeType], reason: str, remedy: str = "") -> None:
+        """Refuses an eager call that has run: it runs again as a part of the function around it."""
+        self.c.request.eager.exclude(codes)
+        warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
+        self.c.refuse(reason, remedy)
 
     def _set_back(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         """Gives tensors the values that they had. Says whether they had others."""
@@ -389,7 +393,7 @@ class _Values:
             return []
         with self._run_mode(False):
             reach, tensors = Reach(called), [real[p][0] for p in read]
-            tensors = [x for x in tensors if x.layout is torch.strided and x.dtype not in _SMALL]
+            tensors = [x for x in tensors if x.layout is torch.strided and not _is_below_half(x.dtype)]
             return [(x, x.clone()) for x in tensors if reach.reaches_memory(x)]
 
     def of(self, values, everything_before: bool = False) -> list:

@@ -6,13 +6,6 @@ lists the operations, so that a type checker finds a wrong name; `python tests/s
 
 from __future__ import annotations
 
-from thunder.core.symbol import Symbol
-from thunder.ops.registry import LTORCH
+from thunder.ops.registry import LTORCH, attributes_of
 
-
-def __getattr__(name: str) -> Symbol:
-    try:
-        symbol = globals()[name] = LTORCH[name]
-    except KeyError:
-        raise AttributeError(f"there is no operation ltorch.{name}") from None
-    return symbol
+__getattr__ = attributes_of(LTORCH, globals(), "operation ltorch")

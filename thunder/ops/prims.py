@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from thunder.core.symbol import Symbol
-from thunder.ops.registry import PRIMS
+from thunder.ops.registry import PRIMS, attributes_of
 
-
-def __getattr__(name: str) -> Symbol:
-    try:
-        symbol = globals()[name] = PRIMS[name]
-    except KeyError:
-        raise AttributeError(f"there is no primitive prims.{name}") from None
-    return symbol
+__getattr__ = attributes_of(PRIMS, globals(), "primitive prims")

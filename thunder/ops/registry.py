@@ -31,6 +31,19 @@ SUBSTITUTES: dict[str, Callable] = {}
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
 
+def attributes_of(table: dict[str, Symbol], namespace: dict[str, object], words: str) -> Callable[[str], Symbol]:
+    """`__getattr__` of a module whose names are a table's symbols. words: what the names are, in errors."""
+
+    def attribute(name: str) -> Symbol:
+        try:
+            symbol = namespace[name] = table[name]
+        except KeyError:
+            raise AttributeError(f"there is no {words}.{name}") from None
+        return symbol
+
+    return attribute
+
+
 def lookup(function) -> Callable | None:
     """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where
     it has no definition here."""

@@ -64,9 +64,9 @@ def _recomputed(c, function, args, kwargs, is_reentrant: bool):
         result = c.call(function, args, kwargs)
         has_gradient = any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, []))
         if has_gradient and _repeatable(c) != before:
-            if is_reentrant:  # whose graph autograd runs as a whole: no function around it can be an eager call
-                c.request.eager.exclude(frame.fn.__code__ for frame in c.stack_of_frames)
-            c.refuse(
+            # autograd runs the graph of a reentrant one as a whole: no function around it can be an eager call
+            refuse = c.refuse_whole if is_reentrant else c.refuse
+            refuse(
                 "what runs in a checkpoint writes to tensors, numbers or containers, which eager PyTorch does once "
                 "more in the backward",
                 "leave it out of the checkpoint",

@@ -42,8 +42,7 @@ def _refuse_outside(c, value) -> None:
 
 def _refuse(c) -> None:
     # an eager call would register the hook on what stands for the tensor inside of it
-    c.request.eager.exclude(frame.fn.__code__ for frame in c.stack_of_frames)
-    c.refuse(
+    c.refuse_whole(
         "a hook is registered on a tensor from outside, or retain_grad() is called on one",
         "register it outside of the compiled function",
     )
