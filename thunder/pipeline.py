@@ -16,7 +16,7 @@ from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, named
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.accumulated_products import accumulated_products
@@ -164,7 +164,7 @@ PASSES = PassList((
     Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT, when=lambda trace, _: trace.info.backwards > 0,
          meaning="drop operations of the forward that only backwards needed, which recompute them"),
     Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),
-         when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is LTORCH["stack"] for b in trace.bound_symbols),
+         when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is ltorch.stack for b in trace.bound_symbols),
          meaning="let backwards read the parts of a saved stack as views of it"),
     Pass("Partition", lambda trace, _: partition(trace), needs=JOINT, gives=CUT, ends=JOINT,
          when=lambda trace, lowering: lowering.differentiates,

@@ -10,10 +10,10 @@ import torch
 
 from thunder.core.proxies import TensorProxy, like, map_structure
 from thunder.core.symbol import BoundSymbol, recording
+from thunder.ops import ltorch
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, holding
 from thunder.ops.infer import as_torch
-from thunder.ops.registry import LTORCH
 
 
 def write(writer: Any) -> None:
@@ -43,7 +43,7 @@ def _make_view(writer: Any, operation: BoundSymbol) -> None:
     if operation.sym is holding:
         history, view = operation.args
         with recording(writer.c.recorder), grad_enabled(True):  # not a tensor that another result is, for autograd
-            own = LTORCH["clone"].record(writer.c.recorder, (history,), {}, like(history))
+            own = ltorch.clone.record(writer.c.recorder, (history,), {}, like(history))
         give, named = writer.pin(give_history, "give_history"), writer.afterwards(view)
         writer.lines.append(f"{give}({named}, {writer.value(own)})")
         writer.built[id(operation.output)] = named

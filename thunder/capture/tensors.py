@@ -20,11 +20,11 @@ from thunder.distributed.boundary import held
 from thunder.distributed.placement import Placement, is_dtensor, placement_of
 from thunder.distributed.prepared import described
 from thunder.errors import ThunderError
+from thunder.ops import ltorch
 from thunder.ops.functionalize import inplace
 from thunder.ops.functionalize.histories import grad_enabled, is_unseen
 from thunder.ops.functionalize.parts import are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
-from thunder.ops.registry import LTORCH
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
@@ -343,7 +343,7 @@ def write_back(c) -> None:
 def without_history(c, value: TensorProxy) -> TensorProxy:
     """A value as another tensor takes it over, whatever it has been since."""
     made = like(value)
-    LTORCH["detach"].record(c.recorder, (value,), {}, made)
+    ltorch.detach.record(c.recorder, (value,), {}, made)
     return made
 
 
@@ -351,7 +351,7 @@ def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
     """`base` gets the value, and its history, after the computation, where autograd sees it (see `EpilogueWriter`)."""
     if alias_bases(c.recorder.bound_symbols, maybe=True)[value] in c.tensors.real:  # which may be written to before
         with grad_enabled(True):
-            value = LTORCH["clone"](value)
+            value = ltorch.clone(value)
     c.tensors.written_after[base] = value
 
 

@@ -21,7 +21,7 @@ from thunder.core.trace import Trace
 from thunder.distributed.layouts import P
 from thunder.distributed.placement import Placement
 from thunder.distributed.redistribute import redistribute, steps_of, with_padding, without_padding
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.families.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 
@@ -120,7 +120,7 @@ def _gathered(operations: list[BoundSymbol]) -> list[BoundSymbol]:
     (axis,) = (axis for axis, src, _ in _steps(operations[0]) if src.kind == "S")
 
     def compute():
-        shards = [LTORCH["to"](one.args[0], dtype=one.output.dtype) for one in operations]
+        shards = [ltorch.to(one.args[0], dtype=one.output.dtype) for one in operations]
         futures = all_gather_together(shards, axis.group)
         return [without_padding(wait(f), 0, one.output.shape[0]) for f, one in zip(futures, operations, strict=True)]
 
@@ -132,7 +132,7 @@ def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol
 
     def compute():
         given = [operation.args[0] for operation in operations]
-        values = given if of.reduce_dtype is None else [LTORCH["to"](g, dtype=of.reduce_dtype) for g in given]
+        values = given if of.reduce_dtype is None else [ltorch.to(g, dtype=of.reduce_dtype) for g in given]
         for axis, _, dst in _steps(operations[0]):
             if dst.kind == "S":
                 padded = [with_padding(g, axis, dst) for g in values]
@@ -140,7 +140,7 @@ def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol
             else:
                 free = tuple(g is not before or g in own for g, before in zip(values, given, strict=True))
                 values = [wait(f) for f in all_reduce_together(values, axis.reduction, free, axis.group)]
-        return [LTORCH["to"](g, dtype=one.output.dtype) for g, one in zip(values, operations, strict=True)]
+        return [ltorch.to(g, dtype=one.output.dtype) for g, one in zip(values, operations, strict=True)]
 
     return _written(operations, compute)
 

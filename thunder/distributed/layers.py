@@ -22,7 +22,7 @@ from thunder.distributed.layout_types import Parts, with_layouts
 from thunder.distributed.layouts import Axis, I, P, R, S
 from thunder.distributed.placement import Placement
 from thunder.distributed.redistribute import redistribute, redistribute_parameters
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
 from thunder.transforms.dce import dce
@@ -74,7 +74,7 @@ class _Split:
         self.copies: dict[tuple, TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
-        rules = {LTORCH["linear"]: self.linear, LTORCH["embedding"]: self.embedding, redistribute: self.cut_out}
+        rules = {ltorch.linear: self.linear, ltorch.embedding: self.embedding, redistribute: self.cut_out}
         rule = rules.get(operation.sym)
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = None if rule is None else rule(operation, *operation.args, **operation.kwargs)
@@ -100,9 +100,9 @@ class _Split:
         axis, last = part.axis, len(x.shape) - 1
         if part.dim == 0:
             own = None if bias is None else self.own(bias, axis, 0)
-            return redistribute(LTORCH["linear"](self.gathered(x, axis), part.value, own), axis, S(last), I)
-        out = self.summed(LTORCH["linear"](self.own(x, axis, last), part.value, None), axis)
-        return out if bias is None else LTORCH["add"](out, bias)
+            return redistribute(ltorch.linear(self.gathered(x, axis), part.value, own), axis, S(last), I)
+        out = self.summed(ltorch.linear(self.own(x, axis, last), part.value, None), axis)
+        return out if bias is None else ltorch.add(out, bias)
 
     def cut_out(self, operation: BoundSymbol, x, axis, src, dst, *of):
         """A part that the program itself asks for of a whole value: where that is computed of parts, the part."""
@@ -134,18 +134,18 @@ class _Split:
         if part is None or max_norm is not None or scale_grad_by_freq or sparse:
             return None
         if part.dim == 1:
-            own = LTORCH["embedding"](ids, part.value, padding_idx)
+            own = ltorch.embedding(ids, part.value, padding_idx)
             return redistribute(own, part.axis, S(len(ids.shape)), I)
         rows = part.value.shape[0]
         first = part.axis.rank * rows
-        elsewhere = LTORCH["logical_or"](LTORCH["lt"](ids, first), LTORCH["ge"](ids, first + rows))
+        elsewhere = ltorch.logical_or(ltorch.lt(ids, first), ltorch.ge(ids, first + rows))
         mine = (
             None
             if padding_idx is None or not first <= padding_idx % weight.shape[0] < first + rows
             else padding_idx % weight.shape[0] - first
         )
-        found = LTORCH["embedding"](LTORCH["masked_fill"](LTORCH["sub"](ids, first), elsewhere, 0), part.value, mine)
-        return self.summed(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.axis)
+        found = ltorch.embedding(ltorch.masked_fill(ltorch.sub(ids, first), elsewhere, 0), part.value, mine)
+        return self.summed(ltorch.masked_fill(found, ltorch.unsqueeze(elsewhere, -1), 0), part.axis)
 
     def copied(self, x: TensorProxy, axis) -> TensorProxy:
         x = self.same(x)

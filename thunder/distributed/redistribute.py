@@ -32,7 +32,7 @@ from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, 
 from thunder.core.trace import Trace
 from thunder.distributed.layouts import Axis, I, Layout, P
 from thunder.distributed.placement import Placement, synchronizes
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, wait
 from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import from_tensor_dtype
@@ -63,7 +63,7 @@ def shape_after(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> tuple[i
 
 
 def without_padding(x: TensorProxy, dim: int, size: int) -> TensorProxy:
-    return x if x.shape[dim] == size else LTORCH["narrow"](x, dim, 0, size)
+    return x if x.shape[dim] == size else ltorch.narrow(x, dim, 0, size)
 
 
 def with_padding(x: Any, axis: Axis, dst: Layout) -> Any:
@@ -71,7 +71,7 @@ def with_padding(x: Any, axis: Axis, dst: Layout) -> Any:
     one of a tensor."""
     size = x.shape[dst.dim]
     missing = -size % axis.size
-    return LTORCH["pad"](x, (*(0, 0) * (len(x.shape) - 1 - dst.dim), 0, missing)) if missing else x
+    return ltorch.pad(x, (*(0, 0) * (len(x.shape) - 1 - dst.dim), 0, missing)) if missing else x
 
 
 def _along(layout: Layout) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _joined(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy
 def _part(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
     x = with_padding(x, axis, dst)
     size = x.shape[dst.dim] // axis.size
-    return LTORCH["narrow"](x, dst.dim, axis.rank * size, size)
+    return ltorch.narrow(x, dst.dim, axis.rank * size, size)
 
 
 def _reduced(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
@@ -101,20 +101,20 @@ def _exchanged(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorPr
     if src == dst:
         return x
     assert src.size is None and dst.size is None, "parts of different sizes are gathered"
-    sent = LTORCH["cat"](LTORCH["chunk"](x, axis.size, dst.dim), 0)
-    return LTORCH["cat"](LTORCH["chunk"](wait(all_to_all(sent, axis.group, True)), axis.size, 0), src.dim)
+    sent = ltorch.cat(ltorch.chunk(x, axis.size, dst.dim), 0)
+    return ltorch.cat(ltorch.chunk(wait(all_to_all(sent, axis.group, True)), axis.size, 0), src.dim)
 
 
 def _summand(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
     """Of which the reduction over ranks makes the value."""
     if axis.reduction == "avg":
-        x = LTORCH["mul"](x, axis.size)
+        x = ltorch.mul(x, axis.size)
     if src.kind == "S":
         dim, size, whole = src.dim, x.shape[src.dim], _whole_size(x, axis, src)
         before, after = axis.rank * size, (axis.size - 1 - axis.rank) * size
-        padded = LTORCH["pad"](x, (*(0, 0) * (len(x.shape) - 1 - dim), before, after))
+        padded = ltorch.pad(x, (*(0, 0) * (len(x.shape) - 1 - dim), before, after))
         return without_padding(padded, dim, whole)
-    return x if axis.rank == 0 else LTORCH["zeros_like"](x)
+    return x if axis.rank == 0 else ltorch.zeros_like(x)
 
 
 def _same(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
@@ -169,10 +169,10 @@ def _typed(x: TensorProxy, axis, src, dst, of: Placement | None = None) -> Tenso
 def _moved(x: TensorProxy, axis, src, dst, of: Placement | None = None) -> TensorProxy:
     steps = steps_of(axis, src, dst)
     communicated, result = _dtypes(x, steps, of)
-    x = LTORCH["to"](x, dtype=communicated)
+    x = ltorch.to(x, dtype=communicated)
     for one in steps:
         x = TABLE[one[1].kind, one[2].kind](x, *one)
-    return LTORCH["to"](x, dtype=result)
+    return ltorch.to(x, dtype=result)
 
 
 redistribute = Symbol("redistribute", _typed, module="ltorch", decomposition=_moved)
@@ -235,7 +235,7 @@ def whole(held: TensorProxy, placement: Placement) -> TensorProxy:
     elif steps:
         if placement.is_sharded:
             held = redistribute(held, *spelled(steps, placement.communicated_as))
-        held = without_synchronization(LTORCH["to"](held, dtype=from_tensor_dtype(placement.dtype)), placement)
+        held = without_synchronization(ltorch.to(held, dtype=from_tensor_dtype(placement.dtype)), placement)
     for axis, layout, _ in placement.joining:
         held = redistribute(held, axis, layout, I)
     return held

@@ -21,7 +21,7 @@ from thunder.analysis.flow import uses
 from thunder.core.proxies import FutureTensorProxy, Proxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.options import compile_option
 
 BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large model, some milliseconds of NVLink
@@ -57,7 +57,7 @@ def _gathers(operation: BoundSymbol) -> bool:
 def _follows(operation: BoundSymbol) -> bool:
     """Whether a operation may be put off together with the waits for what it reads: a cast, or the start of another
     collective."""
-    return bool(operation.inputs) and (original_of(operation).sym is LTORCH["to"] or _starts(operation))
+    return bool(operation.inputs) and (original_of(operation).sym is ltorch.to or _starts(operation))
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.core.proxies import Proxy, TensorProxy, equal_shapes, number_value, numbers_in
 from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.attention import fits_flash_for_cpu
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_dtype
@@ -39,10 +39,10 @@ def without_copies(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], c
 
 def _uncopied(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> TensorProxy:
     operation = producer.get(x)
-    if operation is None or operation.sym not in (LTORCH["clone"], LTORCH["contiguous"], LTORCH["cat"]):
+    if operation is None or operation.sym not in (ltorch.clone, ltorch.contiguous, ltorch.cat):
         return x
     given = operation.args[0]
-    if operation.sym is LTORCH["cat"]:
+    if operation.sym is ltorch.cat:
         parts = [t for t in given if len(t.shape) != 1 or t.shape[0] != 0]
         given = parts[0] if len(parts) == 1 else None
     fits = given is not None and given.dtype is x.dtype and given.requires_grad is x.requires_grad
@@ -92,7 +92,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
     operation = producer.get(x)
     if operation is None or len(x.shape) != 4:
         return None
-    if operation.sym is LTORCH["repeat_interleave"]:
+    if operation.sym is ltorch.repeat_interleave:
         given, times, dim = (*operation.args, None, None)[:3]
         return (
             (given, times)
@@ -108,7 +108,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
     spread = producer.get(operation.args[0])
     if (
         spread is None
-        or spread.sym is not LTORCH["expand"]
+        or spread.sym is not ltorch.expand
         or (inserted := producer.get(spread.args[0])) is None
         or len(spread.output.shape) != 5
     ):
@@ -126,9 +126,9 @@ def _inserts_third(operation: BoundSymbol) -> bool:
     """Whether an operation gives a tensor of 4 dimensions another one of size 1 at place 2."""
     if not operation.inputs or len(getattr(operation.inputs[0], "shape", ())) != 4:
         return False
-    if operation.sym is LTORCH["unsqueeze"]:
+    if operation.sym is ltorch.unsqueeze:
         return operation.args[1] in (2, -3)
-    key = operation.args[1] if operation.sym is LTORCH["getitem"] and isinstance(operation.args[1], tuple) else ()
+    key = operation.args[1] if operation.sym is ltorch.getitem and isinstance(operation.args[1], tuple) else ()
     return (
         len(key) >= 3
         and key[2] is None

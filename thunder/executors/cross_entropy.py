@@ -23,7 +23,7 @@ import torch
 from thunder.core.dtypes import float32
 from thunder.core.proxies import TensorProxy
 from thunder.extend import OperatorExecutor, register_executor
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 
 
 def register_cross_entropy(
@@ -96,7 +96,7 @@ def register_cross_entropy(
         )
 
     executor.register_implementation(
-        LTORCH["cross_entropy"], checker=checker, execution_transform=execute, grad_transform=differentiate
+        ltorch.cross_entropy, checker=checker, execution_transform=execute, grad_transform=differentiate
     )
 
 

@@ -34,7 +34,7 @@ from thunder.executors.matvec import usable
 from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding, dequantize
 from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -170,11 +170,11 @@ class FewBitsExecutor(OperatorExecutor):
         for operation in trace.bound_symbols:
             if operation.sym is dequantize:
                 weights[operation.output] = operation
-            elif operation.sym is LTORCH["to"] and operation.args[0] in weights:  # of autocast
+            elif operation.sym is ltorch.to and operation.args[0] in weights:  # of autocast
                 weights[operation.output] = weights[operation.args[0]]
 
         def chosen(operation: BoundSymbol) -> Symbol | None:
-            if operation.sym is not LTORCH["linear"] or operation.output.requires_grad:
+            if operation.sym is not ltorch.linear or operation.output.requires_grad:
                 return None
             made = weights.get(operation.args[1])
             return None if made is None else self._takes(operation.args[0], *made.args[:3])

@@ -45,7 +45,7 @@ from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.aligned import multiply_into
 from thunder.ops.layout import empty_rows, padded_row
@@ -148,13 +148,13 @@ class LinearCrossEntropyExecutor(CompilesKernels, OperatorExecutor):
     """Joins a linear layer and the cross-entropy of its result, which it finds by data flow."""
 
     def combined(self, trace: Trace) -> Trace:
-        if not any(operation.sym is LTORCH["cross_entropy"] for operation in trace.bound_symbols):
+        if not any(operation.sym is ltorch.cross_entropy for operation in trace.bound_symbols):
             return trace
         flow, joined = _Flow(trace), False
 
         def rule(operation: BoundSymbol, out: Rewriter) -> None:
             nonlocal joined
-            found = flow.chain(operation) if operation.sym is LTORCH["cross_entropy"] else None
+            found = flow.chain(operation) if operation.sym is ltorch.cross_entropy else None
             if found is None or not self.get_fuel():
                 return out.write(operation)
             joined = True
@@ -178,10 +178,8 @@ linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
 
 
 def _decomposition(hidden, weight, bias, target, ignore_index, reduction, dtype):
-    logits = LTORCH["linear"](hidden, weight, bias)
-    return LTORCH["cross_entropy"](
-        LTORCH["to"](logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0
-    )
+    logits = ltorch.linear(hidden, weight, bias)
+    return ltorch.cross_entropy(ltorch.to(logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0)
 
 
 def _with_gradients_meta(hidden, weight, bias, target, ignore_index, reduction, dtype, wanted):
@@ -267,7 +265,7 @@ class _Flow:
         value: Proxy = logits
         while self.uses[value] == 1 and value in self.producer:
             made = self.producer[value]
-            if made.sym is LTORCH["linear"]:
+            if made.sym is ltorch.linear:
                 return (made, moves[::-1]) if _fits(made, moves[::-1], operation) else None
             if not _keeps_rows(made):
                 return None
@@ -317,9 +315,9 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
-        if move.sym is LTORCH["view"] and not dense:
+        if move.sym is ltorch.view and not dense:
             return False
-        dense = move.sym is not LTORCH["getitem"] and (dense or move.sym is LTORCH["contiguous"])
+        dense = move.sym is not ltorch.getitem and (dense or move.sym is ltorch.contiguous)
     return element_count(logits) * logits.dtype.bytes > LIMIT
 
 
@@ -334,12 +332,12 @@ def _keeps_rows(operation: BoundSymbol) -> bool:
         or before.shape[-1] != after.shape[-1]
     ):
         return False
-    if operation.sym is LTORCH["getitem"]:
+    if operation.sym is ltorch.getitem:
         return _picks_rows(operation.args[1], len(before.shape))
     return (
         operation.sym.reshapes
-        or operation.sym is LTORCH["contiguous"]
-        or operation.sym is LTORCH["to"]
+        or operation.sym is ltorch.contiguous
+        or operation.sym is ltorch.to
         and before.device is after.device
     )
 
@@ -357,10 +355,10 @@ def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     hidden, *parameters = _operands(linear)
     width = hidden.shape[-1]
     for move in moves:
-        if move.sym is LTORCH["getitem"]:
-            hidden = LTORCH["getitem"](hidden, move.args[1])
+        if move.sym is ltorch.getitem:
+            hidden = ltorch.getitem(hidden, move.args[1])
         elif move.sym.reshapes:
-            hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
+            hidden = ltorch.reshape(hidden, (*move.output.shape[:-1], width))
     return _call((hidden, *parameters), to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 
 

@@ -34,7 +34,7 @@ from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings
 from thunder.executors.triton_kernels.launcher import ALIGNMENT
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import compile_option
@@ -122,14 +122,14 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
         super().__init__(name, **options)
         self.rows, self.usable = rows, usable
         self.few_rows_linear = self.register_operator(
-            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=few_rows,
+            "few_rows_linear", like=lambda x, weight, bias=None: ltorch.linear(x, weight, bias), fn=few_rows,
             tags=(OpTags.MATMUL_OP,)
         )  # fmt: skip
         self.linears_of_a_row = self.register_operator(
-            "linears_of_a_row", like=lambda x, *weights: tuple(LTORCH["linear"](x, w) for w in weights),
+            "linears_of_a_row", like=lambda x, *weights: tuple(ltorch.linear(x, w) for w in weights),
             fn=linears_of_row, tags=(OpTags.MATMUL_OP,),
         )  # fmt: skip
-        self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
+        self.register_implementation(ltorch.linear, self.few_rows_linear, checker=self._checker)
 
     def configured(self, options) -> MatvecExecutor:
         rows = options.get(MATVEC_ROWS)
@@ -145,7 +145,7 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
         groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the layers that may join
         for operation in trace.bound_symbols:
             if (
-                operation.sym is not LTORCH["linear"]
+                operation.sym is not ltorch.linear
                 or operation.output.requires_grad
                 or not self._joins(*operation.args, **operation.kwargs)
             ):

@@ -38,7 +38,7 @@ from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
 from thunder.kernels.sizes import Undecided
-from thunder.ops import LTORCH, PRIMS
+from thunder.ops import ltorch, prims
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.rules import products
@@ -72,8 +72,8 @@ class TritonFuser(TritonExecutor):
         self._plans: TritonFuser | None = None
         # by the names of a program: the forward's, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
-        self.register_supported(LTORCH["mm"], self._takes_product, execution_transform=thin_product)
-        self.register_supported(LTORCH["linear"], self._takes_layer, execution_transform=thin_layer)
+        self.register_supported(ltorch.mm, self._takes_product, execution_transform=thin_product)
+        self.register_supported(ltorch.linear, self._takes_layer, execution_transform=thin_layer)
 
     def configured(self, options) -> TritonFuser:
         if not options.get(TRITON_AUTOTUNE):
@@ -125,7 +125,7 @@ class TritonFuser(TritonExecutor):
             and has_numbers([t.shape for t in tensors]) is False
             and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
             and sum(map(nbytes, tensors)) <= SHARED
-            and all(_is_map(o) or o.sym is PRIMS["sum_of_partials"] for o in region.bound_symbols)
+            and all(_is_map(o) or o.sym is prims.sum_of_partials for o in region.bound_symbols)
             and not any(
                 i in producer and products.in_float32.of(producer[i].sym) is not None
                 for i in region.inputs
@@ -199,7 +199,7 @@ class _Plans(TritonFuser):
         return FusedRegion(region, device, planned=True)
 
 
-_ALONE = {uniform_philox, PRIMS["sum_of_partials"], index_backward}  # that PyTorch has no kernel for, or sorts for
+_ALONE = {uniform_philox, prims.sum_of_partials, index_backward}  # that PyTorch has no kernel for, or sorts for
 
 
 def _in_primitives(operation: BoundSymbol) -> bool:

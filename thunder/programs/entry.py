@@ -33,6 +33,7 @@ from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceInfo
 from thunder.errors import ThunderError
 from thunder.extend import get_always_executors
+from thunder.ops import ltorch
 from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.registry import LTORCH, PRIMS
 from thunder.options import NUMERICS_OPTIONS, JitOptions
@@ -182,7 +183,7 @@ def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict
 
 def _detaching(operations: Sequence[BoundSymbol], names: Names) -> list[BoundSymbol]:
     """Operations for PyTorch to differentiate: what the user computed without grad is detached."""
-    detach, made = LTORCH["detach"], []
+    detach, made = ltorch.detach, []
     for b in operations:
         stops = b.sym is not detach and any(isinstance(i, TensorProxy) and i.requires_grad for i in b.inputs)
         stopped = {

@@ -10,7 +10,7 @@ import torch
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import Symbol
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding
 from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpack, why_no_runs
 
@@ -29,8 +29,8 @@ def _chosen(codes: TensorProxy) -> TensorProxy:
     def between(low: int, high: int) -> TensorProxy:
         middle = (low + high) // 2
         if high - low == 2:
-            return LTORCH["where"](codes < middle, NF4[low], zeros + NF4[middle])
-        return LTORCH["where"](codes < middle, between(low, middle), between(middle, high))
+            return ltorch.where(codes < middle, NF4[low], zeros + NF4[middle])
+        return ltorch.where(codes < middle, between(low, middle), between(middle, high))
 
     return between(0, 16)
 

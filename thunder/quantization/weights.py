@@ -27,7 +27,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding, dequantize, quantized_linear
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_dtype
 from thunder.transforms.base import Transform, connected, with_parameter
@@ -177,7 +177,7 @@ def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tupl
     waiting, parts = dict(made), dict(made)
     operations: list[BoundSymbol] = []
     for operation in trace.bound_symbols:
-        if operation.sym is LTORCH["to"] and operation.args[0] in parts:  # of autocast
+        if operation.sym is ltorch.to and operation.args[0] in parts:  # of autocast
             parts[operation.output] = parts[operation.args[0]]
         if (multiplied := _multiplied(operation, format, parts, context)) is not None:
             operations.append(multiplied)
@@ -198,7 +198,7 @@ def _multiplied(
     operation: BoundSymbol, format: QuantizedWeights, parts: dict[Proxy, tuple], context: Context
 ) -> BoundSymbol | None:
     """A layer on what is held of its weight; None where the weight has to be made. parts: of weights and of casts."""
-    if operation.sym is not LTORCH["linear"] or operation.args[1] not in parts or operation.args[0] in parts:
+    if operation.sym is not ltorch.linear or operation.args[1] not in parts or operation.args[0] in parts:
         return None
     x, weight, *bias = operation.args
     shape, out = tuple(weight.shape), operation.output
@@ -214,7 +214,7 @@ def _multiplied(
 
 
 def join(first: Any, second: Any, dim: int) -> Any:
-    return (LTORCH["cat"] if isinstance(first, Proxy) else torch.cat)([first, second], dim)
+    return (ltorch.cat if isinstance(first, Proxy) else torch.cat)([first, second], dim)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, primitive
 from thunder.errors import DerivativeError
-from thunder.ops import LTORCH, PRIMS
+from thunder.ops import ltorch, prims
 from thunder.ops.gradients import check_count, check_kind, fitted
 from thunder.ops.rules import derivatives
 from thunder.transforms.levels import typed
@@ -220,7 +220,7 @@ class _Function:
             place = next(places) if isinstance(o, TensorProxy) else None
             cotangent = None if place is None else self.cotangents[place]
             if cotangent is None and place is not None and ctx._materializes:
-                cotangent = LTORCH["zeros"](o.shape, device=o.device, dtype=o.dtype)
+                cotangent = ltorch.zeros(o.shape, device=o.device, dtype=o.dtype)
             given.append(cotangent)
         return given
 
@@ -316,7 +316,7 @@ class _Function:
         for o in proxies_in(outputs, []):
             o.name = recorder.context.names.make()
         operation = self.operation(args, outputs, recorder.context)
-        states = [PRIMS["get_rng_state"](*generator) for generator in self.generators()]
+        states = [prims.get_rng_state(*generator) for generator in self.generators()]
         recorder.bound_symbols.append(operation)
         typed([operation])
         return outputs, states
@@ -324,7 +324,7 @@ class _Function:
     def values_between(self, args: tuple, outputs, states: list) -> dict:
         """Records the forward again. Its values, and those of the inputs; the results are those that there are."""
         recorder, table = current_recorder(), self.arguments(args)
-        before = [PRIMS["get_rng_state"](*generator) for generator in self.generators()]
+        before = [prims.get_rng_state(*generator) for generator in self.generators()]
         self.set_generators(states)
         recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
         self.set_generators(before)
@@ -337,7 +337,7 @@ class _Function:
 
     def set_generators(self, states: Sequence) -> None:
         for state, generator in zip(states, self.generators(), strict=True):
-            PRIMS["set_rng_state"](state, *generator)
+            prims.set_rng_state(state, *generator)
 
     def replayed(self, table: dict, given, again: bool) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients. again: they may be differentiated."""
@@ -371,7 +371,7 @@ class _Function:
             for i, g in zip(places, cotangents, strict=True):
                 p = self.cotangents[i]
                 assert p is not None, "places are those of cotangents"
-                known[p] = LTORCH["zeros"](p.shape, device=p.device, dtype=p.dtype) if g is None else g
+                known[p] = ltorch.zeros(p.shape, device=p.device, dtype=p.dtype) if g is None else g
             recorder.bound_symbols += _again(renamed(operations, recorder.context.names, known), again)
             return tuple(known.get(gradients[i], gradients[i]) for i in wanted)
 

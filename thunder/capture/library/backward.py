@@ -25,7 +25,7 @@ from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
 from thunder.distributed.redistribute import gradient_of_held, leave_for_later
 from thunder.extend.passes import Lowering
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.eager_calls import is_eager_backward, runs_python
 from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -149,7 +149,7 @@ def make_gradients(c, f, args, kwargs) -> tuple:
                 )
             with recording(_writer(c, False)) as writer:
                 # whichever output it is for: equal gradients are computed once
-                g = LTORCH["ones"](tuple(o.shape), dtype=o.dtype, device=o.device)
+                g = ltorch.ones(tuple(o.shape), dtype=o.dtype, device=o.device)
             c.recorder.bound_symbols += writer.bound_symbols
         elif g is not None and tuple(c.recorder.latest(g).shape) != tuple(o.shape):
             raise RuntimeError(
@@ -237,7 +237,7 @@ class _Pulled:
             first = first_proxy(self.c, p)
             if first is not p:
                 g = self.grads.pop(p)
-                self.grads[first] = LTORCH["add"](self.grads[first], g) if first in self.grads else g
+                self.grads[first] = ltorch.add(self.grads[first], g) if first in self.grads else g
 
     def leaves(self) -> list[TensorProxy]:
         """The tensors from outside that have a gradient, once each."""
@@ -412,9 +412,9 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
                 root = bases[g]
                 own = g is not local or root in made and root not in taken and not pulled.create_graph
                 taken.add(root)
-                write_gradient(c, p, leaf_gradient(p, g) if own else LTORCH["clone"](g))
+                write_gradient(c, p, leaf_gradient(p, g) if own else ltorch.clone(g))
             elif pulled.create_graph:
-                write_gradient(c, p, LTORCH["add"](known, g))
+                write_gradient(c, p, ltorch.add(known, g))
             else:
                 METHODS.call("__iadd__", known, g)
             if p in c.tensors.real:

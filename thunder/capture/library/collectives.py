@@ -21,7 +21,7 @@ from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.families.collectives import (
     all_gather,
     all_reduce,
@@ -54,7 +54,7 @@ def _root(src, group, group_src) -> int:
 
 
 def _parts(joined: TensorProxy, like: list) -> list:
-    return LTORCH["unbind"](LTORCH["reshape"](joined, (len(like), *like[0].shape)), 0)
+    return ltorch.unbind(ltorch.reshape(joined, (len(like), *like[0].shape)), 0)
 
 
 def _same_splits(*splits) -> None:
@@ -80,7 +80,7 @@ def _broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
 def _all_gather_into(output_tensor, input_tensor, group=None, async_op=False):
     joined = all_gather(input_tensor, group, async_op)
     if len(output_tensor.shape) > len(input_tensor.shape):
-        joined = LTORCH["reshape"](wait(joined), output_tensor.shape)
+        joined = ltorch.reshape(wait(joined), output_tensor.shape)
     return [(output_tensor, joined)]
 
 
@@ -91,13 +91,13 @@ def _all_gather(tensor_list, tensor, group=None, async_op=False):
 
 def _reduce_scatter_into(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
     if len(input.shape) > len(output.shape):
-        input = LTORCH["flatten"](input, 0, 1)
+        input = ltorch.flatten(input, 0, 1)
     return [(output, reduce_scatter(input, op, group, async_op))]
 
 
 def _reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
-    part = reduce_scatter(LTORCH["stack"](input_list), op, group)
-    return [(output, LTORCH["reshape"](part, output.shape))]
+    part = reduce_scatter(ltorch.stack(input_list), op, group)
+    return [(output, ltorch.reshape(part, output.shape))]
 
 
 def _all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
@@ -109,7 +109,7 @@ def _all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=Fals
     return list(
         zip(
             output_tensor_list,
-            _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list),
+            _parts(all_to_all(ltorch.stack(input_tensor_list), group), output_tensor_list),
             strict=True,
         )
     )
@@ -159,7 +159,7 @@ _FUNCTIONAL = {
 
 def _gathered(tensor, group=None):
     return tuple(
-        _parts(all_gather(LTORCH["reshape"](tensor, (1, *tensor.shape)), group), [tensor] * group_of(group).size())
+        _parts(all_gather(ltorch.reshape(tensor, (1, *tensor.shape)), group), [tensor] * group_of(group).size())
     )
 
 
@@ -167,11 +167,11 @@ _OF_NN = {
     "all_reduce": lambda tensor, op=dist.ReduceOp.SUM, group=None: all_reduce(tensor, op, group),
     "broadcast": lambda tensor, src, group=None: broadcast(tensor, _root(src, group, None), group),
     "all_gather": _gathered,
-    "reduce_scatter": lambda output, input_list, op=dist.ReduceOp.SUM, group=None: LTORCH["reshape"](
-        reduce_scatter(LTORCH["stack"](input_list), op, group), output.shape
+    "reduce_scatter": lambda output, input_list, op=dist.ReduceOp.SUM, group=None: ltorch.reshape(
+        reduce_scatter(ltorch.stack(input_list), op, group), output.shape
     ),
     "all_to_all": lambda output_tensor_list, input_tensor_list, group=None: tuple(
-        _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list)
+        _parts(all_to_all(ltorch.stack(input_tensor_list), group), output_tensor_list)
     ),
 }
 
@@ -269,7 +269,7 @@ def _cast(c, values, dtype: torch.dtype | None):
     return (
         values
         if dtype is None
-        else map_structure(lambda x: LTORCH["to"](x, dtype=from_tensor_dtype(dtype)) if is_floating(x) else x, values)
+        else map_structure(lambda x: ltorch.to(x, dtype=from_tensor_dtype(dtype)) if is_floating(x) else x, values)
     )
 
 

@@ -24,7 +24,7 @@ from thunder.core.recording import RECORDER
 from thunder.core.symbol import Recorder, current_recorder, recording
 from thunder.core.unbacked import check_shapes
 from thunder.interpreter.attributes import plain_attribute
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level, write
 from thunder.transforms.pullback import Pullback, pushforward
@@ -90,7 +90,7 @@ class _Mapped(_Entered):
     def add(self, c, x, dim: int) -> TensorProxy:
         outer, made = self.argument(c, x, dim)
         self.into(c, self.outer)
-        self.table[made] = outer if dim == 0 else LTORCH["movedim"](outer, dim, 0)
+        self.table[made] = outer if dim == 0 else ltorch.movedim(outer, dim, 0)
         self.into(c, self.inner)
         return made
 
@@ -100,7 +100,7 @@ class _Mapped(_Entered):
 
 
 def _ones(x: TensorProxy) -> TensorProxy:
-    return LTORCH["full"](x.shape, 1.0, device=x.device, dtype=x.dtype)
+    return ltorch.full(x.shape, 1.0, device=x.device, dtype=x.dtype)
 
 
 def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorProxy:
@@ -115,8 +115,8 @@ def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorPro
     if not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
     if not mapped:
-        found = LTORCH["expand"](found, (size, *found.shape))
-    return found if dim % rank == 0 else LTORCH["movedim"](found, 0, dim)
+        found = ltorch.expand(found, (size, *found.shape))
+    return found if dim % rank == 0 else ltorch.movedim(found, 0, dim)
 
 
 class _Differentiated(_Entered):
@@ -169,7 +169,7 @@ class _Reverse(_Differentiated):
         with recording(c.recorder):
             cotangents = cotangents or [_ones(self.arguments.get(o, o)) for o in outputs]
             for o, g in zip(outputs, cotangents, strict=True):
-                given[o] = LTORCH["add"](given[o], g) if o in given else g
+                given[o] = ltorch.add(given[o], g) if o in given else g
             return tuple(self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs))
 
 
@@ -199,7 +199,7 @@ class _Forward(_Differentiated):
         def found():
             known = self.tangents.get(value)
             with recording(c.recorder):
-                return LTORCH["zeros_like"](self.arguments.get(value, value)) if known is None else known
+                return ltorch.zeros_like(self.arguments.get(value, value)) if known is None else known
 
         return self.outside(c, None, found)
 
@@ -261,8 +261,8 @@ def _gradients(c, f, args, kwargs):
             found = level.gradients(c, outputs, inputs, cotangents)
             around = [level.arguments.get(x, x) for x in inputs]
             with recording(c.recorder):
-                return tuple(LTORCH["zeros_like"](x) if g is None else g for g, x in zip(found, around, strict=True))
-    return tuple(LTORCH["zeros_like"](x) for x in inputs)
+                return tuple(ltorch.zeros_like(x) if g is None else g for g, x in zip(found, around, strict=True))
+    return tuple(ltorch.zeros_like(x) for x in inputs)
 
 
 def flat_gradients(c, f: Grad, args, kwargs):

@@ -16,7 +16,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.executors.triton_kernels.values import Value
-from thunder.ops import PRIMS
+from thunder.ops import prims
 
 Sums = Mapping[Proxy, Value]
 
@@ -100,8 +100,8 @@ def _cut(
             renamed[o] = o.replace(name=names.make())
             wide = o.dtype if o.dtype.bytes == 8 else float32
             p = TensorProxy(names.make(), shape=sums[o].shape, device=o.device, dtype=wide)
-            terms.append(PRIMS["partial_sums"].bind(renamed[o], p.shape, wide, output=p, context=context))
-            totals.append(PRIMS["sum_of_partials"].bind(p, o.shape, o.dtype, output=o, context=context))
+            terms.append(prims.partial_sums.bind(renamed[o], p.shape, wide, output=p, context=context))
+            totals.append(prims.sum_of_partials.bind(p, o.shape, o.dtype, output=o, context=context))
         ordered = [b for b in region.bound_symbols if b in last]
         made.append(Region([*totals, *ordered], {*region.outputs}, region.padded))
     first = [*(b.swap(renamed) for b in head.bound_symbols), *terms]

@@ -12,7 +12,7 @@ from typing import Any
 
 from thunder.core.dtypes import dtype, float32
 from thunder.core.proxies import TensorProxy
-from thunder.ops import LTORCH
+from thunder.ops import ltorch
 from thunder.ops.torch_types import to_torch_dtype
 
 # A sum over rows that stands alone takes longer than cuBLAS's where it reads more elements than that, unless the rows
@@ -44,15 +44,15 @@ def thin_product(a: Any, b: Any) -> Any:
     if a.shape[1] == 1:
         return _to(_wide(a) * _wide(b), a.dtype)
     if a.shape[0] == 1:
-        return _to(LTORCH["sum"](_wide(LTORCH["t"](a)) * _wide(b), 0, True), a.dtype)
-    return _to(LTORCH["sum"](_wide(a) * _wide(LTORCH["t"](b)), 1, True), a.dtype)
+        return _to(ltorch.sum(_wide(ltorch.t(a)) * _wide(b), 0, True), a.dtype)
+    return _to(ltorch.sum(_wide(a) * _wide(ltorch.t(b)), 1, True), a.dtype)
 
 
 def thin_layer(x: Any, weight: Any, bias: Any = None) -> Any:
     """linear(x, weight, bias) where `is_thin_layer`."""
-    product = _wide(x) * _wide(LTORCH["reshape"](weight, (-1,)))
+    product = _wide(x) * _wide(ltorch.reshape(weight, (-1,)))
     if weight.shape[1] > 1:
-        product = LTORCH["sum"](product, -1, True)
+        product = ltorch.sum(product, -1, True)
     return _to(product if bias is None else product + _wide(bias), x.dtype)
 
 
@@ -61,4 +61,4 @@ def _wide(x: Any) -> Any:
 
 
 def _to(x: Any, to: dtype) -> Any:
-    return x if x.dtype is to else LTORCH["to"](x, dtype=to_torch_dtype(to))
+    return x if x.dtype is to else ltorch.to(x, dtype=to_torch_dtype(to))
