@@ -64,7 +64,7 @@ def from_local(c, f, args, kwargs):
     given = _bound(f, args, kwargs)
     local, mesh, placements = (given.get(n) for n in ("local_tensor", "device_mesh", "placements"))
     if mesh is None or any(given.get(n) is not None for n in ("shape", "stride", "grad_placements")):
-        _refuse(c, "DTensor.from_local with a shape, a stride or placements of gradients, or without a mesh")
+        _refuse(c, "DTensor.from_local is called with a shape, a stride or placements of gradients, or without a mesh")
     for x in (mesh, *(placements or ())):
         if id(x) in c.sources:
             c.ask(c.sources[id(x)], IDENTITY)
@@ -81,14 +81,15 @@ def from_local(c, f, args, kwargs):
 
 def _to_local(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
     if grad_placements is not None:
-        _refuse(c, "to_local with placements of gradients")
+        _refuse(c, "to_local is called with placements of gradients")
     value = c.recorder.latest(p)
     for axis, placement in _along(c, *spec):
         if placement.is_partial():
-            _refuse(c, "to_local of a DTensor whose values are partial")
+            _refuse(c, "to_local is called for a DTensor that is partial")
         if placement.is_shard():
             if value.shape[placement.dim] % axis.size:
-                _refuse(c, f"to_local of {value.shape[placement.dim]} elements that {axis.size} ranks hold")
+                elements = value.shape[placement.dim]
+                _refuse(c, f"to_local is called for {elements} elements, which {axis.size} ranks do not divide")
             value = redistribute(value, axis, I, S(placement.dim))
     return value if value is not c.recorder.latest(p) else _same(c, value, spec[0])
 
@@ -105,17 +106,17 @@ def _redistribute(
     backward_dtype=None,
 ):
     if device_mesh not in (None, spec[0]) or forward_dtype is not None or backward_dtype is not None:
-        _refuse(c, "redistribute to another mesh or dtype")
+        _refuse(c, "redistribute is called with another mesh or dtype")
     value = c.recorder.latest(p)
     wanted = _normal(placements or spec[1], len(value.shape))
     if any(placement.is_partial() and placement != old for placement, old in zip(wanted, spec[1], strict=True)):
-        _refuse(c, "redistribute to partial values")
+        _refuse(c, "redistribute is called with partial placements")
     return _marked(c, value, spec[0], wanted)
 
 
 def _full_tensor(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
     if grad_placements is not None:
-        _refuse(c, "full_tensor with placements of gradients")
+        _refuse(c, "full_tensor is called with placements of gradients")
     return _same(c, c.recorder.latest(p), spec[0])
 
 
@@ -129,11 +130,11 @@ def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any
     start = len(c.recorder.bound_symbols)
     result = run()
     if any(OpTags.RANDOM_OP in b.sym.tags for b in c.recorder.bound_symbols[start:]):
-        _refuse(c, f"{function.__name__} of a DTensor, which draws random numbers")
+        _refuse(c, f"{function.__name__} draws random numbers for a DTensor")
     try:
         examples = _of_examples(c, function, args, kwargs)
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
-        _refuse(c, f"{function.__name__} of DTensors, of which DTensor itself says: {error}")
+        _refuse(c, f"DTensor refuses {function.__name__}: {error}")
     if type(result) is TensorProxy:
         pairs = [(result, examples)]
     else:
@@ -175,7 +176,7 @@ def _of_examples(c, function: Callable, args, kwargs) -> Any:
 def check_results(c, result: Any) -> None:
     """Raises CaptureError for a result that is a DTensor."""
     if any(spec_of(c, p) is not None and p not in c.tensors.real for p in proxies_in(result, [])):
-        _refuse(c, "it returns a DTensor, which a program makes inside of it")
+        _refuse(c, "it returns a DTensor that it computes")
 
 
 def _marked(c, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
@@ -213,5 +214,5 @@ def _bound(f: Callable, args, kwargs) -> dict[str, Any]:
     return inspect.signature(f).bind(*args, **kwargs).arguments
 
 
-def _refuse(c, what: str):
-    c.refuse(f"{what} is called inside of it", "make DTensors outside of the compiled function, or call it there")
+def _refuse(c, why: str):
+    c.refuse(why, "do this outside of the compiled function")
