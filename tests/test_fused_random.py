@@ -1,4 +1,4 @@
-"""`rng="fused"` with the Triton fuser: numbers that kernels draw, of a seed that PyTorch draws for each call."""
+"""`rng="fused"` with the executors of kernels: numbers that kernels draw, of a seed that PyTorch draws for each call."""
 
 import sys
 
@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import thunder
-from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.cpp_fuser import CppFuser
+from thunder.executors.triton_ir import TritonKernels
+from thunder.kernels import measure
 from thunder.ops.families.random import _run_uniform_philox
 
 if sys.platform != "linux":
@@ -18,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def fused(program, **options):
-    return thunder.jit(program, executors=[TritonFuser("random")], rng="fused", **options)
+    return thunder.jit(program, executors=[TritonKernels("random")], rng="fused", **options)
 
 
 def names(compiled, traces=thunder.last_traces):
@@ -47,7 +49,8 @@ def philox(shape, offset, seed=0):
 def test_a_kernel_draws_what_philox_draws():
     """In each kind of kernel, whatever its blocks are."""
     x = torch.randn(7, 33, device=DEVICE)
-    assert torch.equal(seeded(fused(lambda: torch.rand(1000, device=DEVICE))), philox((1000,), 0))
+    alone = fused(lambda: torch.rand(1000, device=DEVICE))
+    assert torch.equal(seeded(alone), philox((1000,), 0)) and names(alone)[-1].startswith("Tiles")
     compiled = fused(
         lambda x: (
             torch.rand_like(x) * x,
@@ -59,7 +62,35 @@ def test_a_kernel_draws_what_philox_draws():
     assert torch.equal(first, philox((7, 33), 0) * x)
     torch.testing.assert_close(total, philox((5, 7, 33), 1).sum(0))
     torch.testing.assert_close(normalized, torch.softmax(x + philox((7, 33), 2), -1))
-    assert all(name == "randint" or name.startswith("TritonFusion") for name in names(compiled))
+    assert all(name == "randint" or name.startswith("Tiles") for name in names(compiled))
+
+
+def test_measuring_pytorchs_kernels_draws_no_number_of_the_programs():
+    before = torch.get_rng_state()
+    measure._eager()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_kernel_of_the_cpu_draws_the_same():
+    executor = CppFuser("random", always=True)
+    if (reason := executor.unavailable()) is not None:
+        pytest.skip(reason)
+    x = torch.randn(7, 33)
+    compiled = thunder.jit(
+        lambda x: (torch.rand_like(x) * x, torch.rand(5, 7, 33).sum(0), torch.empty(1000).uniform_(-1, 3)),
+        executors=[executor],
+        rng="fused",
+    )
+    drawn = seeded(torch.randint, 0, 2**63 - 1, ())
+    numbers = [
+        _run_uniform_philox(shape, device=torch.device("cpu"), dtype=torch.float32, seed=drawn, offset=offset)
+        for offset, shape in enumerate(((7, 33), (5, 7, 33), (1000,)))
+    ]
+    product, total, wide = seeded(compiled, x)
+    assert torch.equal(product, numbers[0] * x)
+    torch.testing.assert_close(total, numbers[1].sum(0))
+    torch.testing.assert_close(wide, numbers[2] * 4 - 1)
+    assert all(name == "randint" or name.startswith("Kernels") for name in names(compiled))
 
 
 def test_a_seed_repeats_numbers_and_calls_differ():
@@ -145,10 +176,10 @@ def test_the_backward_of_pytorchs_dropout_is_fused():
     def program(g, mask):
         return torch.ops.aten.native_dropout_backward(g.sin(), mask, 2.0).tanh()
 
-    compiled = thunder.jit(program, executors=[TritonFuser("dropped")])
+    compiled = thunder.jit(program, executors=[TritonKernels("dropped")])
     g, mask = torch.randn(7, 33, device=DEVICE), torch.rand(7, 33, device=DEVICE) > 0.5
     torch.testing.assert_close(compiled(g, mask), program(g, mask))
-    assert [name.startswith("TritonFusion") for name in names(compiled)] == [True]
+    assert [name.startswith("Tiles") for name in names(compiled)] == [True]
 
 
 def test_what_stays_with_pytorch():
@@ -169,7 +200,7 @@ def test_what_stays_with_pytorch():
     }
     for name, program in programs.items():
         compiled = thunder.jit(
-            program, executors=[TritonFuser("random")], **({} if name == "not asked" else {"rng": "fused"})
+            program, executors=[TritonKernels("random")], **({} if name == "not asked" else {"rng": "fused"})
         )
         outcomes = []
         for call in (compiled, program):

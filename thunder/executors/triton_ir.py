@@ -49,6 +49,7 @@ from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.schedule import TooComplex
+from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -78,8 +79,10 @@ class TritonKernels(TritonExecutor):
         )
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation. Several operations that only move data have to move fewer bytes as one."""
-        if len(computing(region)) > 1:
+        """Not for one operation, unless PyTorch has no kernel for it. Several operations that only move data have to
+        move fewer bytes as one."""
+        operations = computing(region)
+        if len(operations) > 1 or any(o.sym is uniform_philox for o in operations):
             return bool(region.outputs)
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))

@@ -426,6 +426,8 @@ class _Writer:
             return self.lanes(n.what, scope)
         if n.op == "cast":
             return self.cast(args[0], n.args[0].dtype, n.dtype)
+        if n.op == "random":
+            return f"uniform({args[0]}, {n.what}, {args[1]})"
         if n.op == "where":
             return f"choose<{_element(n.dtype)}>({', '.join(args)})"
         assert n.op in FUNCTIONS, f"{n.op} is computed by a sweep before"

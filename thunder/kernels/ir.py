@@ -62,11 +62,12 @@ class Buffer:
 
 
 class Node:
-    """op: "load", "constant", "index", "cast", "reduce", "concat", or an elementwise function of `FUNCTIONS`.
+    """op: "load", "constant", "index", "cast", "reduce", "concat", "random", or an elementwise function of `FUNCTIONS`.
 
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
     index: an Index; reduce: (combine, bound axes); concat: (index along the dimension, the start of each piece, the
-    end of the last one).
+    end of the last one); random: the offset of a random operation, whose numbers from [0, 1) are Philox of the
+    operands, the seed and the number of the element.
     """
 
     __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")
@@ -279,6 +280,9 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(len(starts) == len(node.args) and [*starts] == sorted(starts), "one range for each piece")
         check(along.low >= starts[0] and along.high < end, "outside of the pieces")
         check(all(a.dtype is node.dtype for a in node.args), "pieces have its type")
+    elif node.op == "random":
+        check([a.dtype.name for a in node.args] == ["int64", "int64"], "a seed and the number of an element")
+        check(node.dtype.name == "float32" and 0 <= node.what < 1 << 31, "24 random bits of a known offset")
     elif node.op not in ("constant", "index", "cast"):
         check(node.op in functions, "no such function")
         function = functions[node.op]
@@ -325,7 +329,8 @@ def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
         along, starts, end = node.what
         pieces = ", ".join(f"{lo}..{hi}: {n}" for lo, hi, n in zip(starts, (*starts[1:], end), names, strict=True))
         return f"concat at {index_text(along)} of {pieces}"
-    return f"{node.op}({', '.join(names)})"
+    offset = f", offset {node.what}" if node.op == "random" else ""
+    return f"{node.op}({', '.join(names)}{offset})"
 
 
 def index_text(index: Index) -> str:

@@ -129,6 +129,22 @@ def _iota(to: Lowering, b: BoundSymbol) -> Node:
     return to.cast(to.map("add", scaled, to.constant(start, wide)), kind)
 
 
+def _random(to: Lowering, b: BoundSymbol) -> Node:
+    out, seed, (low, high) = _out(b), b.kwargs["seed"], _bounds(b)
+    drawn = to.values[seed] if isinstance(seed, TensorProxy) else to.constant(seed, int64)
+    element = to.node("index", (), int64, joined(_here(out.shape), strides_of(out.shape)))
+    node = to.node("random", (drawn, element), float32, b.kwargs["offset"])
+    if (low, high) != (0.0, 1.0):  # rounded once
+        scaled = to.map("mul", to.cast(node, float64), to.constant(high - low, float64))
+        node = to.map("add", scaled, to.constant(low, float64))
+    return to.cast(to.cast(node, out.dtype), computed(out.dtype))
+
+
+def _bounds(b: BoundSymbol) -> tuple[float, float]:
+    low, high = (*b.args[1:], *(0.0, 1.0)[len(b.args) - 1 :])
+    return low, high
+
+
 def _view(
     index: Callable[[BoundSymbol, tuple[Index, ...]], Sequence[Index]],
 ) -> Callable[[Lowering, BoundSymbol], Node]:
@@ -296,7 +312,7 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     "prims.broadcast_in_dim": _view(_broadcast_index), "prims.reshape": _view(_reshape_index),
     "prims.squeeze": _view(_reshape_index), "prims.transpose": _view(_permuted_index),
     "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
-    "prims.cat": _cat, "prims.pad": _pad,
+    "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
@@ -331,9 +347,23 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return len(a.shape) > 0 and dim % len(a.shape) == len(a.shape) - 1 and a.shape[-1] > 1
     if row is _reduce:
         return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
+    if row is _random:
+        return _draws(b)
     if row is _full or row is _pad:
         return type(b.args[1]) in (bool, int, float)
     return b.sym.id not in _OF_INPUTS or len(b.args[0].shape) > 0
+
+
+def _draws(b: BoundSymbol) -> bool:
+    """Whether numbers are drawn by a seed of 64 bits and a known offset."""
+    seed, offset, numbers = b.kwargs["seed"], b.kwargs["offset"], _bounds(b)
+    is_seed = seed.dtype is int64 and not seed.shape if isinstance(seed, TensorProxy) else _is_number_of(seed, 63)
+    are_bounds = all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+    return is_seed and _is_number_of(offset, 31) and are_bounds and _out(b).dtype.category == FLOAT
+
+
+def _is_number_of(x: Any, bits: int) -> bool:
+    return type(x) is int and 0 <= x < 1 << bits
 
 
 # numbers that a function of integers takes in C, by the bits of these

@@ -54,6 +54,19 @@ static inline M signbit_(V<double> x) { return convert<i32>(bits<V<i64>>(x) < 0)
 template<class X> static inline X floor_divide(X a, X b) { X q = a / b; return (q * b > a) ? q - 1 : q; }
 template<class X> static inline X remainder_(X a, X b) { X r = a % b; return (r < X{}) ? r + b : r; }
 
+// numbers from [0, 1): Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3)
+static inline V<float> uniform(V<i64> seed, u64 offset, V<i64> element) {
+  const u64 low = 0xffffffffu;
+  V<u64> k0 = bits<V<u64>>(seed) & low, k1 = bits<V<u64>>(seed) >> 32, e = bits<V<u64>>(element);
+  V<u64> c0 = V<u64>{} + offset, c1{}, c2 = e & low, c3 = e >> 32;
+  for (int i = 0; i < 10; ++i) {
+    V<u64> p = c0 * 0xD2511F53u, q = c2 * 0xCD9E8D57u;
+    c0 = (q >> 32) ^ c1 ^ k0; c1 = q & low; c2 = (p >> 32) ^ c3 ^ k1; c3 = p & low;
+    k0 = (k0 + 0x9E3779B9u) & low; k1 = (k1 + 0xBB67AE85u) & low;
+  }
+  return convert<float>(convert<i32>(c0 >> 8)) * 0x1p-24f;
+}
+
 // 16-bit floats, rounded to the nearest even
 static inline V<float> of_bfloat16(V<u16> x) { return bits<V<float>>(convert<u32>(x) << 16); }
 static inline V<u16> to_bfloat16(V<float> x) { V<u32> b = bits<V<u32>>(x); b = (b + 0x7fff + ((b >> 16) & 1)) >> 16; return convert<u16>((x == x) ? b : V<u32>{} + 0x7fc0); }

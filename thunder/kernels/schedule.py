@@ -767,6 +767,8 @@ def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
         if n.op in FUNCTIONS:
             function = FUNCTIONS[n.op]
             total += machine.work(function.rate, function.count, is_double)
+        elif n.op == "random":
+            total += machine.work("simple", 80, True)  # ten rounds, of two products of 64 bits
         elif n.op in ("cast", "concat"):
             is_half = n.op == "cast" and n.dtype.category == FLOAT and n.dtype.bytes == 2
             total += machine.work("simple", 8 if is_half else 1, is_double)  # rounding takes as many

@@ -59,7 +59,7 @@ SEGMENT = 32  # bytes of memory that are read at least
 INSTRUCTIONS = {
     "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 9, "sigmoid": 14, "expm1": 20, "log1p": 20, "tanh": 25,
     "erf": 25, "sin": 45, "cos": 45, "true_divide": 9, "reciprocal": 8, "sqrt": 8, "rsqrt": 8, "floor_divide": 12,
-    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2,
+    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2, "random": 80,
 }  # fmt: skip
 
 

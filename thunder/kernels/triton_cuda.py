@@ -63,6 +63,14 @@ HELPERS: dict[str, str] = SHARED_HELPERS | {
 def _product(a, b):
     return a * b
 """,
+    # the numbers of `ops.families.random.uniform_philox`
+    "_uniform": """
+@triton.jit
+def _uniform(seed, offset, element, page):
+    zero = element * 0
+    draw, _, _, _ = tl.philox(seed, zero + offset, zero, element, zero + page)
+    return (draw >> 8).to(tl.float32) * 5.9604644775390625e-08
+""",
 }
 
 
@@ -266,6 +274,8 @@ class _Writer:
             )
         if n.op == "cast":
             return self.cast(args[0], n.args[0].dtype, n.dtype)
+        if n.op == "random":
+            return self.random(n, *args)
         assert n.op in FUNCTIONS, f"{n.op} is computed by a sweep before"
         self.computed_ops[n.op] = None
         if n.op == "true_divide" and n.args[1].op == "constant" and n.dtype.name == "float32":
@@ -273,6 +283,12 @@ class _Writer:
         text = (_TRUTH_TEXTS if n.args[0].dtype.category == BOOL else {}).get(n.op, TEXTS[n.op]).format(*args)
         self.helpers |= dict.fromkeys(h for h in HELPERS if h in text)
         return text
+
+    def random(self, n: Node, seed: str, element: str) -> str:
+        self.helpers["_uniform"] = self.computed_ops[n.op] = None
+        at = n.args[1]
+        page = f"({element} >> 32).to(tl.int32)" if at.op != "index" or at.what.high >= 1 << 31 else "0"
+        return f"_uniform({seed}, {n.what}, {element}.to(tl.int32), {page})"
 
     def cast(self, x: str, source: dtype, target: dtype) -> str:
         if target.category == BOOL:
