@@ -258,13 +258,21 @@ for request in eval(sys.stdin.read()):
 """
 
 
-@pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
-def test_kernels_compile_without_a_gpu(target):
-    def f(x, w):
-        y = F.layer_norm(F.gelu(x), (96,), w)
-        return y, torch.softmax(x, 0), x[:, 1:].t().contiguous(), torch.cat([x.sin(), x > 0], 1).bfloat16()
+def scatters(x, w, i):
+    sums = (x * 2).index_add(0, i, x.sin()), x.bfloat16().index_add(0, i, x.bfloat16()), i.index_add(0, i, i * 2)
+    return *sums, x.double().index_add(0, i, x.double()), x.bfloat16().scatter(1, i[:, None], 3) * w
 
-    launches = schedule_of(f, torch.randn(64, 96), torch.randn(96))
+
+def norms_and_moves(x, w):
+    y = F.layer_norm(F.gelu(x), (96,), w)
+    return y, torch.softmax(x, 0), x[:, 1:].t().contiguous(), torch.cat([x.sin(), x > 0], 1).bfloat16()
+
+
+@pytest.mark.parametrize("f", [norms_and_moves, scatters])
+@pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
+def test_kernels_compile_without_a_gpu(target, f):
+    inputs = torch.randn(64, 96), torch.randn(96), torch.arange(64)
+    launches = schedule_of(f, *inputs[: f.__code__.co_argcount])
     environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"} | {"PYTHONPATH": ROOT}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, repr(target)], env=environment, input=repr(requests(launches)),

@@ -69,7 +69,7 @@ class CppFuser(FusionExecutor):
             bool(tensors)
             and all(t.device.type == "cpu" for t in tensors)
             and fusible(operation)
-            and lower.lowers(operation, scans=True)
+            and lower.lowers(operation, _computes)
             and cpp.unavailable() is None
         )
 
@@ -110,6 +110,11 @@ class CppFuser(FusionExecutor):
             region.expect(inputs)
             regions.append(region)
         return regions
+
+
+def _computes(primitive: BoundSymbol) -> bool:
+    """Whether the target has what a primitive is lowered to."""
+    return not lower.is_scatter(primitive)
 
 
 def _is_cheap(primitive: BoundSymbol) -> bool:

@@ -67,8 +67,7 @@ class TritonKernels(TritonExecutor):
         return (
             self.is_on_one(operation)
             and fusible(operation)
-            and lower.lowers(operation)
-            and all(map(_computes, lower.primitives(operation)))
+            and lower.lowers(operation, _computes)
             and self.has_triton()
         )
 
@@ -115,6 +114,8 @@ class TritonKernels(TritonExecutor):
 
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has a text for a primitive."""
+    if lower.is_scan(primitive):
+        return False
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
     kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
     if lower.is_formula(primitive):
@@ -257,9 +258,9 @@ class Variant:
         return binary_of(Request(source.name, source.text, tuple(pointers), source.warps, 10 * major + minor))
 
     def launch(self) -> Launch:
-        lines, kernels = [], {}
-        if not self.region.interpreted:
-            index = index_of(self.region.device)
+        lines, kernels, region = [], {}, self.region
+        if not region.interpreted:
+            index = index_of(region.device)
             lines += entry_lines(self.inputs, self.inputs, index, self.is_checked)
             lines += [*self.allocations, f"stream = current_stream({index})"]
             lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
@@ -267,13 +268,15 @@ class Variant:
             lines += self.allocations
         for i, source in enumerate(self.sources):
             tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
-            if self.region.interpreted:
+            if region.interpreted:
                 kernels[f"kernel{i}"] = source.name, source.text
                 lines.append(interpreted_line(f"kernel{i}", grid, source.warps, tensors))
             else:
                 kernels[f"kernel{i}"] = binary = self.binaries[i].result()
                 lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, ()))
-        results = ", ".join(self.results[i] for i in range(len(self.region.region.outputs)))
+        if any(s.scatter is not None for s in region.program.stores):
+            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.inputs)})")
+        results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
         text = function_text("launch", self.inputs, [*lines, f"return [{results}]"])
         return Launch(text, self.dtypes, kernels)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
@@ -67,7 +67,7 @@ class Node:
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
     index: an Index; reduce: (combine, bound axes); concat: (index along the dimension, the start of each piece, the
     end of the last one); random: the offset of a random operation, whose numbers from [0, 1) are Philox of the
-    operands, the seed and the number of the element.
+    operands, the seed and the number of the element. A "tuple" is the value of a scatter and the indices that it reads.
     """
 
     __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")
@@ -208,16 +208,41 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return [*order]
 
 
+class Scatter(NamedTuple):
+    """Where a store writes, of which the indices are read. index: in the buffer, over the store's axes and `variables`,
+    which stand for the operands of the store's "tuple" behind the first. combine: with the elements that are there;
+    None: it replaces them."""
+
+    combine: Combine | None
+    index: tuple[Index, ...]
+    variables: tuple[Variable, ...]
+
+
 class Store:
     """Writes a value to all elements of a buffer. axes: one for each dimension. scan: (combine, dimension): written is
-    the combination of the values up to each element, along the dimension."""
+    the combination of the values up to each element, along the dimension. scatter: where it writes, for a store whose
+    axes are those of its value; another store has written the buffer before."""
 
-    __slots__ = ("buffer", "axes", "value", "scan")
+    __slots__ = ("buffer", "axes", "value", "scan", "scatter")
 
     def __init__(
-        self, buffer: Buffer, axes: tuple[Variable, ...], value: Node, scan: tuple[Combine, int] | None = None
+        self,
+        buffer: Buffer,
+        axes: tuple[Variable, ...],
+        value: Node,
+        scan: tuple[Combine, int] | None = None,
+        scatter: Scatter | None = None,
     ):
-        self.buffer, self.axes, self.value, self.scan = buffer, axes, value, scan
+        self.buffer, self.axes, self.value, self.scan, self.scatter = buffer, axes, value, scan, scatter
+
+    def of(self, value: Node) -> Store:
+        """The store of another value."""
+        return Store(self.buffer, self.axes, value, self.scan, self.scatter)
+
+    @property
+    def index(self) -> tuple[Index, ...]:
+        """Where in the buffer it writes."""
+        return tuple(map(Index.of, self.axes)) if self.scatter is None else self.scatter.index
 
 
 class Program:
@@ -247,15 +272,32 @@ def verify(program: Program) -> None:
     for store in program.stores:
         if not store.value.axes <= set(store.axes):
             raise Invalid(f"{store.buffer}: its value depends on axes that it does not have")
-        if tuple(a.size for a in store.axes) != store.buffer.shape:
+        if store.scatter is not None:
+            _verify_scatter(store, written)
+        elif tuple(a.size for a in store.axes) != store.buffer.shape:
             raise Invalid(f"{store.buffer}: its axes are not those of its shape")
         if store.value.dtype is not store.buffer.dtype:
             raise Invalid(f"{store.buffer} of {store.buffer.dtype} gets {store.value.dtype}")
         if store.scan is not None and (store.scan[0] not in SCANS or not 0 <= store.scan[1] < len(store.axes)):
             raise Invalid(f"{store.buffer}: no such scan")
-        for node in in_order([store.value]):
+        for node in in_order(store.value.args if store.scatter is not None else [store.value]):
             _verify_node(node, FUNCTIONS, written)
         written.add(store.buffer)
+
+
+def _verify_scatter(store: Store, written: set[Buffer]) -> None:
+    assert store.scatter is not None, "a scatter"
+    combine, index, variables = store.scatter
+    if store.buffer not in written:
+        raise Invalid(f"{store.buffer}: a scatter into memory that nothing has written")
+    if store.value.op != "tuple" or len(store.value.args) != 1 + len(variables):
+        raise Invalid(f"{store.buffer}: one operand for each index that is read")
+    if combine is not None and combine not in COMBINES:
+        raise Invalid(f"{store.buffer}: no such combination")
+    if len(index) != len(store.buffer.shape) or any(
+        i.low < 0 or i.high >= n for i, n in zip(index, store.buffer.shape, strict=True)
+    ):
+        raise Invalid(f"{store.buffer}: a scatter outside of the buffer")
 
 
 def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer]) -> None:
@@ -301,14 +343,25 @@ def show(program: Program) -> str:
     numbers: dict[Node, str] = {}
     lines: list[str] = []
     for store in program.stores:
-        for node in in_order([store.value]):
+        for node in in_order(store.value.args if store.scatter is not None else [store.value]):
             if node not in numbers:
                 numbers[node] = f"v{len(numbers)}"
                 lines.append(f"    {numbers[node]}: {node.dtype.name} = {line(node, numbers)}")
         axes = ", ".join(f"{a.name}:{a.size}" for a in store.axes)
+        if store.scatter is not None:
+            lines.append(_scatter_line(store, [numbers[a] for a in store.value.args], axes))
+            continue
         scan = f"{store.scan[0]} along {store.axes[store.scan[1]].name} of " if store.scan is not None else ""
         lines.append(f"store {store.buffer}[{axes}] = {scan}{numbers[store.value]}")
     return "\n".join(lines)
+
+
+def _scatter_line(store: Store, names: Sequence[str], axes: str) -> str:
+    assert store.scatter is not None, "a scatter"
+    combine, index, variables = store.scatter
+    read = "".join(f", {v.name} = {n}" for v, n in zip(variables, names[1:], strict=True))
+    how = f" {combine} with" if combine is not None else ""
+    return f"scatter over {axes} to {store.buffer}[{', '.join(map(index_text, index))}]{read}:{how} {names[0]}"
 
 
 def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int64
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int32, int64
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -21,10 +21,11 @@ from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
-from thunder.kernels.ir import Buffer, Combine, Graph, Node, Program, Store, axis
+from thunder.kernels.ir import Buffer, Combine, Graph, Node, Program, Scatter, Store, axis
 from thunder.kernels.rules import rewrite
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
+from thunder.ops.promotion import broadcast_shapes
 
 TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
@@ -58,6 +59,27 @@ class Lowering:
         buffer = Buffer("scratch", len(self.scratch), tuple(shape), a.dtype)
         self.scratch.append(Store(buffer, axes_of(shape), a, scan))
         return self.node("load", (), a.dtype, (buffer, _here(shape), ()))
+
+    def scattered(
+        self,
+        start: Node,
+        shape: Sequence[int],
+        value: Node,
+        size: Sequence[int],
+        index: Sequence[Node | Index],
+        combine: Combine | None,
+    ) -> Node:
+        """A value of this shape, with another one of the shape `size` combined with it, or written over it, at an index
+        over the axes of the latter. Sums of 16-bit floats are added up in float32."""
+        buffer = Buffer("scratch", len(self.scratch), tuple(shape), start.dtype)
+        self.scratch.append(Store(buffer, axes_of(shape), start))
+        loaded = {d: axis("g", (buffer.number, "to", d), n) for d, n in enumerate(shape) if isinstance(index[d], Node)}
+        at = tuple(Index.of(loaded[d]) if d in loaded else index[d] for d in range(len(shape)))
+        own = [d for d in loaded if shape[d] > 1]
+        values = self.node("tuple", (value, *(index[d] for d in own)), value.dtype)  # type: ignore[misc]
+        scatter = Scatter(combine, at, tuple(loaded[d] for d in own))  # type: ignore[arg-type]
+        self.scratch.append(Store(buffer, axes_of(size), values, None, scatter))
+        return self.node("load", (), buffer.dtype, (buffer, _here(shape), ()))
 
     def at(self, a: Node, index: Sequence[Index], shape: Sequence[int]) -> Node:
         """A value of this shape at an index."""
@@ -282,11 +304,18 @@ def _take(to: Lowering, b: BoundSymbol) -> Node:
 
 def _index(to: Lowering, b: BoundSymbol) -> Node:
     a, indices = b.args
+    index = _at_indices(to, indices, a.shape, _here(_out(b).shape))
+    return _gathered(to, a, index, max(to.values[i].depth for i in indices if i is not None))
+
+
+def _at_indices(
+    to: Lowering, indices: Sequence, shape: Sequence[int], here: tuple[Index, ...]
+) -> list[Node | Index]:
+    """The index in a tensor of this shape that index tensors read, from the one in the result."""
     where, first, count = indexed(indices)
-    here = _here(_out(b).shape)
     rest = (i for d, i in enumerate(here) if not first <= d < first + count)
     index: list[Node | Index] = []
-    for d, n in enumerate(a.shape):
+    for d, n in enumerate(shape):
         if d not in where:
             index.append(next(rest))
             continue
@@ -297,7 +326,123 @@ def _index(to: Lowering, b: BoundSymbol) -> Node:
         size = to.constant(n, int64)
         below = to.map("lt", node, to.constant(0, int64))
         index.append(to.map("where", below, to.map("add", node, size), node))
-    return _gathered(to, a, index, max(to.values[indices[d]].depth for d in where))
+    return index
+
+
+# ------------------------------------------------------------------------------------------------ scatters
+
+
+def _into(
+    to: Lowering,
+    b: BoundSymbol,
+    start: Node | None,
+    value: Node,
+    size: Sequence[int],
+    index: Sequence[Node | Index],
+    combine: Combine | None = Combine.SUM,
+) -> Node:
+    """A result that begins as `start`, or as zeros, and gets values of the shape `size` at an index."""
+    out = _out(b)
+    kind = out.dtype
+    if combine is not None:  # there is an atomic operation for it
+        kind = computed(kind) if kind.category != INTEGER or kind.bytes >= 4 else int32
+    start = to.constant(0, kind) if start is None else to.cast(start, kind)
+    return to.cast(to.scattered(start, out.shape, to.cast(value, kind), size, index, combine), computed(out.dtype))
+
+
+def _added_along(to: Lowering, b: BoundSymbol) -> Node:
+    """index_add, index_copy, the gradient of a read along a dimension: the index has one dimension, or none."""
+    is_gradient = b.sym.id == "index_select_backward"
+    source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
+    dim, here, value = b.args[1] % len(source.shape), _here(source.shape), to.values[source]
+    index: list[Node | Index] = [*here]
+    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1] if at.shape else (), at.shape)
+    if (alpha := b.kwargs.get("alpha", 1)) != 1:
+        value = to.map("mul", value, to.constant(alpha, value.dtype))
+    combine = None if b.sym.id == "ltorch.index_copy" else Combine.SUM
+    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, source.shape, index, combine)
+
+
+def _added_at(to: Lowering, b: BoundSymbol) -> Node:
+    """scatter, scatter_add, the gradient of gather: there is an index for each element that is written."""
+    is_gradient = b.sym.id == "gather_backward"
+    source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
+    here = _here(at.shape)
+    index: list[Node | Index] = [*here]
+    index[b.args[1] % len(at.shape)] = to.cast(to.values[at], int64)
+    if isinstance(source, TensorProxy):
+        value = to.at(to.values[source], here, source.shape)
+    else:
+        value = to.constant(source, computed(_out(b).dtype))
+    combine = None if b.sym.id == "ltorch.scatter" else Combine.SUM
+    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, at.shape, index, combine)
+
+
+def _put(to: Lowering, b: BoundSymbol) -> Node:
+    """index_put, and the gradient of a read by index tensors."""
+    is_gradient = b.sym.id == "index_backward"
+    source, indices = (b.args[0], b.args[2]) if is_gradient else (b.args[2], b.args[1])
+    shape = _out(b).shape
+    where, first, count = indexed(indices)
+    common = broadcast_shapes(*(indices[d].shape for d in where))
+    rest = [n for d, n in enumerate(shape) if d not in where]
+    size = (*rest[:first], *common, *rest[first:])
+    here = _here(size)
+    index = _at_indices(to, indices, shape, here)
+    lead = len(size) - len(source.shape)
+    own = [Index.of(0) if n == 1 else i for n, i in zip(source.shape, here[lead:], strict=True)]
+    value = to.at(to.values[source], own, source.shape)
+    if is_gradient:
+        combine = None if any(b.args[3:]) or b.kwargs.get("distinct") else Combine.SUM
+    else:
+        combine = Combine.SUM if any(b.args[3:]) or b.kwargs.get("accumulate") else None
+    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, size, index, combine)
+
+
+def _embedded(to: Lowering, b: BoundSymbol) -> Node:
+    """The gradient of an embedding. What the padding's row gets is not added."""
+    g, indices, _, padding, _ = b.args
+    node, here = to.cast(to.values[indices], int64), _here(g.shape)
+    value = to.values[g]
+    if padding >= 0:
+        is_padding = to.map("eq", node, to.constant(padding, int64))
+        value = to.map("where", is_padding, to.constant(0, value.dtype), value)
+    return _into(to, b, None, value, g.shape, [node, here[-1]])
+
+
+_SCATTERS = {
+    "ltorch.index_add": _added_along, "ltorch.index_copy": _added_along, "index_select_backward": _added_along,
+    "ltorch.scatter_add": _added_at, "ltorch.scatter": _added_at, "gather_backward": _added_at,
+    "ltorch.index_put": _put, "index_backward": _put, "aten.embedding_dense_backward.default": _embedded,
+}  # fmt: skip
+
+
+def is_scatter(b: BoundSymbol) -> bool:
+    """Whether a primitive writes at indices that are read, which not every target can."""
+    return b.sym.id in _SCATTERS
+
+
+def _is_scattered(b: BoundSymbol) -> bool:
+    """Whether a scatter has a row: with one type, no truth values, and what is written of the shape that the rows
+    expect."""
+    out, row = _out(b), ROWS[b.sym.id]
+    if not out.shape or out.dtype.category == BOOL:
+        return False
+    if row is _embedded:
+        return b.args[4] is False and type(b.args[3]) is int and b.args[1].dtype.category == INTEGER
+    if row is _added_along:
+        a, dim, at, *_ = b.args
+        source = b.args[3] if b.sym.id != "index_select_backward" else a
+        size = (*out.shape[: dim % len(out.shape)], *(at.shape or (1,)), *out.shape[dim % len(out.shape) + 1 :])
+        alpha = b.kwargs.get("alpha", 1)
+        return tuple(source.shape) == size and _is_element(alpha, out.dtype)
+    if row is _added_at:
+        source, at = (b.args[3] if b.sym.id != "gather_backward" else b.args[0]), b.args[2]
+        is_value = isinstance(source, TensorProxy) or _is_element(source, out.dtype)
+        return is_value and len(at.shape) == len(out.shape) and not b.kwargs.get("reduce")
+    indices = b.args[2] if b.sym.id == "index_backward" else b.args[1]
+    those = [i for i in indices if i is not None]
+    return bool(those) and all(i.dtype.category == INTEGER and i.dtype.bytes >= 4 for i in those)
 
 
 def _out(b: BoundSymbol) -> TensorProxy:
@@ -314,11 +459,12 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
+    **_SCATTERS,
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
 
-DEAR_ROWS = {_reduce, _along, _take, _index, _scan}
+DEAR_ROWS = {_reduce, _along, _take, _index, _scan, *_SCATTERS.values()}
 
 # ------------------------------------------------------------------------------------------------ which operations
 
@@ -345,6 +491,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
     if row is _scan:  # along rows; other scans are PyTorch's
         a, dim = b.args
         return len(a.shape) > 0 and dim % len(a.shape) == len(a.shape) - 1 and a.shape[-1] > 1
+    if is_scatter(b):
+        return _is_scattered(b)
     if row is _reduce:
         return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
     if row is _random:
@@ -395,6 +543,13 @@ def _is_function(b: BoundSymbol) -> bool:
     return name != "pow" or not numbers or b.args[1] is numbers[0]
 
 
+def _is_element(number: Any, kind: dtype) -> bool:
+    """Whether a number can be an element of a type."""
+    if type(number) is float:
+        return kind.category == FLOAT
+    return type(number) in (bool, int) and _fits(number, kind)
+
+
 def _fits(number: int, kind: dtype) -> bool:
     if kind.category != INTEGER:
         return abs(number) <= 1 << 53 or kind.category == FLOAT
@@ -402,13 +557,14 @@ def _fits(number: int, kind: dtype) -> bool:
     return -(1 << (bits - 1)) <= number < 1 << (bits - 1) if kind.signed else 0 <= number < 1 << bits
 
 
-def lowers(b: BoundSymbol, scans: bool = False) -> bool:
-    """Whether an operation, or each one of its decomposition, has a row. scans: whether the target has them."""
+def lowers(b: BoundSymbol, computes: Callable[[BoundSymbol], bool]) -> bool:
+    """Whether an operation, or each one of its decomposition, has a row. computes: whether the target has what a
+    primitive is lowered to."""
     if is_primitive(b):
-        return scans or not is_scan(b)
+        return computes(b)
     if b.sym.decomposition is None or not all(isinstance(p, TensorProxy) for p in (*b.inputs, *b.outputs)):
         return False
-    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub, scans) for sub in b.subsymbols)
+    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub, computes) for sub in b.subsymbols)
 
 
 def primitives(b: BoundSymbol) -> list[BoundSymbol]:
@@ -434,19 +590,19 @@ def lowered(region: Region) -> Program:
     for i, p in enumerate(region.outputs):
         assert isinstance(p, TensorProxy), "regions of kernels make tensors"
         value = to.cast(to.values[p], p.dtype)
-        if not _is_scanned_into(to, value, i):
+        if not _is_in_memory(to, value, i):
             stores.append(Store(Buffer("output", i, tuple(p.shape), p.dtype), axes_of(p.shape), value))
     return Program(to.graph, inputs, [*to.scratch, *stores])
 
 
-def _is_scanned_into(to: Lowering, value: Node, number: int) -> bool:
-    """Makes the memory of a scan that of an output, where that is all that the output is."""
+def _is_in_memory(to: Lowering, value: Node, number: int) -> bool:
+    """Makes the memory of a scan or a scatter that of an output, where that is all that the output is."""
     if value.op != "load" or value.args:
         return False
     buffer, index, _ = value.what
     if buffer.kind != "scratch" or [i.key for i in index] != [i.key for i in _here(buffer.shape)]:
         return False
-    if all(s.buffer is not buffer or s.scan is None for s in to.scratch):
+    if all(s.buffer is not buffer or s.scan is s.scatter is None for s in to.scratch):
         return False
     buffer.kind, buffer.number = "output", number
     return True

@@ -25,6 +25,7 @@ from thunder.kernels.ir import (
     Graph,
     Node,
     Program,
+    Scatter,
     Store,
     axis,
     in_order,
@@ -59,6 +60,7 @@ class Item:
         self.body = node if store is not None else node.args[0]
         self.reductions = [n for n in above_reductions(self.body) if n.op == "reduce"]
         self.buffers = {n.what[0] for n in above_reductions(self.body) if n.op == "load"}
+        self.buffers |= {store.buffer} if store is not None and store.scatter is not None else set()
         self.scratch: Buffer | None = None  # of a reduction that other kernels read
         self.group = -1
         self.axes: list[Variable] = []
@@ -81,8 +83,8 @@ class Item:
         top = {n for n in above_reductions(self.body) if n.op == "load"} or set(loads)
         accesses = [(_steps(n, self.by, strides), math.prod(a.size for a in n.axes)) for n in loads if n in top]
         if self.store is not None:
-            own = [self.by[a] for a in self.store.axes]
-            accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * math.prod(self.store.buffer.shape)))
+            own, count = [replaced(i, self.by) for i in self.store.index], math.prod(a.size for a in self.store.axes)
+            accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * count))
         self.axes = _in_memory_order(axes, accesses)
         self.axes = self._with_scan_last(self.axes)
         self._own_bound = {v for b in self.bound for v in self.by[b].terms if isinstance(v, Variable)}
@@ -277,12 +279,27 @@ def of_free(item: Item, by: Mapping[Variable, Index]) -> dict[Variable, Index]:
 
 class Write:
     """A store of a kernel. index: the distance in elements from the buffer's start. scan: how it is combined with the
-    values before it in its row; None where it is not."""
+    values before it in its row; None where it is not. scatter: of a scatter, by indices that are operands of the value.
+    is_of_rows: whether it is for each row of a kernel whose sweep is another."""
 
-    __slots__ = ("buffer", "index", "value", "scan")
+    __slots__ = ("buffer", "index", "value", "scan", "scatter", "is_of_rows")
 
-    def __init__(self, buffer: Buffer, index: Index, value: Node, scan: Combine | None = None):
+    def __init__(
+        self,
+        buffer: Buffer,
+        index: Index,
+        value: Node,
+        scan: Combine | None = None,
+        scatter: Scatter | None = None,
+        is_of_rows: bool = False,
+    ):
         self.buffer, self.index, self.value, self.scan = buffer, index, value, scan
+        self.scatter, self.is_of_rows = scatter, is_of_rows
+
+    def of(self, value: Node, index: Index | None = None) -> Write:
+        """The write of another value, at another index."""
+        at = self.index if index is None else index
+        return Write(self.buffer, at, value, self.scan, self.scatter, self.is_of_rows)
 
 
 class Column:
@@ -655,11 +672,13 @@ class Assembly:
         for n, s in self.written():
             writes.append(Write(s.buffer, offset(s.index, strides[s.buffer]), self.at(n)))
         for item, by in self.by_item.items():
-            free = [by[a] for a in (item.store.axes if item.store is not None else item.free)]
+            free = [by[a] for a in item.free] if item.store is None else []
             if item.store is not None:
-                buffer = item.store.buffer
+                buffer, scatter = item.store.buffer, item.store.scatter
                 scan = None if item.scan is None else item.scan[0]
-                writes.append(Write(buffer, offset(free, strides[buffer]), self.at(self.raw(item)), scan))
+                index = offset([replaced(i, by) for i in item.store.index], strides[buffer])
+                is_of_rows = item.total < group.total
+                writes.append(Write(buffer, index, self.at(self.raw(item)), scan, scatter, is_of_rows))
             elif item.scratch is None:
                 continue
             elif item.row is not None:
@@ -700,7 +719,7 @@ def _merged(
     if vectors and all(w.scan is None for w in writes):
         result.loops = _vector_last(result.loops, result.outer if has_rows else 0)
     result.rows = {there(n): there(body) for n, body in rows.items()}
-    result.writes = [Write(w.buffer, replaced(w.index, by), there(w.value), w.scan) for w in writes]
+    result.writes = [w.of(there(w.value), replaced(w.index, by)) for w in writes]
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
     for n in in_order([*result.rows.values(), *(w.value for w in result.writes), *(c.value for c in result.columns)]):
         if n.op == "load":

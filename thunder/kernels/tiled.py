@@ -59,7 +59,7 @@ SEGMENT = 32  # bytes of memory that are read at least
 INSTRUCTIONS = {
     "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 9, "sigmoid": 14, "expm1": 20, "log1p": 20, "tanh": 25,
     "erf": 25, "sin": 45, "cos": 45, "true_divide": 9, "reciprocal": 8, "sqrt": 8, "rsqrt": 8, "floor_divide": 12,
-    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2, "random": 80,
+    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2, "random": 80, "tuple": 0,
 }  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     for item in items:
         item.lay_out(graph, strides)
     groups = groups_of(items, reductions, graph, TileGroup)
-    scratch = sum(s.buffer.kind == "scratch" for s in program.stores)
+    scratch = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
 
     def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
         nonlocal scratch
@@ -251,7 +251,7 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
                 axes[value] = free
                 plain |= {value} if is_present else set()
     by, stores = dict[Node, Node](), list[Store]()
-    count = sum(s.buffer.kind == "scratch" for s in program.stores)
+    count = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
     for value, those in of_value.items():
         elements = math.prod(v.size for v in axes[value])
         work = instructions(m for m in above_reductions(value) if m.op != "reduce")
@@ -269,9 +269,12 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
     def there(node: Node) -> Node:
         return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
 
-    old = [Store(s.buffer, s.axes, there(s.value)) for s in program.stores]
-    scratch = [s for s in old if s.buffer.kind == "scratch"]
-    return Program(graph, program.inputs, [*scratch, *stores, *(s for s in old if s.buffer.kind != "scratch")])
+    result = [s.of(there(s.value)) for s in program.stores]
+    for store in stores:  # behind those that write what it reads
+        read = {n.what[0] for n in in_order([store.value]) if n.op == "load"}
+        last = max((i for i, s in enumerate(result) if s.buffer in read), default=-1)
+        result.insert(last + 1, store)
+    return Program(graph, program.inputs, result)
 
 
 def _parts_in_order(graph: Graph, node: Node, present: set[Node]) -> list[tuple[Node, bool]]:
@@ -317,7 +320,7 @@ def _moved(nodes: Sequence[Node]) -> list[Node]:
         each = forms[n].values()
         return all(len(keys) == 1 for keys in each) and any(keys != {None} for keys in each)
 
-    largest = {n for n in nodes if is_moved(n) and n.op not in ("load", "cast")}
+    largest = {n for n in nodes if is_moved(n) and n.op not in ("load", "cast", "tuple")}
     return [
         n for n in nodes
         if n in largest and (n not in users or any(u not in largest or u.op == "concat" for u in users[n]))
@@ -333,13 +336,14 @@ def _results(
     """By group, the values that its loops compute, in names that all groups have; and those that are results."""
     roots: list[list[Node]] = []
     stored: dict[Node, Shared] = {}
+    changed = {i.store.buffer for g in groups for i in g.items if i.store is not None and i.store.scatter is not None}
     for number, group in enumerate(groups):
         roots.append([])
         for item, m in group.mappings().items():
             by = {a: replaced(i, names[number].there) for a, i in m.items()}
             root = graph.substitute(item.body, by)
             roots[-1].append(root)
-            if item.store is not None:
+            if item.store is not None and item.store.buffer not in changed:
                 index = tuple(by[a] for a in item.store.axes)
                 if all(variables_of(i) <= root.axes for i in index):  # otherwise others may not have all of its axes
                     stored.setdefault(root, Shared(item.store.buffer, index, number))
@@ -453,7 +457,7 @@ def _runs(loops: Sequence[Variable], indices: Iterable[Index]) -> list[list[Vari
 
 def _is_dear(node: Node, machine: Gpu, is_there: bool) -> bool:
     """Whether a value takes longer to compute than to read, and to write unless it is there."""
-    if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "n" for v in node.axes):
+    if node.op in ("load", "constant", "index", "cast", "tuple") or any(v.name[0] != "n" for v in node.axes):
         return False
     below = [n for n in above_reductions(node) if n.op != "reduce" and n.axes == node.axes]
     elements = math.prod(v.size for v in node.axes)
@@ -479,7 +483,7 @@ def split_reductions(program: Program, strides: Mapping[Buffer, Sequence[int]], 
         return _split(graph, node, strides, machine) if node.op == "reduce" else node
 
     known: dict[Node, Node] = {}
-    stores = [Store(s.buffer, s.axes, graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
+    stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
     return Program(graph, program.inputs, stores)
 
 
@@ -575,7 +579,7 @@ def _by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[i
         by = {loop: Index.of(own) + low}
         piece = Kernel([own if v is loop else v for v in kernel.loops], kernel.outer)
         for w in kernel.writes:
-            piece.writes.append(Write(w.buffer, replaced(w.index, by), graph.substitute(w.value, by)))
+            piece.writes.append(w.of(graph.substitute(w.value, by), replaced(w.index, by)))
         yield with_loads(piece, strides)
 
 
@@ -613,7 +617,7 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
 
     result = Kernel(kernel.loops, kernel.outer)
     result.rows = {node: there(body) for node, body in kernel.rows.items()}
-    result.writes = [Write(w.buffer, w.index, there(w.value)) for w in kernel.writes]
+    result.writes = [w.of(there(w.value)) for w in kernel.writes]
     return with_loads(result, strides)
 
 
@@ -629,8 +633,15 @@ def touched(load: Node) -> int:
 def _accesses(kernel: Kernel) -> list[tuple[Index, int, Buffer]]:
     """The indices at which memory is read and written, with bytes."""
     reads = [(i, n.what[0].dtype.bytes * touched(n), n.what[0]) for n, i in kernel.loads.items()]
-    sizes = [math.prod(v.size for v in variables_of(w.index)) for w in kernel.writes]
+    sizes = [math.prod(v.size for v in written_over(w, kernel)) for w in kernel.writes]
     return reads + [(w.index, w.buffer.dtype.bytes * n, w.buffer) for w, n in zip(kernel.writes, sizes, strict=True)]
+
+
+def written_over(w: Write, kernel: Kernel) -> Iterable[Variable]:
+    """The loops over which something is written: a scatter also adds what does not depend on a loop."""
+    if w.scatter is None:
+        return variables_of(w.index)
+    return kernel.loops[: kernel.outer] if w.is_of_rows else kernel.loops
 
 
 def _fastest(index: Index, loops: Sequence[Variable]) -> Variable | None:
@@ -762,7 +773,8 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
     launches: list[Launch] = []
     written: dict[Buffer, int] = {}
     for kernel, tile in kernels:
-        least = max((written.get(n.what[0], -1) + 1 for n in kernel.loads), default=0)
+        needed = [n.what[0] for n in kernel.loads] + [w.buffer for w in kernel.writes if w.scatter is not None]
+        least = max((written.get(b, -1) + 1 for b in needed), default=0)
         number = next((n for n in range(least, len(launches)) if _may_join(kernel, tile, launches[n], machine)), None)
         if number is None:
             number = len(launches)
@@ -795,5 +807,6 @@ def describe(launches: Sequence[Launch]) -> str:
             for node, stage in k.stages().items():
                 lines.append(f"        sweep {stage}: {node.what[0]} of {line(k.rows[node])}")
             for w in k.writes:
-                lines.append(f"        write {w.buffer}[{index_text(w.index)}]")
+                verb = "write" if w.scatter is None else f"scatter ({w.scatter.combine or 'in any order'}) to"
+                lines.append(f"        {verb} {w.buffer}[{index_text(w.index)}]")
     return "\n".join(lines)

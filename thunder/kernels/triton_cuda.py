@@ -23,7 +23,7 @@ from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable
 from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, variables_of
 from thunder.kernels.schedule import Kernel, Write
-from thunder.kernels.tiled import Launch, Tile, neutral, programs_of
+from thunder.kernels.tiled import Launch, Tile, neutral, programs_of, written_over
 from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
 LIMIT = 2**31 - 2**20  # of offsets that are computed with 32 bits
@@ -430,7 +430,7 @@ class _Writer:
         sweeps: dict[int, list[Node]] = {}
         for n, stage in self.stages.items():
             sweeps.setdefault(stage, []).append(n)
-        inner = [w for w in self.kernel.writes if any(v in self.second for v in variables_of(w.index))]
+        inner = [w for w in self.kernel.writes if any(v in self.second for v in written_over(w, self.kernel))]
         writes: dict[int, list[Write]] = {}
         for w in inner:
             writes.setdefault(self.kernel.stage_of(w.value), []).append(w)
@@ -456,7 +456,37 @@ class _Writer:
             if w not in inner:
                 self.write(w, self.top)
 
+    def scatter(self, w: Write, scope: _Scope) -> None:
+        """A write at indices that are read: of a whole tile, since each of its elements is combined with what is
+        there."""
+        assert w.scatter is not None, "a scatter"
+        value, *indices = [self.value(a, scope) for a in w.value.args]
+        self.bound = {
+            v: (self.read_index(v, name, node, scope, None), node)
+            for v, name, node in zip(w.scatter.variables, indices, w.value.args[1:], strict=True)
+        }
+        offset = self.index(w.index, scope)
+        self.bound = {}
+        loops = [*written_over(w, self.kernel)]
+        shape = [self.tile.first]
+        if not self.is_flat:
+            shape.append(self.tile.second if any(v in self.second for v in loops) else 1)
+        masks = self.masks(loops)
+        pointer = f"{self.buffer(w.buffer)} + ({offset} + tl.zeros({shape}, {self.integer}))"
+        value = f"tl.broadcast_to({value}, {shape})"
+        masked = f", mask=tl.broadcast_to({' & '.join(masks)}, {shape})" if masks else ""
+        if w.scatter.combine is None:
+            if w.buffer.dtype.category == BOOL and self.interpreted:
+                value = f"{value}.to(tl.int1)"
+            scope.lines.append(f"tl.store({pointer}, {value}{masked})")
+            return
+        self.computed_ops["scatter"] = None
+        scope.lines.append(f'tl.atomic_{_ATOMIC[w.scatter.combine]}({pointer}, {value}{masked}, sem="relaxed")')
+
     def write(self, w: Write, scope: _Scope) -> None:
+        if w.scatter is not None:
+            self.scatter(w, scope)
+            return
         value = self.value(w.value, scope)
         axes = variables_of(w.index)
         masks = self.masks(axes)
@@ -467,6 +497,9 @@ class _Writer:
         if w.buffer.dtype.category == BOOL and self.interpreted:
             value = f"{value}.to(tl.int1)"
         scope.lines.append(f"tl.store({self.buffer(w.buffer)} + ({offset}), {value}{masked})")
+
+
+_ATOMIC = {Combine.SUM: "add", Combine.AMAX: "max", Combine.AMIN: "min"}
 
 
 def _reads(n: Node) -> bool:
