@@ -77,7 +77,7 @@ def test_writes(name, dtype, interpreted):  # noqa: F811
 def test_sums_of_16_bits_are_added_up_in_float32(dtype, interpreted):  # noqa: F811
     a, s, i, *others = arguments(dtype)
     program = ADDITIONS["index_add"]
-    got = thunder.jit(program, executors=[TritonKernels("tiles")])(a, s, i, *others)
+    got = thunder.jit(program, executors=[TritonKernels("tiles", always=True)])(a, s, i, *others)
     exact = a.double().index_add(0, i, s.double() + s.double())
     assert got.dtype is dtype and torch.equal(got, exact.float().to(dtype))
 
@@ -104,7 +104,7 @@ READS = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_reads(name, dtype, interpreted):  # noqa: F811
     x, _, i, j, _ = arguments(dtype)
-    compiled = thunder.jit(READS[name], executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(READS[name], executors=[TritonKernels("tiles", always=True)])
     (got,), (want,) = (gradient_of(run, [x], i, j) for run in (compiled, READS[name]))
     (exact,) = gradient_of(READS[name], [x.double()], i, j)
     backward = thunder.last_backward_traces(compiled)[-1]
@@ -119,7 +119,7 @@ def test_deterministic_algorithms_are_pytorchs(interpreted, monkeypatch):  # noq
     inputs, program = arguments(torch.float32), ADDITIONS["index_add"]
     by_operations, calls = TileRegion.by_operations, []
     monkeypatch.setattr(TileRegion, "by_operations", lambda *a: calls.append(a) or by_operations(*a))
-    compiled = thunder.jit(program, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(program, executors=[TritonKernels("tiles", always=True)])
     for enabled in (False, True, False, True):
         torch.use_deterministic_algorithms(enabled)
         try:
@@ -131,7 +131,7 @@ def test_deterministic_algorithms_are_pytorchs(interpreted, monkeypatch):  # noq
 
 def test_an_index_out_of_bounds_raises(interpreted):  # noqa: F811
     x, s = torch.randn(5, 3), torch.randn(2, 3)
-    compiled = thunder.jit(lambda x, s, i: x.index_add(0, i, s * 2), executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(lambda x, s, i: x.index_add(0, i, s * 2), executors=[TritonKernels("tiles", always=True)])
     torch.testing.assert_close(compiled(x, s, torch.tensor([1, 4])), x.index_add(0, torch.tensor([1, 4]), s * 2))
     for wrong in (-1, 5):
         with pytest.raises(Exception, match="index out of range"):
@@ -154,7 +154,7 @@ def test_a_layer_that_passes_messages(interpreted):  # noqa: F811
     torch.manual_seed(0)
     module, nodes = MessagePassing(8), torch.randn(16, 8)
     indices = torch.randint(0, 16, (64,)), torch.randint(0, 16, (64,))
-    compiled = thunder.jit(module, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(module, executors=[TritonKernels("tiles", always=True)])
     results = []
     for run in (module, compiled):
         x = nodes.clone().requires_grad_()

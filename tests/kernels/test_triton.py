@@ -55,7 +55,7 @@ def regions_of(compiled) -> list[TileRegion]:
 
 def check(f, inputs, tolerance: float) -> list[TileRegion]:
     """Results of fused kernels, within a bound of eager's; strides are eager's."""
-    compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(f, executors=[TritonKernels("tiles", always=True)])
     results, expected = compiled(*inputs), f(*inputs)
     regions = regions_of(compiled)
     for region in regions:
@@ -97,7 +97,7 @@ def test_random_programs_of_integers(seed, dtype, interpreted):
 def test_kernels_are_as_near_to_float64_as_eager(seed, dtype, interpreted):
     f, inputs = random_program(seed, dtype)
     exact_results = random_program(seed, torch.float64)[0](*[x.double() for x in inputs])
-    compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(f, executors=[TritonKernels("tiles", always=True)])
     for result, want, exact in zip(compiled(*inputs), f(*inputs), exact_results, strict=True):
         if not want.is_floating_point() or not exact.isfinite().all():
             continue
@@ -128,7 +128,7 @@ class Block(torch.nn.Module):
 def test_a_block_forward_and_backward(interpreted, schedules):
     torch.manual_seed(0)
     model, x = Block(), torch.randn(2, 7, 24)
-    compiled = thunder.jit(model, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(model, executors=[TritonKernels("tiles", always=True)])
     results = []
     for f in (model, compiled):
         y = x.clone().requires_grad_()
@@ -310,7 +310,7 @@ def test_kernels_are_shown(interpreted):
 
 
 def test_an_index_out_of_bounds_raises(interpreted):
-    compiled = thunder.jit(lambda x, i: x[i] * 2 + 1, executors=[TritonKernels("tiles")])
+    compiled = thunder.jit(lambda x, i: x[i] * 2 + 1, executors=[TritonKernels("tiles", always=True)])
     x = torch.randn(5, 3)
     torch.testing.assert_close(compiled(x, torch.tensor([1, -1])), x[[1, -1]] * 2 + 1)
     assert regions_of(compiled)

@@ -10,6 +10,7 @@ for. Under Triton's interpreter it takes tensors of any device.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from concurrent.futures import Future
 import torch
 
 from thunder.analysis.aliases import may_view
-from thunder.analysis.cost import bytes_moved, region_bytes
+from thunder.analysis.cost import bytes_moved, region_bytes, rules
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
@@ -54,12 +55,16 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
 class TritonKernels(TritonExecutor):
-    """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU."""
+    """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU.
+
+    always: whether it runs regions with scans and scatters that PyTorch is predicted to run faster as well.
+    """
 
     capturable = owns_results = compiles_ahead = keeps_kernels = True
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, always: bool = False):
         super().__init__(name, version=torch.__version__)
+        self.always = always
         # by the names of a program: the strides of the forward's values, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
@@ -89,6 +94,8 @@ class TritonKernels(TritonExecutor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         run = self.once(region, lambda: TileRegion(region, to_torch_device(device)))
+        if run.seconds > run.eager_seconds and not self.always:
+            raise Unfused("PyTorch's kernels are predicted to be faster")
         return self.register_temporary_operation(
             f"Tiles{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
         )
@@ -128,10 +135,21 @@ def _computes(primitive: BoundSymbol) -> bool:
     return all(triton_cuda.computes(name, kind) for kind in kinds)
 
 
+def seconds_of_operations(region: Region, on: Gpu) -> float:
+    """What PyTorch takes for the operations of a region, one after the other; infinity where none is a scan or a
+    scatter, for which alone PyTorch has kernels that may be faster."""
+    primitives = (p for operation in region.bound_symbols for p in lower.primitives(operation))
+    if not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
+        return math.inf
+    operations = [operation for operation in region.bound_symbols if not may_view(operation)]
+    return sum(rules.of(o.sym).kernels * on.launch + on.moving(bytes_moved(o)) for o in operations)
+
+
 class TileRegion(ByStrides):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
-    Kernels are compiled for the strides of inputs. program: in the IR. Raises Unfused where no kernels are made.
+    Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made.
     """
 
     def __init__(self, region: Region, device: torch.device):
@@ -146,9 +164,11 @@ class TileRegion(ByStrides):
         self._unusual: dict[tuple, Callable] = {}
         self._shown = tuple(strides_of(p.shape) for p in region.inputs)  # type: ignore[union-attr]
         try:
-            self.scheduled(self._shown)
+            launches, _ = self.scheduled(self._shown)
         except TooComplex as error:
             raise Unfused(str(error)) from None
+        self.seconds = sum(launch.seconds for launch in launches)
+        self.eager_seconds = seconds_of_operations(region, self.machine)
 
     def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
         """The launches for inputs of these strides, and the strides of the results."""

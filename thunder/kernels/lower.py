@@ -308,9 +308,7 @@ def _index(to: Lowering, b: BoundSymbol) -> Node:
     return _gathered(to, a, index, max(to.values[i].depth for i in indices if i is not None))
 
 
-def _at_indices(
-    to: Lowering, indices: Sequence, shape: Sequence[int], here: tuple[Index, ...]
-) -> list[Node | Index]:
+def _at_indices(to: Lowering, indices: Sequence, shape: Sequence[int], here: tuple[Index, ...]) -> list[Node | Index]:
     """The index in a tensor of this shape that index tensors read, from the one in the result."""
     where, first, count = indexed(indices)
     rest = (i for d, i in enumerate(here) if not first <= d < first + count)

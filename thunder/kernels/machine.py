@@ -36,7 +36,8 @@ class Gpu:
 
     multiprocessors; warps: of which a multiprocessor needs as many to be busy. instruction: seconds of one instruction
     for one element, all multiprocessors busy. byte: by where memory is ("L2", "memory"). launch: of a kernel that does
-    next to nothing. cache: bytes of the L2.
+    next to nothing. cache: bytes of the L2. atomic: seconds of an atomic operation on an element, of those that lie
+    together in memory.
     """
 
     multiprocessors: int
@@ -45,6 +46,7 @@ class Gpu:
     byte: dict[str, float]
     launch: float
     cache: int
+    atomic: float = 1e-12
 
     def share(self, warps: float) -> float:
         """How much of the GPU so many warps keep busy."""

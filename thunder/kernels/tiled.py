@@ -763,6 +763,17 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
         share = machine.share(programs_of(kernel, tile) * tile.warps)
         moving, computing = machine.moving(kernel.bytes), rows * width * work * machine.instruction
         kernel.seconds = machine.launch + (max(moving, computing) + min(moving, computing) / 4) / share
+    kernel.seconds = max(kernel.seconds, machine.launch + _atomic_seconds(kernel, machine))
+
+
+def _atomic_seconds(kernel: Kernel, machine: Gpu) -> float:
+    """What a kernel's atomic operations take: those of neighbours in memory are one."""
+    total = 0.0
+    for w in kernel.writes:
+        if w.scatter is not None and w.scatter.combine is not None:
+            apart = 1 if _fastest(w.index, kernel.loops) is not None else SEGMENT // w.buffer.dtype.bytes
+            total += math.prod(v.size for v in written_over(w, kernel)) * apart * machine.atomic
+    return total
 
 
 # ------------------------------------------------------------------------------------------------ launches

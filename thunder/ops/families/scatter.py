@@ -309,6 +309,10 @@ effects.checks_data.add(ltorch.take, prims.take)
 effects.checks_data.add(index_add, scatter_add, gather_backward, index_select_backward)
 kernels.layout.set("row-major", index_add, scatter_add, gather_backward, index_select_backward)
 kernels.layout.set("row-major", ltorch.gather, index_select, prims.take)
+cost.rules.set(
+    Cost(kernels=2), index_add, scatter_add, scatter, index_copy, index_put, index_select_backward, gather_backward
+)
+cost.rules.set(Cost(kernels=8), backward.index_backward, backward.embedding_backward)  # they sort
 cost.rules.set(Cost(selects=True), ltorch.gather, ltorch.index_select, ltorch.take_along_dim)
 effects.synchronises.add(ltorch.index_put, when=by_mask)
 effects.synchronises.add(ltorch.segment_reduce)
