@@ -37,6 +37,7 @@ _FROM = {
     ),
     "thunder.pipeline": ("passes",),
     "thunder.extend.passes": ("Pass", "PassList"),
+    "thunder.extend.rules": ("rule", "Rule"),
     "thunder.inspect.queries": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
         "last_epilogue_traces", "last_kernels", "cache_option", "cache_hits",

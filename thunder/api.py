@@ -20,6 +20,7 @@ from thunder.distributed.prepared import adopt
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
+from thunder.extend.rules import Rule, check_rules
 from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
@@ -52,6 +53,7 @@ def jit(
     *,
     executors: Sequence[Executor | str] | None = None,
     transforms: Sequence | None = None,
+    rules: Sequence[Rule] | None = None,
     passes: Callable[[PassList], Iterable[Pass]] | Iterable[Pass] | None = None,
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
@@ -71,6 +73,7 @@ def jit(
 
     executors: executors or their names, in the order they are asked; None means the default ones.
     transforms: applied in order.
+    rules: of `thunder.rule`, applied in order: operations that compute what a pattern does are replaced.
     passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
     list. `python -m thunder passes` prints them with the facts that each needs and gives.
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
@@ -115,7 +118,7 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
+    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
     disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """The arguments of `thunder.jit`, checked."""
@@ -151,6 +154,7 @@ def _resolved(
         fallback=resolve_fallback(fallback),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,
+        rules=_exact_rules(check_rules(() if rules is None else rules), numerics),
         passes=PASSES if passes is None else resolve_passes(passes, PASSES),
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
@@ -161,6 +165,17 @@ def _resolved(
     )
     options.executors = tuple(e.configured(options) for e in chosen)
     return options
+
+
+def _exact_rules(rules: tuple[Rule, ...], numerics: NUMERICS_OPTIONS) -> tuple[Rule, ...]:
+    """The rules. Raises OptionError for one that is not exact under "eager"."""
+    for one in rules if numerics is NUMERICS_OPTIONS.EAGER else ():
+        if not one.exact:
+            raise OptionError(
+                f"numerics='eager' and rules=[{one.name}]: that rule does not say that its results are equal bit for "
+                "bit (exact=True): leave one of the two out"
+            )
+    return rules
 
 
 def compiled_or_jit(fn: Callable) -> Compiled:

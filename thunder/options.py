@@ -442,6 +442,7 @@ class JitOptions:
     fallback: FALLBACK_OPTIONS = FALLBACK_OPTIONS.EAGER
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    rules: Sequence = ()
     passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from thunder.core.check import check, check_change
 from thunder.core.proxies import TensorProxy
@@ -16,6 +16,7 @@ from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, named
+from thunder.extend.rules import CAPTURED, CUT, JOINT, Rule
 from thunder.ops import ltorch
 from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -37,6 +38,7 @@ from thunder.transforms.partition import partition, saved_collections
 from thunder.transforms.recompute import recompute_in_backwards
 from thunder.transforms.reinplace import reinplace
 from thunder.transforms.reuse_memory import reuse_memory
+from thunder.transforms.rules import apply_rules
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.separate_biases import separate_biases
@@ -45,10 +47,9 @@ from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
-# facts, beside those of `thunder.extend.passes`
-JOINT = "joint"  # a backward that is asked for stands behind its forward
+# facts, beside those of `thunder.extend.passes`: JOINT, a backward that is asked for stands behind its forward, and CUT,
+# forward and backward are programs of their own, are stages of rules, too
 PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet
-CUT = "cut"  # forward and backward are programs of their own
 FUSIBLE = "fusible"  # fusion executors may make regions of operations without an executor
 UNDELETED = "undeleted"  # no value is deleted yet
 
@@ -56,6 +57,25 @@ UNDELETED = "undeleted"  # no value is deleted yet
 def _cleaned(trace: Trace, _: Lowering) -> Trace:
     made = dce(trace)
     return trace if len(made.bound_symbols) == len(trace.bound_symbols) else made
+
+
+def _rules(at: str, lowering: Lowering) -> list[Rule]:
+    """The rules of a stage: the user's, then those of executors."""
+    rules = [*lowering.options.rules, *(one for e in lowering.executors for one in e.rules)]
+    exact = _is_exact(lowering)
+    return [one for one in dict.fromkeys(rules) if one.at == at and (one.exact or not exact)]
+
+
+def _rewritten(at: str) -> Callable[[Trace, Lowering], list[Trace]]:
+    def run(trace: Trace, lowering: Lowering) -> list[Trace]:
+        rules = _rules(at, lowering)
+        return apply_rules(trace, rules, lowering, counted=rules)
+
+    return run
+
+
+def _has_rules(at: str) -> Callable[[Trace, Lowering], bool]:
+    return lambda _, lowering: not lowering.plain and bool(_rules(at, lowering))
 
 
 def _combines(executor: Executor) -> bool:
@@ -123,6 +143,8 @@ PASSES = PassList((
     Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
          meaning="turn random operations into functions of a seed, which fuse"),
+    Pass("Rules", _rewritten(CAPTURED), needs=OPERATIONS, when=_has_rules(CAPTURED), inside=True,
+         meaning="replace the operations that match a rule"),
     Pass("Combine Operations", _combined, needs=OPERATIONS,
          when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
          meaning="join operations that an executor computes together"),
@@ -148,6 +170,8 @@ PASSES = PassList((
     Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
+    Pass("Rules behind Derivatives", _rewritten(JOINT), needs=(OPERATIONS, JOINT), when=_has_rules(JOINT),
+         meaning="replace the operations of forward and backward that match a rule"),
     Pass("Distinct Indices", lambda trace, _: distinct_indices(trace), needs=(OPERATIONS, JOINT),
          when=lambda trace, _: any(b.sym is index_backward for b in trace.bound_symbols),
          meaning="write gradients at places that are all different, without sorting these"),
@@ -181,6 +205,8 @@ PASSES = PassList((
          meaning="drop gradients of outputs that have no cotangent in a call"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
+    Pass("Rules of Programs", _rewritten(CUT), needs=(OPERATIONS, CUT), when=_has_rules(CUT),
+         meaning="replace the operations of one program that match a rule"),
     Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
          meaning="join the gradients of slices that do not overlap, instead of adding them"),
     Pass("Accumulate Products", lambda trace, lowering: accumulated_products(trace, lowering.fuses),

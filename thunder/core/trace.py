@@ -25,6 +25,17 @@ class TraceTag(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class RuleHits:
+    """How often a rule replaced operations of a program. locations: of those operations. reason: why the attempt that
+    went farthest replaced nothing, and the location of the operation that it ended at. at: the stage of the rule."""
+
+    at: str = ""
+    locations: tuple = ()
+    reason: str = ""
+    ended: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
 class TraceInfo:
     """Facts about a program beside its bound symbols, by names of values.
 
@@ -40,7 +51,7 @@ class TraceInfo:
     cotangents: by the name of a cotangent, the one in text to be read. saved_as: of a backward, the saved tensors and
     other saved values of the forward that runs. missing: the missing cotangents of a backward. fusible: bound symbols
     that fusion executors may take. padded: matrices with padded rows in memory. disposable: saved values of a forward
-    in memory that only its backward reads.
+    in memory that only its backward reads. rules: by name, the hits of rules.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,6 +71,7 @@ class TraceInfo:
     fusible: Set[BoundSymbol] = frozenset()
     padded: Set[Proxy] = frozenset()
     disposable: Set[Proxy] = frozenset()
+    rules: Mapping[str, RuleHits] = dataclasses.field(default_factory=dict)
 
     @property
     def communicates(self) -> bool:

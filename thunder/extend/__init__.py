@@ -81,6 +81,7 @@ class Executor:
         self.implmap: dict[Any, Implementation] = {}
         self.opmap: dict[str, Symbol] = {}
         self.replacements: dict[Callable, Symbol] = {}  # user's functions that are diverted to a symbol
+        self.rules: list[Any] = []  # `register_rule` adds some
         self._fuel: int | FUEL_LEVEL = FUEL_LEVEL.UNLIMITED
 
     def __repr__(self) -> str:
@@ -103,6 +104,18 @@ class Executor:
 
     def expect_program(self) -> None:
         """A program is about to be captured: what takes long to start and will be needed may start now."""
+
+    def register_rule(self, rule: Any) -> Any:
+        """Programs that are compiled with this executor are rewritten by a rule (`thunder.rule`). Returns the rule.
+
+        Raises OptionError for anything else.
+        """
+        from thunder.extend.rules import check_rules
+
+        self.rules += check_rules([rule])
+        if self.in_use:
+            compat.note_registration()
+        return rule
 
     def implementation(self, operation: BoundSymbol) -> Implementation | None:
         found = self.implmap.get(operation.sym.id)

@@ -266,7 +266,7 @@ def _text_of_options(options: JitOptions) -> tuple[str, list[str], list[str]]:
     if options.numerics is not NUMERICS_OPTIONS.CLOSE:
         texts.append(f"numerics={options.numerics.value!r}")
     texts += [f"{name}={value!r}" for name, value in options.compile_options.items()]
-    unnamed = {"transforms": options.transforms, "passes": options.passes is not PASSES}
+    unnamed = {"transforms": options.transforms, "rules": options.rules, "passes": options.passes is not PASSES}
     needed += [name for name, value in unnamed.items() if value]
     texts += [f"{name}={name}" for name, value in unnamed.items() if value]
     return "".join(f", {text}" for text in texts), imports, needed

@@ -102,6 +102,8 @@ def _modes(modes: tuple) -> str:
 def _options(options: JitOptions) -> dict[str, str]:
     if options.transforms:
         raise Unspeakable("thunder.jit was given transforms")
+    if options.rules or any(e.rules for e in options.executors):
+        raise Unspeakable("thunder.jit was given rules")
     if options.passes is not PASSES:
         raise Unspeakable("thunder.jit was given a list of passes")
     if options.device is not None:

@@ -22,7 +22,7 @@ from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, sp
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, prim
-from thunder.ops.rules import effects, kernels, memory, splitting, views
+from thunder.ops.rules import algebra, effects, kernels, memory, splitting, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
@@ -431,6 +431,15 @@ def polygamma(n, a):
 def _(n, a):
     g = yield polygamma(n, a)
     return None, g * polygamma(n + 1, a)
+
+
+algebra.commutes.add(
+    ltorch.mul, ltorch.eq, ltorch.ne, ltorch.maximum, ltorch.minimum, ltorch.logical_and, ltorch.logical_or,
+    ltorch.logical_xor, ltorch.bitwise_and, ltorch.bitwise_or, ltorch.bitwise_xor,
+    prims.add, prims.mul, prims.eq, prims.ne, prims.maximum, prims.minimum, prims.bitwise_and, prims.bitwise_or,
+    prims.bitwise_xor,
+)  # fmt: skip
+algebra.commutes.add(ltorch.add, when=lambda operation: _is_one(operation.kwargs.get("alpha", 1)))
 
 
 def _divides_integers(operation) -> bool:

@@ -1,0 +1,361 @@
+"""Rules: a pattern, the replacement of what it matches, and the condition under which it is replaced.
+
+    def attention(q, k, v, scale: float):
+        return torch.softmax(q @ k.transpose(-2, -1) * scale, -1) @ v
+
+    def fused(q, k, v, scale):
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+    thunder.jit(model, rules=[thunder.rule(attention, fused)])
+
+Before: `t0 = k.transpose(-2, -1)`, `t1 = matmul(q, t0)`, `t2 = mul(t1, 0.125)`, `t3 = softmax(t2, -1)`, `t4 = matmul(t3,
+v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=0.125)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.check import is_like
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.rewrite import Rewriter
+from thunder.errors import DataDependentError, DeclarationError, OptionError
+from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+
+__all__ = ["CAPTURED", "CUT", "JOINT", "Match", "Rule", "check_rules", "rule"]
+
+CAPTURED, JOINT, CUT = "captured", "joint", "cut"
+STAGES = (CAPTURED, JOINT, CUT)
+
+# other values of the parameters that are no tensors: the arguments that change with them are theirs
+_OTHERS: dict[type, Callable[[Any], Any]] = {
+    bool: lambda x: not x,
+    int: lambda x: x - 1 if x > 0 else x + 1,
+    float: lambda x: x * 0.75 + 0.0625,
+    torch.dtype: lambda x: torch.float64 if x is not torch.float64 else torch.float32,
+}
+_EXAMPLES: dict[Any, Any] = {float: 0.3125, int: 1, bool: True, torch.dtype: torch.float16}
+_EXAMPLES |= {"float": 0.3125, "int": 1, "bool": True, "torch.dtype": torch.float16}
+_RANKS = (4, 3, 2, 1)  # of tensors without an example
+
+
+@dataclass(eq=False)
+class Rule:
+    """See `rule`."""
+
+    name: str
+    pattern: Callable | Symbol
+    replacement: Callable
+    when: Callable[..., bool] | None
+    at: str
+    exact: bool
+    patterns: tuple[Pattern, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<rule {self.name}>"
+
+    # ------------------------------------------------------------------------------------------------------- matching
+    def matches(self, flow: Flow, attempt: Attempt) -> Iterator[Match]:
+        """The matches in a program, in order; no two of them share an operation."""
+        taken: set[BoundSymbol] = set()
+        for operation in flow.trace.bound_symbols:
+            if operation in taken:
+                continue
+            match = self._match(operation, flow, attempt)
+            if match is not None and taken.isdisjoint(match.operations):
+                taken.update(match.operations)
+                yield match
+
+    def _match(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Match | None:
+        try:
+            for match in self._candidates(operation, flow, attempt):
+                if self.when is not None and not _call(self.when, match, match.arguments, match.keywords):
+                    attempt.note(len(match.operations), "its condition does not hold", match.operation)
+                elif self._replaces(match):
+                    return match
+        except DataDependentError:  # no answer holds for all sizes
+            pass
+        return None
+
+    def _candidates(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Iterator[Match]:
+        if isinstance(self.pattern, Symbol):
+            if operation.sym is self.pattern:
+                yield Match(operation.args, operation.kwargs, (operation,), operation.outputs, flow, operation)
+            return
+        for pattern in self.patterns:
+            for state in Matcher(pattern, flow, attempt).at(operation):
+                yield from self._confirmed(pattern, state.values, operation, flow, attempt)
+
+    def _replaces(self, match: Match) -> bool:
+        """Whether the replacement can be written. Raises DeclarationError where its types are others."""
+        _, result = traced(lambda: self._results(match, match.arguments, match.keywords), (), match.anchor.context)
+        return bool(result)
+
+    def _confirmed(
+        self, pattern: Pattern, values: Mapping, operation: BoundSymbol, flow: Flow, attempt: Attempt
+    ) -> Iterator[Match]:
+        """The matches for values of the parameters, if the pattern computes with them what the program does."""
+        parameters = {
+            name: values.get(p.name if isinstance(p, Parameter) else p) for name, p in pattern.parameters.items()
+        }
+        try:
+            operations, result = traced(self.pattern, list(parameters.values()), operation.context)
+        except DataDependentError:
+            raise
+        except Exception:  # noqa: BLE001  the function of a user's, for operands that it is not written for
+            return
+        outputs = tuple(_outputs(result))
+        if not outputs or not all(any(o is x for b in operations for x in b.outputs) for o in outputs):
+            return
+        exact = Pattern(parameters, tuple(operations), outputs, literals=True)
+        for state in Matcher(exact, flow, attempt).at(operation):
+            if not all(_is_same(v, state.values.get(v, v), flow) for v in proxies_in(list(parameters.values()), [])):
+                continue
+            if not all(is_like(o, state.values[o]) for o in outputs):
+                continue
+            match = placed(state, exact, flow, tuple(parameters.values()), attempt)
+            if match is not None:
+                yield match
+
+    # ------------------------------------------------------------------------------------------------------- replacing
+    def write(self, match: Match, out: Rewriter) -> None:
+        """Writes the replacement in the place of a match. Raises DeclarationError where its types are others."""
+        anchor = match.anchor
+        current = out.current(BoundSymbol(anchor.sym, match.arguments, dict(match.keywords), None))
+        wanted = match.outputs if len(match.outputs) > 1 else match.outputs[0]
+
+        def run(*_, **__):
+            results = self._results(match, current.args, current.kwargs)
+            return tuple(results) if len(results) > 1 else results[0]
+
+        out.trace(run, anchor, wanted)
+
+    def _results(self, match: Match, arguments: Sequence, keywords: Mapping) -> list:
+        result = _call(self.replacement, match, arguments, keywords)
+        self._check(result, match.outputs)
+        return list(_outputs(result))
+
+    def _check(self, result: Any, wanted: Sequence[Proxy]) -> None:
+        results = list(_outputs(result))
+        if len(results) != len(wanted):
+            raise DeclarationError(
+                f"the rule {self.name}: its replacement returns {len(results)} values, and its pattern {len(wanted)}"
+            )
+        for new, old in zip(results, wanted):
+            if not isinstance(new, Proxy) or not is_like(new, old):
+                raise DeclarationError(f"the rule {self.name}: its replacement gives {new!r}, and its pattern {old!r}")
+            if getattr(old, "requires_grad", False) != getattr(new, "requires_grad", False):
+                raise DeclarationError(
+                    f"the rule {self.name}: {old.name} requires grad is {old.requires_grad}, and the replacement's "  # type: ignore[attr-defined]
+                    f"result says {new.requires_grad}: its operations need derivatives, or none"  # type: ignore[attr-defined]
+                )
+
+
+def _is_same(value: Proxy, other: Proxy, flow: Flow) -> bool:
+    if not isinstance(value, TensorProxy):
+        return value is other
+    return any(value is v for v, _ in equal_values(other, flow.producers)) or any(
+        other is v for v, _ in equal_values(value, flow.producers)
+    )
+
+
+def _outputs(result: Any) -> Iterator[Any]:
+    return (x for x in leaves(result) if x is not None)
+
+
+def _call(function: Callable, match: Match, arguments: Iterable, keywords: Mapping | None = None) -> Any:
+    """Calls a condition or a replacement, with the match where it has a parameter of that name."""
+    keywords = dict(keywords or {})
+    if _takes_match(function):
+        keywords["match"] = match
+    return function(*arguments, **keywords)
+
+
+def _takes_match(function: Callable) -> bool:
+    parameter = inspect.signature(function).parameters.get("match")
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+
+
+# ------------------------------------------------------------------------------------------------------- making a rule
+
+
+def rule(
+    pattern: Callable | Symbol,
+    replacement: Callable,
+    when: Callable[..., bool] | None = None,
+    *,
+    name: str | None = None,
+    examples: Sequence | None = None,
+    at: str = CAPTURED,
+    exact: bool = False,
+) -> Rule:
+    """A rule for `thunder.jit(rules=[...])`: operations that compute what `pattern` does are replaced by those of
+    `replacement`.
+
+    pattern: a function of tensors, written with PyTorch's or thunder's operations, that returns a tensor or several.
+    Parameters annotated float, int, bool or torch.dtype stand for arguments of operations that are no tensors. It
+    matches tensors of any sizes, ranks and dtypes for which the function computes the same operations: operands of
+    commutative operations in both orders, and across views that change nothing together. Values inside of the match
+    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation in the place of a
+    function matches each call of it, with its own arguments.
+    replacement: a function of the same parameters, whose results have the types of the pattern's.
+    when: a function of the same parameters, and says whether a match is replaced. Shapes, dtypes and devices are those
+    of the program. A keyword-only parameter `match` of both is a `Match`, with the operations and the flow of data.
+    name: that errors and reports say; by default the pattern's.
+    examples: for each parameter a tensor, a TensorProxy or a number that the pattern can be traced with. By default all
+    tensors have one shape, of four dimensions or fewer; say examples where they cannot.
+    at: "captured" matches the program before it is differentiated; "joint" the forward and the backward together,
+    "cut" each of the two by itself.
+    exact: the results are equal bit for bit, so that `numerics="eager"` may use the rule.
+
+    Raises OptionError, with the name of the rule, for a pattern that cannot be traced, that makes a tensor outside of
+    thunder's operations or does not use a parameter, and for a replacement of other types.
+    """
+    if name is None:
+        name = getattr(pattern, "__name__", None) or getattr(pattern, "name", "")
+    if at not in STAGES:
+        raise OptionError(f"the rule {name}: at={at!r} is not an option; valid: {', '.join(map(repr, STAGES))}")
+    for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
+        if not callable(function) and function is not None:
+            raise OptionError(f"the rule {name}: its {what} is a {type(function).__name__}, and no function")
+    one = Rule(name, pattern, replacement, when, at, exact)
+    if not isinstance(pattern, Symbol):
+        one.patterns = _patterns(one, examples)
+    return one
+
+
+def check_rules(rules: Any) -> tuple[Rule, ...]:
+    """The rules as a tuple. Raises OptionError for anything else."""
+    if isinstance(rules, Rule) or not isinstance(rules, Iterable):
+        raise OptionError(f"rules= is a list of rules, not a {type(rules).__name__}: rules=[thunder.rule(...)]")
+    for one in (rules := tuple(rules)):
+        if not isinstance(one, Rule):
+            raise OptionError(f"rules= has a {type(one).__name__}, which is no rule: thunder.rule(...) makes one")
+    return rules
+
+
+def _patterns(one: Rule, examples: Sequence | None) -> tuple[Pattern, ...]:
+    """The pattern as traced on examples, and on examples of half precision, in which casts are operations."""
+    made: dict[Any, Pattern] = {}
+    failure: Exception | None = None
+    for arguments in _arguments(one, examples):
+        for half in (False, True):
+            try:
+                pattern = _pattern(one, {n: _halved(x) if half else x for n, x in arguments.items()})
+            except OptionError:
+                raise
+            except Exception as error:  # noqa: BLE001  of the user's function
+                failure = failure or error
+                continue
+            made.setdefault(tuple((b.sym, len(b.inputs)) for b in pattern.operations), pattern)
+        if made:
+            return tuple(made.values())
+    raise OptionError(
+        f"the rule {one.name}: its pattern cannot be traced: {type(failure).__name__}: {failure}. Say examples="
+    ) from failure
+
+
+def _arguments(one: Rule, examples: Sequence | None) -> Iterator[dict[str, Any]]:
+    """Arguments of a pattern, by name: those said, or else tensors of some ranks."""
+    parameters = [p for p in inspect.signature(one.pattern).parameters.values() if p.default is p.empty or examples]
+    if examples is not None:
+        if len(examples) != len(parameters):
+            raise OptionError(
+                f"the rule {one.name}: its pattern has {len(parameters)} parameters, and there are {len(examples)} "
+                "examples"
+            )
+        yield dict(zip((p.name for p in parameters), examples))
+        return
+    for rank in _RANKS:
+        tensor = TensorProxy(shape=(2,) * rank, dtype=dtypes.float32, device="cpu")
+        yield {p.name: _EXAMPLES[p.annotation] if p.annotation in _EXAMPLES else tensor for p in parameters}
+
+
+def _halved(x: Any) -> Any:
+    if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
+        return x.to(torch.bfloat16)
+    return x.replace(dtype=dtypes.bfloat16) if isinstance(x, TensorProxy) and x.dtype is dtypes.float32 else x
+
+
+def _proxies(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors as new proxies, and other arguments as they are."""
+    made = {}
+    for name, x in arguments.items():
+        if isinstance(x, torch.Tensor):
+            x = TensorProxy(
+                name, shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device)
+            )
+        made[name] = x.replace(name=name) if isinstance(x, TensorProxy) else x
+    return made
+
+
+def _pattern(one: Rule, arguments: Mapping[str, Any]) -> Pattern:
+    values = _proxies(arguments)
+    operations, result = traced(one.pattern, list(values.values()))
+    outputs = tuple(_outputs(result))
+    producer = {o for b in operations for o in b.outputs}
+    if not outputs or not all(isinstance(o, Proxy) and o in producer for o in outputs):
+        raise OptionError(f"the rule {one.name}: its pattern returns a value that none of its operations computes")
+    for b in operations:
+        if any(isinstance(x, torch.Tensor) for x in leaves((b.args, b.kwargs))):
+            raise OptionError(
+                f"the rule {one.name}: its pattern makes a tensor by PyTorch's function: use thunder.torch's, such as "
+                "thunder.torch.arange"
+            )
+    sites = _sites(one, values, operations)
+    read = {i for b in operations for i in b.inputs}
+    said = {p.name for args in sites.values() for p in leaves(args) if isinstance(p, Parameter)}
+    for name, x in values.items():
+        if x not in read if isinstance(x, Proxy) else name not in said:
+            how = "nothing reads it" if isinstance(x, Proxy) else "it is no argument of an operation as it is"
+            raise OptionError(f"the rule {one.name}: a match cannot tell the parameter {name}, since {how}")
+    _check_replacement(one, values, result)
+    parameters = {n: x if isinstance(x, Proxy) else Parameter(n) for n, x in values.items()}
+    return Pattern(parameters, tuple(operations), outputs, literals=False, sites=sites)
+
+
+def _check_replacement(one: Rule, values: Mapping[str, Any], result: Any) -> None:
+    """Raises OptionError where the replacement's types are not those of the pattern for the examples."""
+    if _takes_match(one.replacement):
+        return
+    _, new = traced(one.replacement, list(values.values()))
+    try:
+        one._check(new, list(_outputs(result)))
+    except DeclarationError as error:
+        raise OptionError(str(error)) from None
+
+
+def _sites(one: Rule, values: Mapping[str, Any], operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, tuple]:
+    """By operation, and by the primitive that it is, its arguments with a `Parameter` for each one that is the value of
+    a parameter: those that change with it."""
+    literals = {n: x for n, x in values.items() if not isinstance(x, Proxy)}
+    if not literals:
+        return {}
+    others = {n: _OTHERS[type(x)](x) if type(x) in _OTHERS else x for n, x in literals.items()}
+    again, _ = traced(one.pattern, list({**values, **others}.values()))
+    if [b.sym for b in again] != [b.sym for b in operations]:
+        raise OptionError(f"the rule {one.name}: its pattern has other operations for other numbers: make it two rules")
+
+    def marked(x: Any, y: Any) -> Any:
+        if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)) and len(x) == len(y):
+            return type(x)(marked(a, b) for a, b in zip(x, y))
+        for name, value in literals.items():
+            if type(x) is type(value) and x == value and y == others[name] and type(y) is type(x):
+                return Parameter(name)
+        return x
+
+    sites: dict[BoundSymbol, tuple] = {}
+    for b, other in zip(operations, again):
+        for first, second in ((b, other), (b.primitive, other.primitive)):
+            if first is not None and second is not None:
+                keywords = {k: marked(v, second.kwargs.get(k)) for k, v in first.kwargs.items()}
+                sites[first] = tuple(map(marked, first.args, second.args)), keywords
+    return sites
