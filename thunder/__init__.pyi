@@ -56,6 +56,8 @@ from thunder.extend.disable import disable as disable
 from thunder.extend.opaque import opaque as opaque
 from thunder.extend.passes import Pass as Pass
 from thunder.extend.passes import PassList as PassList
+from thunder.extend.rules import Rule as Rule
+from thunder.extend.rules import rule as rule
 from thunder.inspect.explain import explain as explain
 from thunder.inspect.exporting import export as export
 from thunder.inspect.faults import debug as debug

@@ -25,7 +25,7 @@ from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol
 from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
-from thunder.errors import DataDependentError, OptionError, TraceCheckError, warn_user
+from thunder.errors import DataDependentError, DeclarationError, OptionError, TraceCheckError, warn_user
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.options import JitOptions
@@ -147,6 +147,9 @@ def named(what: str) -> Iterator[None]:
     try:
         yield
     except TraceCheckError as error:
+        if isinstance(error, DeclarationError):
+            error.add_note(f"in {what}")
+            raise
         better = TraceCheckError(f"{what} made a program that cannot run: {error}")
         better.bound_symbol = error.bound_symbol
         raise better from None

@@ -161,14 +161,19 @@ class Match:
 
 # ------------------------------------------------------------------------------------------------------------- matching
 
+# operations that have several names: `x.mT` and `x.transpose(-2, -1)`, `torch.mm` and `@`
+_SEVERAL_NAMES = frozenset((OpTags.SHAPE_OP, OpTags.VIEW, OpTags.MATMUL_OP))
+
 
 @dataclass(frozen=True)
 class _State:
-    """Part of a match. values: by value of the pattern, that of the program; by name of a `Parameter`, its value."""
+    """Part of a match. values: by value of the pattern, that of the program; by name of a `Parameter`, its value.
+    begun: how many operations of the pattern have a partner, be it that its operands have none yet."""
 
     values: Mapping[Any, Any] = field(default_factory=dict)
     operations: Mapping[BoundSymbol, BoundSymbol] = field(default_factory=dict)
     between: tuple[BoundSymbol, ...] = ()
+    begun: int = 0
 
     def with_value(self, key: Any, value: Any) -> _State:
         return replace(self, values={**self.values, key: value})
@@ -176,14 +181,14 @@ class _State:
 
 @dataclass
 class Attempt:
-    """How far a pattern came: the most operations that one attempt matched, and why it went no further."""
+    """How far a pattern came: the most operations that one attempt matched, why it went no further, and where."""
 
     matched: int = 0
     reason: str = ""
     operation: BoundSymbol | None = None
 
     def note(self, matched: int, reason: str, operation: BoundSymbol | None = None) -> None:
-        if matched > self.matched or matched and not self.reason:
+        if matched > self.matched:
             self.matched, self.reason, self.operation = matched, reason, operation
 
 
@@ -227,6 +232,8 @@ class Matcher:
         if node is None:
             yield state.with_value(wanted, value)
             return
+        if value not in self.flow.producers:
+            self.attempt.note(state.begun, f"{node.sym.name} was expected where {value.name} is an argument")
         for earlier, between in equal_values(value, self.flow.producers):
             operation = self.flow.producers.get(earlier)
             if operation is None:
@@ -241,11 +248,14 @@ class Matcher:
             if known is operation:
                 yield state
             return
-        self.attempt.note(len(state.operations), f"{node.sym.qualified_name} was expected", operation)
-        if len(node.outputs) != len(operation.outputs):
+        if any(operation is other for other in state.operations.values()):
             return
-        for one, other, exact in self._forms(node, operation):
-            for further in self._arguments(one, other, exact, state):
+        forms = list(self._forms(node, operation)) if len(node.outputs) == len(operation.outputs) else []
+        if not forms:
+            self.attempt.note(state.begun, f"{node.sym.name} was expected where {operation.sym.name} is", operation)
+        begun = replace(state, begun=state.begun + 1)
+        for one, other, exact in forms:
+            for further in self._arguments(one, other, exact, begun):
                 if not exact and self.pattern.literals and not _computes_same(node, operation, further.values):
                     continue
                 values = {**further.values, **dict(zip(node.outputs, operation.outputs))}
@@ -260,6 +270,8 @@ class Matcher:
             one, other = _aligned(node.sym, args, kwargs), _aligned(operation.sym, operation.args, operation.kwargs)
             swaps = commutes.holds(node) and commutes.holds(operation)
         else:
+            if node.sym.tags.isdisjoint(operation.sym.tags & _SEVERAL_NAMES):
+                return
             first, second = node.primitive, operation.primitive
             if first is None or second is None or first.sym is not second.sym:
                 return
@@ -300,6 +312,8 @@ class Matcher:
             yield from self._all(wanted, value, exact, state)
         elif not isinstance(value, Proxy) and (same_literal(wanted, value) if exact else not proxies_in(value, [])):
             yield state
+        elif exact:
+            self.attempt.note(state.begun, f"{wanted!r} was expected where {value!r} is an argument")
 
 
 def _is_literal(value: Any) -> bool:
@@ -371,6 +385,8 @@ def keeps_order(operation: BoundSymbol) -> bool:
     if any(n.unbacked for n in numbers_in((operation.args, operation.output), [])):
         return False
     symbol = operation.sym
+    if symbol.tags.isdisjoint((OpTags.VIEW, OpTags.SHAPE_OP)):
+        return False
     if symbol is prims.transpose:
         order = [d % len(x.shape) for d in operation.args[1]]
         return [d for d in order if x.shape[d] != 1] == [d for d in range(len(order)) if x.shape[d] != 1]
@@ -403,19 +419,19 @@ def placed(state: _State, pattern: Pattern, flow: Flow, arguments: tuple, attemp
     inside = set(operations)
     for b in operations:
         if not all(_is_replaceable(o, b, inside, outputs, flow) for o in b.outputs):
-            attempt.note(len(state.operations), f"{b.outputs[0].name} is read outside of the match", b)
+            attempt.note(state.begun + 1, f"{b.outputs[0].name} is read elsewhere, too", b)
             return None
     first, last = flow.position(operations[0]), flow.position(operations[-1])
     contexts = {(b.context.checkpoint, b.context.backward) for b in matched if b.context is not None}
     if len(contexts) > 1 or flow.effects[first] != flow.effects[last]:
-        attempt.note(len(state.operations), "an effect, or the border of a checkpoint or a backward, is inside")
+        attempt.note(state.begun + 1, "an effect, or the border of a checkpoint or a backward, is inside")
         return None
     begin = max((flow.defined_at(v) for v in proxies_in(arguments, [])), default=-1)
     after = [flow.position(c) for o in outputs for c in flow.consumers(o) if c not in inside]
     end = min(after, default=len(flow.trace.bound_symbols))
     anchor = next((b for b in reversed(operations) if begin < flow.position(b) < end), None)
     if anchor is None:
-        attempt.note(len(state.operations), "a result is read before all arguments are computed")
+        attempt.note(state.begun + 1, "a result is read before all arguments are computed")
         return None
     return Match(arguments, {}, tuple(operations), outputs, flow, anchor)
 
@@ -425,6 +441,4 @@ def _is_replaceable(value: Proxy, operation: BoundSymbol, inside: set, outputs: 
         return True
     if may_view(operation) and not any(o is x for o in operation.outputs for x in outputs):
         return True  # it stays where others read it
-    return (
-        value not in flow.results and value.name not in flow.written and inside.issuperset(flow.consumers(value))
-    )
+    return value not in flow.results and value.name not in flow.written and inside.issuperset(flow.consumers(value))

@@ -49,7 +49,7 @@ _RANKS = (4, 3, 2, 1)  # of tensors without an example
 
 @dataclass(eq=False)
 class Rule:
-    """See `rule`."""
+    """A pattern and its replacement: `thunder.rule` makes one."""
 
     name: str
     pattern: Callable | Symbol
@@ -78,7 +78,7 @@ class Rule:
         try:
             for match in self._candidates(operation, flow, attempt):
                 if self.when is not None and not _call(self.when, match, match.arguments, match.keywords):
-                    attempt.note(len(match.operations), "its condition does not hold", match.operation)
+                    attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
                 elif self._replaces(match):
                     return match
         except DataDependentError:  # no answer holds for all sizes
@@ -152,10 +152,10 @@ class Rule:
         for new, old in zip(results, wanted):
             if not isinstance(new, Proxy) or not is_like(new, old):
                 raise DeclarationError(f"the rule {self.name}: its replacement gives {new!r}, and its pattern {old!r}")
-            if getattr(old, "requires_grad", False) != getattr(new, "requires_grad", False):
+            if getattr(old, "requires_grad", False) and not getattr(new, "requires_grad", False):
                 raise DeclarationError(
-                    f"the rule {self.name}: {old.name} requires grad is {old.requires_grad}, and the replacement's "  # type: ignore[attr-defined]
-                    f"result says {new.requires_grad}: its operations need derivatives, or none"  # type: ignore[attr-defined]
+                    f"the rule {self.name}: {old.name} requires grad, and its replacement's result does not: it needs "
+                    "operations with derivatives"
                 )
 
 
@@ -259,7 +259,8 @@ def _patterns(one: Rule, examples: Sequence | None) -> tuple[Pattern, ...]:
         if made:
             return tuple(made.values())
     raise OptionError(
-        f"the rule {one.name}: its pattern cannot be traced: {type(failure).__name__}: {failure}. Say examples="
+        f"the rule {one.name}: its pattern cannot be traced: {type(failure).__name__}: {failure}. Say examples= that "
+        "fit it, and make tensors by thunder.torch's functions"
     ) from failure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -17,19 +18,21 @@ from thunder.core.proxies import TensorProxy, UnbackedNumber, element_count
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
+from thunder.extend.rules import CUT
 from thunder.ops.eager_calls import is_eager_call
 from thunder.ops.rules import effects
 from thunder.transforms.base import Transform
 
-KINDS = ("fallback", "decision", "value", "wait", "host call", "opaque operation")
+KINDS = ("fallback", "decision", "value", "wait", "host call", "eager call", "opaque operation", "rule")
 
 
 class Explained(NamedTuple):
-    """One thing that a program does besides computing on the device.
+    """One thing that a program does besides computing on the device, or a rule.
 
     kind: "decision" (the program holds for one answer), "value" (the host reads a tensor), "wait" (it waits for a
-    data-dependent size), "host call", "opaque operation" (PyTorch differentiates it, or thunder knows no parts of it),
-    or "fallback" (the original function runs). what: in words. where: (filename, line, function, source line) of the
+    data-dependent size), "host call", "eager call", "opaque operation" (PyTorch differentiates it, or thunder knows no
+    parts of it), "fallback" (the original function runs), or "rule" (how often it replaced operations, or why it did
+    not). what: in words. where: (filename, line, function, source line) of the
     user's code. milliseconds: that it took in the second of two calls, None where it was not measured. bytes: of
     tensors that the host reads.
     """
@@ -41,10 +44,13 @@ class Explained(NamedTuple):
     bytes: int = 0
 
     def __str__(self) -> str:
-        filename, line, function, source = self.where or ("?", "?", "?", "")
         took = "" if self.milliseconds is None else f" took {self.milliseconds:.3f} ms"
         read = f", read {self.bytes} bytes" if self.bytes else ""
-        return f"{self.kind}: {self.what}{took}{read}\n  at {filename}:{line}, in {function}: {source.strip()}"
+        text = f"{self.kind}: {self.what}{took}{read}"
+        if self.where is None:
+            return text
+        filename, line, function, source = self.where
+        return f"{text}\n  at {filename}:{line}, in {function}: {source.strip()}"
 
 
 class Explanation(NamedTuple):
@@ -107,6 +113,23 @@ def explained(entry: CacheEntry, seconds: Mapping[int, float]) -> Iterator[Expla
             yield Explained(kind, _words(kind, b), where, took, _bytes(kind, b))
 
 
+def rules_of(entry: CacheEntry) -> Iterator[Explained]:
+    """How often rules replaced operations of a program: those of the last match, or of the attempt that went
+    farthest."""
+    forward, *others = (t[-1].info.rules for t in (entry.computation_traces, entry.backward_traces) if t)
+    hits = dict(forward)
+    for name, more in ((n, h) for backward in others for n, h in backward.items() if h.at == CUT):
+        known = hits.get(name, more)
+        hits[name] = more if known is more else dataclasses.replace(known, locations=known.locations + more.locations)
+    for name, found in hits.items():
+        count = len(found.locations)
+        location = found.locations[-1] if count else found.ended
+        times = "once" if count == 1 else f"{count} times"
+        reason = f": {found.reason}" if found.reason else ": its last operation is not in the program"
+        what = f"{name} replaced operations {times}" if count else f"{name} replaced nothing{reason}"
+        yield Explained("rule", what, entry.captured.where(location) if location is not None else None, None)
+
+
 def _recorded(b: BoundSymbol) -> BoundSymbol:
     """The bound symbol that an executor's one runs."""
     return b.subsymbols[0] if b.sym.executor is not None and len(b.subsymbols) == 1 and not b.sym.is_fusion else b
@@ -143,8 +166,8 @@ def _bytes(kind: str, b: BoundSymbol) -> int:
 
 def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
     """The work of `fn(*args, **kwargs)` on the host and its waits: decisions by data, values that are read, host calls,
-    eager calls, opaque operations, and why the original function runs where it does. `fn`: compiled, or what
-    thunder.jit takes.
+    eager calls, opaque operations, and why the original function runs where it does; and the hits of its rules. `fn`:
+    compiled, or what thunder.jit takes.
 
     Calls `fn` twice, with all effects: the first call compiles, and the second one is measured.
     """
@@ -162,4 +185,5 @@ def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
         took = (time.perf_counter() - started) * 1e3
         reason = f"{error.reason} ({error.remedy})" if error.remedy else error.reason
         return Explanation((Explained("fallback", reason, error.location, took),), took)
-    return Explanation(tuple(explained(compiled_of(measured).stats.last_entry, measure.seconds)), took)
+    entry = compiled_of(measured).stats.last_entry
+    return Explanation((*explained(entry, measure.seconds), *rules_of(entry)), took)

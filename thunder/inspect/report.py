@@ -24,7 +24,7 @@ from thunder.core.proxies import Proxy, leaves
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.inspect.examine import operations_in, saved_for_backward
-from thunder.inspect.explain import explained
+from thunder.inspect.explain import explained, rules_of
 from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_of, profile
 from thunder.inspect.queries import last_entry, last_paths
 from thunder.transforms.del_last_used import python_del
@@ -91,6 +91,7 @@ def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> st
         "fusions": ("Fused", _fusions(costs, measured)),
         "memory": ("Memory", _memory(compiled, entry, measured)),
         "passes": ("Passes", _passes(entry)),
+        "rules": ("Rules", _rules(entry)),
         "guards": ("Guards", _guards(compiled, entry)),
         "decisions": ("Decisions", _decisions(compiled)),
         "host": ("On the host", _host(entry, costs, measured)),
@@ -344,6 +345,11 @@ def _pass(trace: Trace, before: Trace | None) -> str:
     counts = f"+{sum(x[0] == '+' for x in changed)} -{sum(x[0] == '-' for x in changed)}"
     text = "\n".join(shown)
     return f"<details><summary>{head} <small>{counts}</small></summary><pre>{text}</pre></details>"
+
+
+def _rules(entry: CacheEntry) -> Iterator[str]:
+    rows = [(_text(x.what), _where(x.where)) for x in rules_of(entry)]
+    yield from _table("rules-table", ("rule", "line"), rows) if rows else ['<p class="note">No rules.</p>']
 
 
 def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
