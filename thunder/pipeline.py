@@ -47,8 +47,8 @@ from thunder.transforms.unstack_saved import unstack_saved
 from thunder.transforms.wide_products import wide_products
 from thunder.transforms.without_cotangents import without_cotangents
 
-# facts, beside those of `thunder.extend.passes`: JOINT, a backward that is asked for stands behind its forward, and CUT,
-# forward and backward are programs of their own, are stages of rules, too
+# facts, beside those of `thunder.extend.passes`, and of rules: JOINT, a backward that is asked for stands behind its
+# forward, and CUT, forward and backward are programs of their own
 PLAN = "plan"  # the recomputed values are chosen, and nothing is copied yet
 FUSIBLE = "fusible"  # fusion executors may make regions of operations without an executor
 UNDELETED = "undeleted"  # no value is deleted yet

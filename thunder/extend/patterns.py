@@ -24,7 +24,7 @@ import torch
 from thunder.analysis.aliases import may_view
 from thunder.core import dtypes
 from thunder.core.numbers import are_equal
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_shapes, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_shapes, numbers_in, proxies_in
 from thunder.core.regions import leading_to
 from thunder.core.symbol import EFFECTS, BoundSymbol, Context, Names, OpTags, Recorder, recording
 from thunder.core.trace import Trace
@@ -360,7 +360,8 @@ def _equal_parts(some: Sequence[BoundSymbol], others: Sequence[BoundSymbol], tab
     if not some or len(some) != len(others):
         return False
     for one, other in zip(some, others):
-        args, kwargs = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, (one.args, one.kwargs))
+        swapped = one.swap(table)
+        args, kwargs = swapped.args, swapped.kwargs
         equal = one.sym is other.sym and same_literal((args, *kwargs.items()), (other.args, *other.kwargs.items()))
         if not equal and not _equal_parts(one.subsymbols, other.subsymbols, dict(table)):
             return False
@@ -370,7 +371,7 @@ def _equal_parts(some: Sequence[BoundSymbol], others: Sequence[BoundSymbol], tab
     return True
 
 
-# ---------------------------------------------------------------------------------------------- views that are identities
+# -------------------------------------------------------------------------------------------- views that are identities
 
 
 def keeps_order(operation: BoundSymbol) -> bool:
@@ -407,7 +408,7 @@ def equal_values(value: Proxy, producer: Mapping[Proxy, BoundSymbol]) -> Iterato
             yield value, between
 
 
-# --------------------------------------------------------------------------------------------------- what may be replaced
+# ------------------------------------------------------------------------------------------- the place of a replacement
 
 
 def placed(state: _State, pattern: Pattern, flow: Flow, arguments: tuple, attempt: Attempt) -> Match | None:

@@ -8,8 +8,8 @@
 
     thunder.jit(model, rules=[thunder.rule(attention, fused)])
 
-Before: `t0 = k.transpose(-2, -1)`, `t1 = matmul(q, t0)`, `t2 = mul(t1, 0.125)`, `t3 = softmax(t2, -1)`, `t4 = matmul(t3,
-v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=0.125)`.
+Before: `t0 = k.transpose(-2, -1)`, `t1 = matmul(q, t0)`, `t2 = mul(t1, 0.125)`, `t3 = softmax(t2, -1)`, `t4 =
+matmul(t3, v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=0.125)`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.check import is_like
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.errors import DataDependentError, DeclarationError, OptionError
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
@@ -204,8 +204,8 @@ def rule(
     Parameters annotated float, int, bool or torch.dtype stand for arguments of operations that are no tensors. It
     matches tensors of any sizes, ranks and dtypes for which the function computes the same operations: operands of
     commutative operations in both orders, and across views that change nothing together. Values inside of the match
-    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation in the place of a
-    function matches each call of it, with its own arguments.
+    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation in the place of
+    a function matches each call of it, with its own arguments.
     replacement: a function of the same parameters, whose results have the types of the pattern's.
     when: a function of the same parameters, and says whether a match is replaced. Shapes, dtypes and devices are those
     of the program. A keyword-only parameter `match` of both is a `Match`, with the operations and the flow of data.

@@ -1,7 +1,7 @@
 """Rules: replace operations that compute what a pattern does.
 
-Before, with a rule for attention: `t1 = matmul(q, k_t)`, `t2 = mul(t1, 0.125)`, `t3 = softmax(t2, -1)`, `t4 = matmul(t3,
-v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=0.125)`.
+Before, with a rule for attention: `t1 = matmul(q, k_t)`, `t2 = mul(t1, 0.125)`, `t3 = softmax(t2, -1)`, `t4 =
+matmul(t3, v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=0.125)`.
 """
 
 from __future__ import annotations
