@@ -326,7 +326,6 @@ WRONG = {
         lambda x, y: x,
         "make tensors by thunder.torch's functions",
     ),
-    "an operand of PyTorch's": (lambda x, y: F.linear(x + y, torch.ones(2, 2)), lambda x, y: x, "use thunder.torch's"),
     "an error": (lambda x, y: x.no_such_method(y), lambda x, y: x, "its pattern cannot be traced: .*no_such_method"),
     "no function": (lambda x, y: x + y, 3, "its replacement is a int, and no function"),
 }

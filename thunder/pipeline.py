@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from thunder.core.check import check, check_change
 from thunder.core.proxies import TensorProxy
@@ -18,22 +19,21 @@ from thunder.extend import Executor, get_always_executors
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, named
 from thunder.extend.rules import CAPTURED, CUT, JOINT, Rule
 from thunder.ops import ltorch
-from thunder.ops.backward import index_backward
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
-from thunder.transforms.accumulated_products import accumulated_products
+from thunder.transforms.accumulated_products import ACCUMULATE_PRODUCTS
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
 from thunder.transforms.dce import dce, dce_of_captured
-from thunder.transforms.decompose_reductions import decompose_reductions
+from thunder.transforms.decompose_reductions import DECOMPOSE_REDUCTIONS
 from thunder.transforms.del_last_used import del_last_used
-from thunder.transforms.dispatch import decompose_lists, dispatch, dispatch_left, fuse
-from thunder.transforms.distinct_indices import distinct_indices
+from thunder.transforms.dispatch import dispatch, dispatch_left, fuse
+from thunder.transforms.distinct_indices import DISTINCT_INDICES
 from thunder.transforms.exact_derivatives import exact_derivatives
-from thunder.transforms.joined_parts import joined_parts
+from thunder.transforms.joined_parts import JOIN_PARTS
 from thunder.transforms.kept_numbers import keep_numbers
-from thunder.transforms.merged_views import merged_views
+from thunder.transforms.merged_views import MERGE_VIEWS
 from thunder.transforms.partition import partition, saved_collections
 from thunder.transforms.recompute import recompute_in_backwards
 from thunder.transforms.reinplace import reinplace
@@ -41,10 +41,10 @@ from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.rules import apply_rules
 from thunder.transforms.save_plan import MEMORY_BUDGET, regathers, save_plan
 from thunder.transforms.seed_random import seed_random
-from thunder.transforms.separate_biases import separate_biases
+from thunder.transforms.separate_biases import SEPARATE_BIASES
 from thunder.transforms.two_backwards import two_backwards
 from thunder.transforms.unstack_saved import unstack_saved
-from thunder.transforms.wide_products import wide_products
+from thunder.transforms.wide_products import WIDE_PRODUCTS
 from thunder.transforms.without_cotangents import without_cotangents
 
 # facts, beside those of `thunder.extend.passes`, and of rules: JOINT, a backward that is asked for stands behind its
@@ -54,42 +54,21 @@ FUSIBLE = "fusible"  # fusion executors may make regions of operations without a
 UNDELETED = "undeleted"  # no value is deleted yet
 
 
-def _cleaned(trace: Trace, _: Lowering) -> Trace:
+def _cleaned(trace: Trace) -> Trace:
     made = dce(trace)
     return trace if len(made.bound_symbols) == len(trace.bound_symbols) else made
 
 
-def _rules(at: str, lowering: Lowering) -> list[Rule]:
-    """The rules of a stage: the user's, then those of executors."""
-    rules = [*lowering.options.rules, *(one for e in lowering.executors for one in e.rules)]
-    exact = _is_exact(lowering)
-    return [one for one in dict.fromkeys(rules) if one.at == at and (one.exact or not exact)]
+def _rules(at: str, lowering: Lowering, own: Sequence[Rule]) -> list[Rule]:
+    """The rules of a stage: the user's, those of executors, and thunder's own."""
+    others = [] if lowering.plain else [*lowering.options.rules, *(one for e in lowering.executors for one in e.rules)]
+    exact = lowering.plain or _is_exact(lowering)
+    return [one for one in dict.fromkeys((*others, *own)) if one.at == at and (one.exact or not exact)]
 
 
-def _rewritten(at: str) -> Callable[[Trace, Lowering], list[Trace]]:
-    def run(trace: Trace, lowering: Lowering) -> list[Trace]:
-        rules = _rules(at, lowering)
-        return apply_rules(trace, rules, lowering, counted=rules)
-
-    return run
-
-
-def _has_rules(at: str) -> Callable[[Trace, Lowering], bool]:
-    return lambda _, lowering: not lowering.plain and bool(_rules(at, lowering))
-
-
-def _combines(executor: Executor) -> bool:
-    return type(executor).combined is not Executor.combined
-
-
-def _combined(trace: Trace, lowering: Lowering) -> list[Trace]:
-    made = [trace]
-    for executor in lowering.executors:
-        start = time.perf_counter_ns()
-        joined = executor.combined(made[-1])
-        if joined is not made[-1]:
-            made.append(headed("Combine Operations", joined, start))
-    return made[1:]
+def _rewrite(at: str, trace: Trace, lowering: Lowering, own: Sequence[Rule]) -> list[Trace]:
+    rules = _rules(at, lowering, own)
+    return apply_rules(trace, rules, lowering, counted=[one for one in rules if one.is_of_user])
 
 
 def _plans(trace: Trace, lowering: Lowering) -> bool:
@@ -143,14 +122,8 @@ PASSES = PassList((
     Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
          meaning="turn random operations into functions of a seed, which fuse"),
-    Pass("Rules", _rewritten(CAPTURED), needs=OPERATIONS, when=_has_rules(CAPTURED), inside=True,
+    Pass("Rules", partial(_rewrite, CAPTURED), needs=OPERATIONS, inside=True, rules=(),
          meaning="replace the operations that match a rule"),
-    Pass("Combine Operations", _combined, needs=OPERATIONS,
-         when=lambda _, lowering: any(map(_combines, lowering.executors)), inside=True,
-         meaning="join operations that an executor computes together"),
-    Pass("Dead Code Elimination after Joins", _cleaned, needs=OPERATIONS,
-         when=lambda _, lowering: any(map(_combines, lowering.executors)),
-         meaning="drop operations that combined ones have replaced"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
          necessary='numerics="eager" says that gradients are PyTorch\'s',
@@ -161,32 +134,19 @@ PASSES = PassList((
          inside=True, meaning="compute equal gradients once, before they are differentiated themselves"),
 
     # forwards and backwards
-    Pass("Grad transform pass", lambda trace, lowering: joint_trace(trace, lowering.executors),
+    Pass("Grad transform pass", lambda trace, lowering: dce(joint_trace(trace, lowering.executors)),
          needs=OPERATIONS, gives=JOINT, when=lambda trace, lowering: lowering.differentiates,
          meaning="differentiate: the backward follows its forward"),
-    Pass("Dead Code Elimination after Derivatives", _cleaned, needs=(OPERATIONS, JOINT),
-         when=lambda trace, lowering: lowering.differentiates,
-         meaning="drop gradients that are dead code"),
     Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
-    Pass("Rules behind Derivatives", _rewritten(JOINT), needs=(OPERATIONS, JOINT), when=_has_rules(JOINT),
+    Pass("Rules behind Derivatives", partial(_rewrite, JOINT), needs=(OPERATIONS, JOINT),
+         rules=(DISTINCT_INDICES, *SEPARATE_BIASES, DECOMPOSE_REDUCTIONS),
          meaning="replace the operations of forward and backward that match a rule"),
-    Pass("Distinct Indices", lambda trace, _: distinct_indices(trace), needs=(OPERATIONS, JOINT),
-         when=lambda trace, _: any(b.sym is index_backward for b in trace.bound_symbols),
-         meaning="write gradients at places that are all different, without sorting these"),
-    Pass("Separate Biases", lambda trace, lowering: separate_biases(trace, lowering.fuses), needs=(OPERATIONS, JOINT),
-         when=lambda _, lowering: any(e.adds_biases for e in lowering.fusers),
-         meaning="let fused kernels add the biases of products in float32"),
-    Pass("Decompose Reductions", lambda trace, lowering: decompose_reductions(trace, lowering.fusers),
-         needs=(OPERATIONS, JOINT), when=lambda trace, lowering: trace.info.backwards > 0 and bool(lowering.fusers),
-         meaning="decompose fusible operations that contain reductions, so that less is saved"),
     Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_plans,
          meaning="choose the values that backwards recompute or gather again, by a minimum cut and the peak of memory"),
-    Pass("Recompute in Backward", lambda trace, _: recompute_in_backwards(trace), needs=JOINT, ends=PLAN,
+    Pass("Recompute in Backward", lambda trace, _: _cleaned(recompute_in_backwards(trace)), needs=JOINT, ends=PLAN,
          meaning="copy the contents of checkpoints and the values that the save plan has chosen into backwards"),
-    Pass("Dead Code Elimination after Recompute", _cleaned, needs=JOINT, when=lambda trace, _: trace.info.backwards > 0,
-         meaning="drop operations of the forward that only backwards needed, which recompute them"),
     Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),
          when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is ltorch.stack for b in trace.bound_symbols),
          meaning="let backwards read the parts of a saved stack as views of it"),
@@ -205,28 +165,18 @@ PASSES = PassList((
          meaning="drop gradients of outputs that have no cotangent in a call"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
-    Pass("Rules of Programs", _rewritten(CUT), needs=(OPERATIONS, CUT), when=_has_rules(CUT),
+    Pass("Rules of Programs", partial(_rewrite, CUT), needs=(OPERATIONS, CUT),
+         rules=(JOIN_PARTS, ACCUMULATE_PRODUCTS, MERGE_VIEWS, WIDE_PRODUCTS),
          meaning="replace the operations of one program that match a rule"),
-    Pass("Join Parts", lambda trace, _: joined_parts(trace), needs=(OPERATIONS, CUT),
-         meaning="join the gradients of slices that do not overlap, instead of adding them"),
-    Pass("Accumulate Products", lambda trace, lowering: accumulated_products(trace, lowering.fuses),
-         needs=(OPERATIONS, CUT), when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
-         meaning="add products of backwards to sums of products, in place"),
-    Pass("Merge Views", lambda trace, _: merged_views(trace), needs=(OPERATIONS, CUT),
-         when=lambda _, lowering: bool(lowering.fusers) and not _is_exact(lowering),
-         meaning="make one view of several that keep the order of the elements"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
          needs=(OPERATIONS, CUT), gives=FUSIBLE, ends=OPERATIONS,
          meaning="give each operation to the first executor that takes it"),
-    Pass("Decompose Lists", lambda trace, lowering: decompose_lists(trace, lowering.fusers), needs=FUSIBLE,
-         when=lambda trace, _: bool(trace.info.fusible),
-         meaning="decompose fusible operations on lists of tensors, so that each tensor has a region"),
     Pass("Align Products", lambda trace, lowering: aligned_products(trace, lowering.fuses), needs=FUSIBLE,
          when=lambda _, lowering: _pads(lowering),
          meaning="pad rows of products of odd sizes, so that fast kernels run them"),
     Pass("Fusion", lambda trace, lowering: fuse(trace, lowering.fusers), needs=FUSIBLE,
          when=lambda trace, _: bool(trace.info.fusible),
-         meaning="run regions of fusible operations as one"),
+         meaning="run regions of fusible operations as one, those on lists of tensors one by one"),
     Pass("Transform for operator executor execution",
          lambda trace, lowering: dispatch_left(trace, lowering.executors), needs=FUSIBLE,
          gives=(RUNS, UNDELETED), ends=FUSIBLE, when=lambda trace, _: bool(trace.info.fusible),
@@ -234,9 +184,6 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run the in-place operations of the program in place again"),
-    Pass("Wide Products", lambda trace, _: wide_products(trace), needs=(RUNS, UNDELETED),
-         when=lambda _, lowering: not lowering.plain and not _is_exact(lowering),
-         meaning="let products of half precision write float32 where a cast follows"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from thunder import compat
 from thunder.core.dtypes import bfloat16, float16, float32, int8
 from thunder.core.proxies import NumberProxy, TensorProxy, like
-from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
@@ -34,6 +33,8 @@ from thunder.executors.matvec import usable
 from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import Match, Rule
 from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding, dequantize
 from thunder.ops.shape_rules import ceil_div
@@ -163,31 +164,19 @@ class FewBitsExecutor(OperatorExecutor):
             )
             for function in (few_bits_linear, int8_linear_cpu, few_bits_linear_cpu)
         )  # fmt: skip
+        self.register_rule(Rule("Few Bits", ltorch.linear, self._multiplied, self._has_few_bits))
 
-    def combined(self, trace: Trace) -> Trace:
-        """Layers on what is held of their weights; a weight whose layers are all taken becomes dead code."""
-        weights: dict[TensorProxy, BoundSymbol] = {}  # and what is cast of them, with what makes them
-        for operation in trace.bound_symbols:
-            if operation.sym is dequantize:
-                weights[operation.output] = operation
-            elif operation.sym is ltorch.to and operation.args[0] in weights:  # of autocast
-                weights[operation.output] = weights[operation.args[0]]
+    def _has_few_bits(self, x, weight, *_, match: Match, **__) -> bool:
+        """Whether a layer multiplies with a weight of which few bits are held. A weight whose layers are all taken is
+        dead code."""
+        made = _made_weight(weight, match.flow)
+        return made is not None and not match.operation.output.requires_grad and self._takes(x, *made[:3]) is not None
 
-        def chosen(operation: BoundSymbol) -> Symbol | None:
-            if operation.sym is not ltorch.linear or operation.output.requires_grad:
-                return None
-            made = weights.get(operation.args[1])
-            return None if made is None else self._takes(operation.args[0], *made.args[:3])
-
-        def rule(operation: BoundSymbol, out: Rewriter) -> None:
-            if (symbol := chosen(operation)) is None:
-                out.write(operation)
-                return
-            x, weight, *bias = operation.args
-            given = x, bias[0] if bias else None, *weights[weight].args[:2]
-            out.trace(lambda *_: symbol(*given), operation, operation.output)
-
-        return rewrite(trace, rule, optional=True) if any(map(chosen, trace.bound_symbols)) else trace
+    def _multiplied(self, x, weight, bias=None, *, match: Match):
+        parts, format, shape, *_ = _made_weight(match.arguments[1], match.flow)  # type: ignore[misc]
+        symbol = self._takes(x, parts, format, shape)
+        assert symbol is not None, "the condition holds"
+        return symbol(x, bias, parts, format)
 
     def _takes(self, x: TensorProxy, parts: tuple, format: Any, shape: tuple[int, int]) -> Symbol | None:
         """What multiplies rows x with a weight of this shape; None where the weight is made."""
@@ -219,6 +208,14 @@ class FewBitsExecutor(OperatorExecutor):
                 else:
                     _rows.start([*inputs, torch.float32], _settings_of_rows(m, n, k, encoding, False), device)
                     _sums.start([torch.float32, bias, out], _settings_of_sums(m, n, splits, biased), device)
+
+
+def _made_weight(weight: TensorProxy, flow: Flow) -> tuple | None:
+    """The arguments of the operation that makes a weight of few bits, which autocast may have cast."""
+    made = flow.producer(weight)
+    if made is not None and made.sym is ltorch.to:
+        made = flow.producer(made.args[0])
+    return made.args if made is not None and made.sym is dequantize else None
 
 
 def _multiplies_on_cpu(x: TensorProxy, rows: int) -> bool:

@@ -26,7 +26,6 @@ import torch
 
 from thunder.analysis import cost
 from thunder.analysis.cost import Cost
-from thunder.analysis.flow import producers, uses
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import (
     NumberProxy,
@@ -38,13 +37,14 @@ from thunder.core.proxies import (
     number_value,
     numbers_in,
 )
-from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import Match, Rule
 from thunder.ops import ltorch
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.aligned import multiply_into
@@ -147,21 +147,8 @@ def _settings(rows: int, classes: int, stride: int, gradient: bool) -> Settings:
 class LinearCrossEntropyExecutor(CompilesKernels, OperatorExecutor):
     """Joins a linear layer and the cross-entropy of its result, which it finds by data flow."""
 
-    def combined(self, trace: Trace) -> Trace:
-        if not any(operation.sym is ltorch.cross_entropy for operation in trace.bound_symbols):
-            return trace
-        flow, joined = _Flow(trace), False
-
-        def rule(operation: BoundSymbol, out: Rewriter) -> None:
-            nonlocal joined
-            found = flow.chain(operation) if operation.sym is ltorch.cross_entropy else None
-            if found is None or not self.get_fuel():
-                return out.write(operation)
-            joined = True
-            out.trace(lambda *_: _joined(operation, *found), operation)
-
-        result = rewrite(trace, rule, optional=True)
-        return result if joined else trace
+    def has_layer(self, *_, match: Match, **__) -> bool:
+        return _chain(match.operation, match.flow) is not None and self.get_fuel()
 
     def expect(self, trace: Trace) -> None:
         for b in trace.bound_symbols:
@@ -249,29 +236,21 @@ add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_availab
 # finding them
 
 
-class _Flow:
-    """The producers and consumers of a trace."""
-
-    def __init__(self, trace: Trace):
-        self.producer, self.uses = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
-
-    def chain(self, operation: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
-        """The linear layer whose only consumer is a cross-entropy, and the operations that move its rows in between;
-        None where there is none."""
-        logits = operation.args[0]
-        if not _plain(*operation.args, **operation.kwargs):
-            return None
-        moves: list[BoundSymbol] = []
-        value: Proxy = logits
-        while self.uses[value] == 1 and value in self.producer:
-            made = self.producer[value]
-            if made.sym is ltorch.linear:
-                return (made, moves[::-1]) if _fits(made, moves[::-1], operation) else None
-            if not _keeps_rows(made):
-                return None
-            moves.append(made)
-            value = made.args[0]
+def _chain(operation: BoundSymbol, flow: Flow) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
+    """The linear layer whose only consumer is a cross-entropy, and the operations that move its rows in between; None
+    where there is none."""
+    if not _plain(*operation.args, **operation.kwargs):
         return None
+    moves: list[BoundSymbol] = []
+    value: Proxy = operation.args[0]
+    while flow.uses(value) == 1 and (made := flow.producer(value)) is not None:
+        if made.sym is ltorch.linear:
+            return (made, moves[::-1]) if _fits(made, moves[::-1], operation) else None
+        if not _keeps_rows(made):
+            return None
+        moves.append(made)
+        value = made.args[0]
+    return None
 
 
 def _plain(
@@ -350,8 +329,11 @@ def _picks_rows(key, rank: int) -> bool:
     return not reaches_last or keys[-1].start is keys[-1].stop is keys[-1].step is None
 
 
-def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
+def _joined(*_, match: Match, **__):
     """The cross-entropy as one operation of the layer's operands: rows move before the product instead of after it."""
+    loss, chain = match.operation, _chain(match.operation, match.flow)
+    assert chain is not None, "the condition holds"
+    linear, moves = chain
     hidden, *parameters = _operands(linear)
     width = hidden.shape[-1]
     for move in moves:
@@ -374,3 +356,8 @@ def _call(
     label_smoothing=0.0,
 ):
     return linear_cross_entropy(*operands, target, ignore_index, reduction, dtype)
+
+
+linear_cross_entropy_ex.register_rule(
+    Rule("Linear Cross-Entropy", ltorch.cross_entropy, _joined, linear_cross_entropy_ex.has_layer)
+)

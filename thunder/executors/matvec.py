@@ -22,18 +22,18 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from thunder.analysis.flow import positions
 from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.launcher import ALIGNMENT
 from thunder.executors.triton_kernels.tiles import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import Match, Rule
 from thunder.ops import ltorch
 from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -113,6 +113,18 @@ def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
     return 2, inner, min(16, inner // 256), 1
 
 
+def _two_layers(x, v, w):
+    return ltorch.linear(x, v), ltorch.linear(x, w)
+
+
+def _three_layers(x, u, v, w):
+    return ltorch.linear(x, u), ltorch.linear(x, v), ltorch.linear(x, w)
+
+
+def _matrix(rows: int) -> TensorProxy:
+    return TensorProxy(shape=(rows, 5), dtype=float32, device="cpu")
+
+
 class MatvecExecutor(CompilesKernels, OperatorExecutor):
     """Takes linear layers of at most so many rows. usable: whether its kernels run on a device."""
 
@@ -130,6 +142,14 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
             fn=linears_of_row, tags=(OpTags.MATMUL_OP,),
         )  # fmt: skip
         self.register_implementation(ltorch.linear, self.few_rows_linear, checker=self._checker)
+        for count, layers in ((3, _three_layers), (2, _two_layers)):
+            examples = [_matrix(1), *map(_matrix, range(2, 2 + count))]
+            self.register_rule(
+                Rule(
+                    f"Layers of a Row ({count})", layers, self.linears_of_a_row, self._are_joined,
+                    examples=examples, where=self._is_in,
+                )
+            )  # fmt: skip
 
     def configured(self, options) -> MatvecExecutor:
         rows = options.get(MATVEC_ROWS)
@@ -138,36 +158,15 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
     def planned(self) -> MatvecExecutor:
         return self if torch.cuda.is_available() else _made(self.rows, _assumed)
 
-    def combined(self, trace: Trace) -> Trace:
-        """Joins linear layers of one row into one launch, at the place of the first, if their weights are defined
-        there."""
-        made = positions(trace.bound_symbols)
-        groups: dict[TensorProxy, list[list[BoundSymbol]]] = {}  # by the row, each with the layers that may join
-        for operation in trace.bound_symbols:
-            if (
-                operation.sym is not ltorch.linear
-                or operation.output.requires_grad
-                or not self._joins(*operation.args, **operation.kwargs)
-            ):
-                continue
-            found = groups.setdefault(operation.args[0], [])
-            if not found or len(found[-1]) == TOGETHER or made.get(operation.args[1], -1) > made[found[-1][0].output]:
-                found.append([])
-            found[-1].append(operation)
-        joined = [group for found in groups.values() for group in found if len(group) > 1]
-        if not joined:
-            return trace
-        first = {group[0].output: group for group in joined}
-        later = {operation.output for group in joined for operation in group[1:]}
+    def _are_joined(self, x: TensorProxy, *weights: TensorProxy, match: Match) -> bool:
+        return all(self._joins(x, w) for w in weights) and not any(o.requires_grad for o in match.outputs)  # type: ignore[attr-defined]
 
-        def rule(operation: BoundSymbol, out: Rewriter) -> None:
-            if (group := first.get(operation.output)) is not None:
-                row, weights = operation.args[0], [o.args[1] for o in group]
-                out.trace(lambda *_: self.linears_of_a_row(row, *weights), operation, tuple(o.output for o in group))
-            elif operation.output not in later:
-                out.write(operation)
-
-        return rewrite(trace, rule, optional=True)
+    def _is_in(self, flow: Flow) -> bool:
+        """Whether a program has layers of one row without gradients."""
+        return any(
+            b.sym is ltorch.linear and not b.output.requires_grad and self._joins(*b.args, **b.kwargs)
+            for b in flow.trace.bound_symbols
+        )
 
     def expect(self, trace: Trace) -> None:
         for b in trace.bound_symbols:

@@ -31,14 +31,12 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.analysis.flow import producers
 from thunder.core.proxies import TensorProxy, equal_shapes, has_numbers, number_value, numbers_in
-from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import Trace
 from thunder.executors.attention_kernels import BY_SIZE, CUDNN, EFFICIENT, FLASH, KERNELS, Kernel, aligned_bias
 from thunder.executors.attention_operands import grouped, without_copies
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
+from thunder.extend.rules import Match, Rule
 from thunder.ops.families.attention import attention_bias, attention_with_dropout, scaled_dot_product_attention
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -131,6 +129,7 @@ class SDPAExecutor(OperatorExecutor):
                 execution_transform=self._executed,
                 grad_transform=self._differentiated,
             )
+            self.register_rule(Rule(f"Kernels of {symbol.name}", symbol, self._changed, self._changes))
 
     def planned(self) -> SDPAExecutor:
         return self if torch.cuda.is_available() else SDPAExecutor(self.name, usable=_assumed, version=self.version)
@@ -181,34 +180,28 @@ class SDPAExecutor(OperatorExecutor):
             put_grads((query, key, value, attn_mask), done.value)
         return out
 
-    def combined(self, trace: Trace) -> Trace:
+    def _without_repetitions(self, match: Match) -> BoundSymbol:
+        """Attention that reads its operands without copies, and no repeated keys and values."""
+        made = without_copies(match.operation, match.flow.producers, self._choose)
+        fewer = grouped(made, match.flow.producers, self._choose)
+        if fewer is None:
+            return made
+        return made.replace(args=(made.args[0], *fewer, *made.args[3:]), kwargs={**made.kwargs, "enable_gqa": True})
+
+    def _is_kernel_now(self, operation: BoundSymbol) -> bool:
         """Without grad, attention is written as its kernel already here, so that layers share what is made of a
         mask."""
-        attention = (scaled_dot_product_attention, attention_with_dropout)
-        if not any(operation.sym in attention for operation in trace.bound_symbols):
-            return trace
-        producer = producers(trace)
-        changed = False
+        without_grad = not any(t.requires_grad for t in operation.inputs if isinstance(t, TensorProxy))
+        return without_grad and self._checker(*operation.args, **operation.kwargs)
 
-        def rule(operation: BoundSymbol, out: Rewriter) -> None:
-            nonlocal changed
-            if operation.sym not in attention:
-                return out.write(operation)
-            made = without_copies(operation, producer, self._choose)
-            fewer = grouped(made, producer, self._choose)
-            if fewer is not None:
-                made = made.replace(
-                    args=(made.args[0], *fewer, *made.args[3:]), kwargs={**made.kwargs, "enable_gqa": True}
-                )
-            without_grad = not any(t.requires_grad for t in made.inputs if isinstance(t, TensorProxy))
-            if without_grad and self._checker(*made.args, **made.kwargs):
-                changed = True
-                return out.trace(self._executed, made)
-            changed |= made is not operation
-            out.write(made)
+    def _changes(self, *_, match: Match, **__) -> bool:
+        made = self._without_repetitions(match)
+        return made is not match.operation or self._is_kernel_now(made)
 
-        result = rewrite(trace, rule, optional=True)
-        return result if changed else trace
+    def _changed(self, *_, match: Match, **__):
+        made = self._without_repetitions(match)
+        run = self._executed if self._is_kernel_now(made) else made.sym
+        return run(*made.args, **made.kwargs)
 
 
 sdpa_ex = SDPAExecutor("sdpa", version=torch.__version__)

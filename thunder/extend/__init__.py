@@ -158,12 +158,6 @@ class Executor:
         would take, on devices that need not be here."""
         return self
 
-    def combined(self, trace: Trace) -> Trace:
-        """A computation, before it is differentiated, with operations that this executor computes together in the place
-        of single ones. What is replaced stays, as dead code; a trace in which nothing is joined is returned as it
-        is."""
-        return trace
-
     def expect(self, trace: Trace) -> None:
         """Told of each program that was compiled with this executor, before it runs for the first time."""
 

@@ -15,7 +15,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from thunder.core.trace import Trace, TraceBuilder, headed
 from thunder.errors import DataDependentError, DeclarationError, OptionError, TraceCheckError, warn_user
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
+from thunder.extend.rules import Rule
 from thunder.options import JitOptions
 
 OPERATIONS = "operations"  # the fact that a captured trace begins with
@@ -73,14 +74,15 @@ class Pass:
     of their own. when(trace, lowering): whether it runs for a trace. needs: facts that have to hold of a trace before
     it; gives: those that hold afterwards; ends: those that hold no more. meaning: one line that says what it does; by
     default the first line of run's docstring. inside: it also runs for the operations in front of a backward inside of
-    a program, when capture differentiates them. necessary: why no list may go without it, in words.
+    a program, when capture differentiates them. necessary: why no list may go without it, in words. rules: for a pass
+    that rewrites by rules, those of thunder's own, with which run(trace, lowering, rules) is called.
 
     What a pass of a user's returns is checked: a wrong trace is a TraceCheckError that names the pass. What it raises
     gets a note that does.
     """
 
     name: str
-    run: Callable[[Trace, Lowering], Any]
+    run: Callable[..., Any]
     needs: Sequence[str] = ()
     gives: Sequence[str] = ()
     ends: Sequence[str] = ()
@@ -88,6 +90,7 @@ class Pass:
     meaning: str = ""
     inside: bool = False
     necessary: str = ""
+    rules: Sequence[Rule] | None = None
 
     def __post_init__(self):
         if not callable(self.run):
@@ -125,13 +128,23 @@ class Pass:
 
     def _traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         start = time.perf_counter_ns()
-        made = self.run(trace, lowering)
+        made = self.run(trace, lowering) if self.rules is None else self.run(trace, lowering, self.rules)
         if isinstance(made, list) and all(isinstance(one, Trace) for one in made) or made is trace:
             return [] if made is trace else made
         if not isinstance(made, (Trace, TraceBuilder)):
             wanted = "return a trace, or a list of traces"
             raise OptionError(f"the pass {self.name} returned {type(made).__name__}: {wanted}")
         return [headed(self.name, made, start)]
+
+    @property
+    def described(self) -> str:
+        """The meaning, and the rules of thunder's own."""
+        return f"{self.meaning}: {', '.join(r.name for r in self.rules)}" if self.rules else self.meaning
+
+    def _without(self, names: Sequence) -> Pass:
+        """Without the rules of these names."""
+        left = tuple(r for r in self.rules or () if r.name not in names)
+        return self if len(left) == len(self.rules or ()) else replace(self, rules=left)
 
     def __repr__(self) -> str:
         return f"<pass {self.name}>"
@@ -182,7 +195,7 @@ class PassList(tuple[Pass, ...]):
             name = name.name
         if name in names:
             return names.index(name)
-        lowered = {n.lower(): n for n in names}
+        lowered = {n.lower(): n for n in (*names, *(r.name for p in self for r in p.rules or ()))}
         near = difflib.get_close_matches(str(name).lower(), lowered, 1)
         hint = f"did you mean {lowered[near[0]]!r}?" if near else "`python -m thunder passes` lists those there are"
         raise OptionError(f"no pass is called {name!r}: {hint}")
@@ -198,9 +211,10 @@ class PassList(tuple[Pass, ...]):
         return PassList((*self[:place], *passes, *self[place:]))
 
     def without(self, *names: str) -> PassList:
-        """Without the passes of these names."""
-        gone = {self._place(name) for name in names}
-        return PassList(p for i, p in enumerate(self) if i not in gone)
+        """Without the passes and the rules of these names."""
+        rules = {r.name for p in self for r in p.rules or ()}
+        gone = {self._place(name) for name in names if name not in rules}
+        return PassList(p._without(names) for i, p in enumerate(self) if i not in gone)
 
     def replacing(self, name: str, *passes: Pass) -> PassList:
         """With these passes in the place of the one of that name."""
@@ -250,7 +264,7 @@ class PassList(tuple[Pass, ...]):
 
     def __str__(self) -> str:
         head = ("pass", "needs", "gives", "ends", "meaning")
-        rows = ((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.meaning) for p in self)
+        rows = ((p.name, *map(", ".join, (p.needs, p.gives, p.ends)), p.described) for p in self)
         return table(head, rows)
 
     __repr__ = __str__

@@ -74,11 +74,13 @@ def traced(function: Callable, arguments: Sequence, context: Context | None = No
 class Flow:
     """The flow of data in a trace, as the conditions of rules ask for it.
 
-    lowering: what the program is lowered for (`thunder.extend.passes.Lowering`).
+    lowering: what the program is lowered for (`thunder.extend.passes.Lowering`). answers: of conditions, which they
+    keep for other matches in the same trace.
     """
 
     def __init__(self, trace: Trace, lowering: Any):
         self.trace, self.lowering = trace, lowering
+        self.answers: dict[Any, Any] = {}
 
     @cached_property
     def producers(self) -> dict[Proxy, BoundSymbol]:
@@ -335,8 +337,11 @@ def _aligned(symbol: Any, args: tuple, kwargs: Mapping) -> tuple[tuple, dict]:
 def same_literal(a: Any, b: Any) -> bool:
     """Whether two literals mean the same. Floats may differ by a few units in the last place, as `1 / sqrt(n)` and
     `n ** -0.5` do."""
-    if isinstance(a, NumberProxy) or isinstance(b, NumberProxy):
+    numbers = isinstance(a, (int, float, NumberProxy)) and isinstance(b, (int, float, NumberProxy))
+    if numbers and (isinstance(a, NumberProxy) or isinstance(b, NumberProxy)):
         return are_equal(a, b)
+    if isinstance(a, (Proxy, NumberProxy)) or isinstance(b, (Proxy, NumberProxy)):
+        return a is b
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(map(same_literal, a, b))
     if isinstance(a, slice) and isinstance(b, slice):

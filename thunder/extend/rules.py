@@ -17,20 +17,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+import thunder
 from thunder.core import dtypes
 from thunder.core.check import is_like
 from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import BoundSymbol, Symbol, is_outside
 from thunder.errors import DataDependentError, DeclarationError, OptionError
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["CAPTURED", "CUT", "JOINT", "Match", "Rule", "check_rules", "rule"]
+__all__ = ["CAPTURED", "CUT", "EVERY", "JOINT", "Match", "Rule", "check_rules", "rule"]
 
 CAPTURED, JOINT, CUT = "captured", "joint", "cut"
 STAGES = (CAPTURED, JOINT, CUT)
@@ -47,25 +49,46 @@ _EXAMPLES |= {"float": 0.3125, "int": 1, "bool": True, "torch.dtype": torch.floa
 _RANKS = (4, 3, 2, 1)  # of tensors without an example
 
 
+# as the pattern of a rule, it matches each operation
+EVERY = Symbol("every_operation", lambda *args, **kwargs: None, is_prim=True)
+
+
 @dataclass(eq=False)
 class Rule:
-    """A pattern and its replacement: `thunder.rule` makes one."""
+    """A pattern and its replacement: `thunder.rule` makes one. where: whether a program may have matches at all."""
 
     name: str
     pattern: Callable | Symbol
     replacement: Callable
-    when: Callable[..., bool] | None
-    at: str
-    exact: bool
-    patterns: tuple[Pattern, ...] = ()
+    when: Callable[..., bool] | None = None
+    at: str = CAPTURED
+    exact: bool = False
+    examples: Sequence | None = None
+    where: Callable[[Flow], bool] = lambda flow: True
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The pattern as traced on examples."""
+        return () if isinstance(self.pattern, Symbol) else _patterns(self, self.examples)
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether its functions are not thunder's."""
+        return any(map(is_outside, (self.pattern, self.replacement, self.when)))
 
     def __repr__(self) -> str:
         return f"<rule {self.name}>"
+
+    def __reduce_ex__(self, protocol):
+        """A rule of thunder's own is pickled by its name."""
+        return (_own, (self.name,)) if _own(self.name) is self else super().__reduce_ex__(protocol)
 
     # ------------------------------------------------------------------------------------------------------- matching
     def matches(self, flow: Flow, attempt: Attempt) -> Iterator[Match]:
         """The matches in a program, in order; no two of them share an operation."""
         taken: set[BoundSymbol] = set()
+        if not self.where(flow):
+            return
         for operation in flow.trace.bound_symbols:
             if operation in taken:
                 continue
@@ -77,9 +100,7 @@ class Rule:
     def _match(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Match | None:
         try:
             for match in self._candidates(operation, flow, attempt):
-                if self.when is not None and not _call(self.when, match, match.arguments, match.keywords):
-                    attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
-                elif self._replaces(match):
+                if self._replaces(match):
                     return match
         except DataDependentError:  # no answer holds for all sizes
             pass
@@ -87,43 +108,49 @@ class Rule:
 
     def _candidates(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Iterator[Match]:
         if isinstance(self.pattern, Symbol):
-            if operation.sym is self.pattern:
-                yield Match(operation.args, operation.kwargs, (operation,), operation.outputs, flow, operation)
+            if self.pattern is operation.sym or self.pattern is EVERY:
+                match = Match(operation.args, operation.kwargs, (operation,), operation.outputs, flow, operation)
+                if self._holds(match, attempt):
+                    yield match
             return
         for pattern in self.patterns:
             for state in Matcher(pattern, flow, attempt).at(operation):
-                yield from self._confirmed(pattern, state.values, operation, flow, attempt)
+                arguments = tuple(
+                    state.values.get(p.name if isinstance(p, Parameter) else p) for p in pattern.parameters.values()
+                )
+                match = placed(state, pattern, flow, arguments, attempt)
+                if match is not None and self._holds(match, attempt) and self._is_confirmed(match, operation, attempt):
+                    yield match
+
+    def _holds(self, match: Match, attempt: Attempt) -> bool:
+        if self.when is None or _call(self.when, match, match.arguments, match.keywords):
+            return True
+        attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
+        return False
 
     def _replaces(self, match: Match) -> bool:
         """Whether the replacement can be written. Raises DeclarationError where its types are others."""
         _, result = traced(lambda: self._results(match, match.arguments, match.keywords), (), match.anchor.context)
         return bool(result)
 
-    def _confirmed(
-        self, pattern: Pattern, values: Mapping, operation: BoundSymbol, flow: Flow, attempt: Attempt
-    ) -> Iterator[Match]:
-        """The matches for values of the parameters, if the pattern computes with them what the program does."""
-        parameters = {
-            name: values.get(p.name if isinstance(p, Parameter) else p) for name, p in pattern.parameters.items()
-        }
+    def _is_confirmed(self, match: Match, operation: BoundSymbol, attempt: Attempt) -> bool:
+        """Whether the pattern computes with the values of its parameters what the operations of a match do."""
+        flow = match.flow
         try:
-            operations, result = traced(self.pattern, list(parameters.values()), operation.context)
+            operations, result = traced(self.pattern, match.arguments, operation.context)
         except DataDependentError:
             raise
         except Exception:  # noqa: BLE001  the function of a user's, for operands that it is not written for
-            return
+            return False
         outputs = tuple(_outputs(result))
-        if not outputs or not all(any(o is x for b in operations for x in b.outputs) for o in outputs):
-            return
-        exact = Pattern(parameters, tuple(operations), outputs, literals=True)
-        for state in Matcher(exact, flow, attempt).at(operation):
-            if not all(_is_same(v, state.values.get(v, v), flow) for v in proxies_in(list(parameters.values()), [])):
-                continue
-            if not all(is_like(o, state.values[o]) for o in outputs):
-                continue
-            match = placed(state, exact, flow, tuple(parameters.values()), attempt)
-            if match is not None:
-                yield match
+        if len(outputs) != len(match.outputs) or not all(map(is_like, outputs, match.outputs)):
+            return False
+        exact = Pattern({}, tuple(operations), outputs, literals=True)
+        return outputs[0] in exact.producer and any(
+            all(state.values[o] is x for o, x in zip(outputs, match.outputs))
+            and all(_is_same(v, state.values.get(v, v), flow) for v in proxies_in(match.arguments, []))
+            for state in Matcher(exact, flow, attempt).at(operation)
+        )
 
     # ------------------------------------------------------------------------------------------------------- replacing
     def write(self, match: Match, out: Rewriter) -> None:
@@ -226,10 +253,13 @@ def rule(
     for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
         if not callable(function) and function is not None:
             raise OptionError(f"the rule {name}: its {what} is a {type(function).__name__}, and no function")
-    one = Rule(name, pattern, replacement, when, at, exact)
-    if not isinstance(pattern, Symbol):
-        one.patterns = _patterns(one, examples)
+    one = Rule(name, pattern, replacement, when, at, exact, examples)
+    assert one.patterns is not None  # refuses a wrong pattern here
     return one
+
+
+def _own(name: str) -> Rule | None:
+    return next((one for p in thunder.passes() for one in p.rules or () if one.name == name), None)
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:

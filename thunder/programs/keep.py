@@ -102,7 +102,7 @@ def _modes(modes: tuple) -> str:
 def _options(options: JitOptions) -> dict[str, str]:
     if options.transforms:
         raise Unspeakable("thunder.jit was given transforms")
-    if options.rules or any(e.rules for e in options.executors):
+    if options.rules:
         raise Unspeakable("thunder.jit was given rules")
     if options.passes is not PASSES:
         raise Unspeakable("thunder.jit was given a list of passes")
@@ -132,6 +132,9 @@ def _check_executor(executor: Any) -> None:
         for rule in (found.checker, found.execution_transform, found.grad_transform):
             if rule is not None and not (getattr(rule, "__module__", None) or "thunder.").startswith("thunder."):
                 raise Unspeakable(f"the executor {executor.name} has rules from {rule.__module__}")
+    for one in executor.rules:
+        if one.is_of_user:
+            raise Unspeakable(f"the executor {executor.name} has {one!r}")
 
 
 @functools.cache

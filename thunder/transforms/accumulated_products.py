@@ -9,59 +9,69 @@ and have as many in memory. Where a fused kernel reads the sum, it may as well a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import Any
 
-from thunder.analysis.flow import positions, producers, uses
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import Trace
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import CUT, Match, Rule
 from thunder.ops import ltorch
 from thunder.transforms.phases import phase_of
 
-__all__ = ["accumulated_products"]
+
+def _sum(total, a, b):
+    return ltorch.add(total, ltorch.mm(a, b))
 
 
-def accumulated_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trace:
-    """The trace whose backwards add products to sums that nothing else reads. fuses: whether a fusion executor takes an
+def _stays_a_sum(total, a, b, *, match: Match) -> bool:
+    flow, addition = match.flow, match.operation
+    terms = _terms(addition, flow)
+    return bool(flow.lowering.fusers) and terms is not None and terms[0] is total and _is_added_up(addition, flow)
+
+
+def _terms(b: BoundSymbol | None, flow: Flow) -> tuple[Proxy, Proxy] | None:
+    """The terms of a sum of products in a backward, that of the product computed last behind the other; None of another
     operation."""
-    additions = {b.output: b for b in trace.bound_symbols if b.sym is ltorch.add and phase_of(b) > 0}
-    if not additions:
-        return trace
-    producer, added = producers(trace), set(additions.values())
-    sums, goes_on = _sums_of_products(trace, additions, producer)
-    read_by_kernels = {i for b in trace.bound_symbols if b not in added and fuses(b) for i in b.inputs}
-    of_sums = {i for b in added for i in b.inputs}
-    for total in reversed(list(sums)):  # what a kernel reads, it adds up
-        if total in read_by_kernels or total in of_sums and goes_on.get(total) not in sums:
-            del sums[total]
-    if not sums:
-        return trace
-    gone = set(sums.values())
-
-    def rule(b: BoundSymbol, out: Rewriter) -> None:
-        last = sums.get(b.output) if b.sym is ltorch.add else None
-        if last is not None:
-            first = next(x for x in b.args if producer[x] is not last)
-            out.trace(lambda *_: ltorch.addmm(first, *last.args), b)
-        elif b not in gone:
-            out.write(b)
-
-    return rewrite(trace, rule, optional=True)
+    known = flow.answers.setdefault(_terms, {})
+    if b in known or b is None:
+        return known.get(b)
+    chain: list[tuple[BoundSymbol, tuple[Proxy, Proxy] | None]] = []
+    while b is not None and b not in known and b.sym is not ltorch.mm:
+        terms = _two_terms(b, flow)
+        chain.append((b, terms))
+        b = None if terms is None else flow.producer(terms[0])
+    is_sum = b is not None and (b.sym is ltorch.mm or known[b] is not None)
+    for b, terms in reversed(chain):
+        is_sum = is_sum and terms is not None
+        known[b] = terms if is_sum else None
+    return known.get(chain[0][0]) if chain else None
 
 
-def _sums_of_products(
-    trace: Trace, additions: dict[Proxy, BoundSymbol], producer: Mapping[Proxy, BoundSymbol]
-) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, Proxy]]:
-    """By sum of products alone, the product that is added last; by sum or first product, what it is a term of."""
-    used, place = uses(trace.bound_symbols, trace.output_proxies), positions(trace.bound_symbols)
-    sums: dict[Proxy, BoundSymbol] = {}
-    goes_on: dict[Proxy, Proxy] = {}
-    for total, b in additions.items():
-        terms = [x for x in b.args if isinstance(x, TensorProxy) and x in producer and used[x] == 1]
-        if len(terms) < 2 or b.kwargs or any((x.dtype, x.shape) != (total.dtype, total.shape) for x in terms):
-            continue
-        first, last = sorted(terms, key=place.__getitem__)
-        if producer[last].sym is ltorch.mm and (first in sums or producer[first].sym is ltorch.mm):
-            sums[total], goes_on[first] = producer[last], total
-    return sums, goes_on
+def _two_terms(b: BoundSymbol, flow: Flow) -> tuple[Proxy, Proxy] | None:
+    if b.sym is not ltorch.add or phase_of(b) == 0 or b.kwargs:
+        return None
+    terms: list[Any] = [x for x in b.args if isinstance(x, TensorProxy) and flow.producer(x) and flow.uses(x) == 1]
+    if len(terms) < 2 or any((x.dtype, x.shape) != (b.output.dtype, b.output.shape) for x in terms):
+        return None
+    first, last = sorted(terms, key=flow.defined_at)
+    return (first, last) if flow.producers[last].sym is ltorch.mm else None
+
+
+def _is_added_up(addition: BoundSymbol, flow: Flow) -> bool:
+    """Whether neither a fused kernel reads a sum, nor another addition but one of the same chain for which this
+    holds."""
+    while True:
+        total = addition.output
+        consumers = flow.consumers(total)
+        additions = [c for c in consumers if c.sym is ltorch.add and phase_of(c) > 0]
+        if any(flow.lowering.fuses(c) for c in consumers if c not in additions):
+            return False
+        if not additions:
+            return True
+        terms = _terms(additions[0], flow)
+        if len(additions) > 1 or terms is None or terms[0] is not total:
+            return False
+        addition = additions[0]
+
+
+ACCUMULATE_PRODUCTS = Rule("Accumulate Products", _sum, ltorch.addmm, _stays_a_sum, CUT)

@@ -8,29 +8,22 @@ save plan can save two numbers for each row, and the kernel that reads t0 recomp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from thunder.core.rewrite import decomposed
 from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.core.trace import Trace
-from thunder.transforms.phases import phases
+from thunder.extend.rules import EVERY, JOINT, Match, Rule
+from thunder.transforms.phases import phase_of
 
 
-def decompose_reductions(trace: Trace, fusers: Sequence) -> Trace:
-    """The trace with the decompositions of operations that contain reductions, that one of `fusers` takes, and whose
-    results a later backward reads."""
-    chosen = set[BoundSymbol]()
-    for number in range(1, trace.info.backwards + 1):
-        forward, _, backward, _, _ = phases(trace, number)
-        read = {i for operation in backward for i in operation.inputs}
-        chosen |= {
-            operation
-            for operation in forward
-            if not read.isdisjoint(operation.outputs)
-            and _reduces_inside(operation)
-            and any(f.takes(operation) for f in fusers)
-        }
-    return decomposed(trace, chosen)
+def _is_saved(*_, match: Match, **__) -> bool:
+    """Whether a fusion executor takes an operation that contains a reduction, and a later backward reads its
+    results."""
+    b, flow = match.operation, match.flow
+    phase = phase_of(b)
+    return (
+        flow.trace.info.backwards > 0
+        and any(phase_of(c) not in (0, phase) for o in b.outputs for c in flow.consumers(o))
+        and _reduces_inside(b)
+        and flow.lowering.fuses(b)
+    )
 
 
 def _reduces_inside(operation: BoundSymbol) -> bool:
@@ -41,3 +34,10 @@ def _reduces_inside(operation: BoundSymbol) -> bool:
     ):
         return False
     return any(OpTags.REDUCTION_OP in sub.sym.tags for sub in operation.subsymbols)
+
+
+def _parts(*args, match: Match, **kwargs):
+    return match.operation.sym.decomposition(*args, **kwargs)  # type: ignore[misc]
+
+
+DECOMPOSE_REDUCTIONS = Rule("Decompose Reductions", EVERY, _parts, _is_saved, JOINT, exact=True)

@@ -32,7 +32,7 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
     return made.replace(info=made.info.replace(fusible=frozenset(left))) if left else made
 
 
-def decompose_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
+def _without_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     """Decomposes fusible operations on lists of tensors that depend on each other, so that each tensor has a region,
     rather than one region that is as long as the list.
 
@@ -60,8 +60,11 @@ def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
 
 
 def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
-    """Forms regions of fusible operations, one fusion executor after the other. Returns a trace of each."""
+    """Forms regions of fusible operations, one fusion executor after the other. Returns a trace of each, and one before
+    in which lists are decomposed."""
     made = [trace]
+    if any(derivatives.composed.of(operation.sym) for operation in trace.info.fusible):
+        made.append(timed_pass("Decompose Lists", trace, lambda t: _without_lists(t, fusers)))
     for fuser in fusers:
         title = "Fusion" if len(fusers) == 1 else f"Fusion by {fuser.name}"
         made.append(timed_pass(title, made[-1], fuser.fusion_pass))

@@ -10,44 +10,40 @@ launches. A program shows it where places come from sorting, as experts group th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from thunder.analysis.flow import producers
-from thunder.core.proxies import Proxy, TensorProxy, equal_shapes
-from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.proxies import TensorProxy, equal_shapes
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import Trace
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import JOINT, Match, Rule
 from thunder.ops import ltorch
 from thunder.ops.backward import index_backward
 
-__all__ = ["distinct_indices"]
+
+def _only_index(indices: Any) -> tuple[int, TensorProxy] | None:
+    used = [(d, i) for d, i in enumerate(indices) if i is not None]
+    return used[0] if len(used) == 1 else None
 
 
-def distinct_indices(trace: Trace) -> Trace:
-    """The trace in which gradients at distinct places are written without a sort, and read where the program has the
-    inverse of a permutation."""
-    producer = producers(trace)
-    inverse: dict[Proxy, TensorProxy] = {}
-
-    def rule(b: BoundSymbol, out: Rewriter) -> None:
-        if (places := _inverted(b, producer)) is not None:
-            inverse.update({places: b.output, b.output: places})
-        used = [(d, i) for d, i in enumerate(b.args[2]) if i is not None] if b.sym is index_backward else ()
-        if len(used) != 1 or not _is_distinct(used[0][1], producer):
-            return out.write(b)
-        ((dim, index),) = used
-        if index in inverse and equal_shapes(index.shape, b.output.shape[dim : dim + 1]):
-            return out.trace(lambda g, *_: ltorch.index_select(g, dim, inverse[index]), b)
-        out.write(b.replace(args=(*b.args[:3], True)))
-
-    return rewrite(trace, rule, optional=True)
+def _are_distinct(g, shape, indices, distinct=False, *, match: Match) -> bool:
+    used = _only_index(indices)
+    return not distinct and used is not None and _is_distinct(used[1], match.flow)
 
 
-def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+def _written(g, shape, indices, *, match: Match):
+    used = _only_index(match.arguments[2])
+    assert used is not None, "the condition holds"
+    dim, index = used
+    inverse = _inverse(index, match)
+    if inverse is not None and equal_shapes(index.shape, match.outputs[0].shape[dim : dim + 1]):  # type: ignore[attr-defined]
+        return ltorch.index_select(g, dim, inverse)
+    return index_backward(g, shape, indices, True)
+
+
+def _is_distinct(index: Any, flow: Flow) -> bool:
     """Whether no value of a vector is there twice: places that sorting gives, ranges, permutations, and a vector all of
     which is overwritten with such values at such places, as programs invert a permutation."""
-    made = producer.get(index) if isinstance(index, TensorProxy) and len(index.shape) == 1 else None
+    made = flow.producer(index) if isinstance(index, TensorProxy) and len(index.shape) == 1 else None
     if made is None:
         return False
     if made.sym in (ltorch.sort, ltorch.argsort):
@@ -57,7 +53,7 @@ def _is_distinct(index: Any, producer: Mapping[Proxy, BoundSymbol]) -> bool:
         return type(start) is int and type(step) is int and start >= 0 and step > 0
     if made.sym is ltorch.randperm:
         return True
-    return all(_is_distinct(x, producer) for x in _overwritten(made)) if made.sym is ltorch.setitem else False
+    return all(_is_distinct(x, flow) for x in _overwritten(made)) if made.sym is ltorch.setitem else False
 
 
 def _overwritten(assignment: BoundSymbol) -> tuple:
@@ -69,12 +65,26 @@ def _overwritten(assignment: BoundSymbol) -> tuple:
     return tuple(x if isinstance(x, TensorProxy) and equal_shapes(x.shape, shape) else None for x in (key, value))
 
 
-def _inverted(b: BoundSymbol, producer: Mapping[Proxy, BoundSymbol]) -> TensorProxy | None:
+def _inverse(index: TensorProxy, match: Match) -> TensorProxy | None:
+    """The inverse of a permutation that the program has computed already."""
+    flow = match.flow
+    made = flow.producer(index)
+    inverted = None if made is None else _inverted(made, flow)
+    if inverted is not None:
+        return inverted
+    before = (c for c in flow.consumers(index) if flow.position(c) < flow.position(match.operation))
+    return next((c.output for c in before if _inverted(c, flow) is index), None)
+
+
+def _inverted(b: BoundSymbol, flow: Flow) -> TensorProxy | None:
     """The permutation whose inverse an operation writes: to each place of it, the number of the place."""
     key, value = _overwritten(b) if b.sym is ltorch.setitem else (None, None)
-    made = producer.get(value) if value is not None else None
+    made = flow.producer(value) if value is not None else None
     if made is None or made.sym is not ltorch.arange:
         return None
     start, _, step = made.args
     counts = type(start) is type(step) is int and (start, step) == (0, 1)
-    return key if counts and _is_distinct(key, producer) else None
+    return key if counts and _is_distinct(key, flow) else None
+
+
+DISTINCT_INDICES = Rule("Distinct Indices", index_backward, _written, _are_distinct, JOINT, exact=True)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from thunder.analysis.flow import producers, uses
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import Trace
+from thunder.extend.patterns import Flow
+from thunder.extend.rules import CUT, Match, Rule
 from thunder.ops import ltorch
 from thunder.ops.families.parts import add_part, part_of_zeros
 
@@ -34,59 +33,42 @@ class _Part(NamedTuple):
     selected: bool
 
 
-def joined_parts(trace: Trace) -> Trace:
-    """The trace with one join for each sum of parts along one dimension, which do not overlap or are the same."""
-    additions = [b for b in trace.bound_symbols if b.sym is add_part]
-    if not additions:
-        return trace
-    producer, used = producers(trace), uses(trace.bound_symbols, trace.output_proxies)
-    inner = {b.args[0] for b in additions if used[b.args[0]] == 1}
-    chosen: dict[BoundSymbol, _Sum] = {}
-    for b in additions:
-        if b.output not in inner and (found := _sum(b, producer, inner)) is not None:
-            chosen[b] = found
-    if not chosen:
-        return trace
-    gone = {operation for found in chosen.values() for operation in found.operations}
-
-    def rule(b: BoundSymbol, out: Rewriter) -> None:
-        if b in chosen:
-            out.trace(lambda a, part, *steps: _joined(b.output, chosen[b]), b)
-        elif b not in gone:
-            out.write(b)
-
-    return rewrite(trace, rule, optional=True)
-
-
 class _Sum(NamedTuple):
-    """A sum of parts in order. whole: the value that they are added to, None where the first part is a part of zeros.
-    operations: the additions."""
+    """A sum of parts in order. whole: the value that they are added to, None where the first part is a part of
+    zeros."""
 
     whole: Proxy | None
     parts: list[_Part]
-    operations: list[BoundSymbol]
 
 
-def _sum(last: BoundSymbol, producer: dict, inner: set) -> _Sum | None:
+def _sum(last: BoundSymbol, flow: Flow) -> _Sum | None:
+    """The sum that an addition ends, where its parts can be joined."""
+    if _is_inner(last.output, flow):
+        return None
     parts: list[_Part | None] = []
     operations: list[BoundSymbol] = []
     value: Proxy = last.output
-    while (b := producer.get(value)) is not None and b.sym is add_part and (value is last.output or value in inner):
+    while (b := flow.producer(value)) is not None and b.sym is add_part and (b is last or _is_inner(value, flow)):
         parts.append(_part(b.args[1], b.args[2:]))
         operations.append(b)
         value = b.args[0]
     whole: Proxy | None = value
-    if value in inner and (first := part_of_zeros(value, producer)) is not None and len(first[1]) == 1:
+    first = part_of_zeros(value, flow.producers) if _is_inner(value, flow) else None
+    if first is not None and len(first[1]) == 1:
         parts.append(_part(*first))
-        operations.append(producer[value])
         whole = None
-    found = [p for p in reversed(parts) if p is not None]
-    if len(found) < max(FEWEST, len(parts)) or len({p.dim for p in found}) > 1:
+    known = [p for p in reversed(parts) if p is not None]
+    if len(known) < max(FEWEST, len(parts)) or len({p.dim for p in known}) > 1:
         return None
-    places = sorted({(p.start, p.end) for p in found})
+    places = sorted({(p.start, p.end) for p in known})
     if any(end > start for (_, end), (start, _) in zip(places, places[1:])):
         return None
-    return _Sum(whole, found, operations) if whole is None or len(places) == len(found) else None
+    return _Sum(whole, known) if whole is None or len(places) == len(known) else None
+
+
+def _is_inner(value: Proxy, flow: Flow) -> bool:
+    """Whether an addition of a part alone reads a value, as the sum so far."""
+    return flow.uses(value) == 1 and any(c.sym is add_part and c.args[0] is value for c in flow.consumers(value))
 
 
 def _part(value: Any, steps: tuple[tuple, ...]) -> _Part | None:
@@ -104,8 +86,14 @@ def _part(value: Any, steps: tuple[tuple, ...]) -> _Part | None:
     return _Part(value, dim % len(sizes), start, end, False) if step == 1 and start < end else None
 
 
-def _joined(result: TensorProxy, found: _Sum) -> TensorProxy:
-    whole, parts = found.whole, found.parts
+def _can_be_joined(*_, match: Match) -> bool:
+    return _sum(match.operation, match.flow) is not None
+
+
+def _joined(*_, match: Match) -> TensorProxy:
+    total, result = _sum(match.operation, match.flow), match.operation.output
+    assert total is not None, "the condition holds"
+    whole, parts = total
     dim, shape = parts[0].dim, result.shape
     stacked = all(p.selected for p in parts) and len({p.start for p in parts}) == shape[dim]
     at: dict[tuple[int, int], TensorProxy] = {}
@@ -122,3 +110,6 @@ def _joined(result: TensorProxy, found: _Sum) -> TensorProxy:
         end = stop
     joined = (ltorch.stack if stacked else ltorch.cat)(pieces, dim)
     return joined if whole is None else ltorch.add(whole, joined)
+
+
+JOIN_PARTS = Rule("Join Parts", add_part, _joined, _can_be_joined, CUT, exact=True)

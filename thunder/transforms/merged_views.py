@@ -12,63 +12,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
 from thunder.analysis import aliases
-from thunder.analysis.flow import uses
-from thunder.core.proxies import Proxy, TensorProxy, numbers_in
-from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import EFFECTS, BoundSymbol
-from thunder.core.trace import Trace
-from thunder.ops import ltorch, prims
-from thunder.transforms.dce import dce
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.extend.patterns import Flow, keeps_order
+from thunder.extend.rules import CUT, EVERY, Match, Rule
+from thunder.ops import ltorch
 
 
 class _Views(NamedTuple):
     """Views one after the other. base: what the first one reads. is_strict: none of them copies, whatever the strides
     are. may_fail: one of them is an error for some strides. is_dense: one of them makes its result dense. effects: how
-    many there were before the first."""
+    many there were before the first. count: of the views."""
 
     base: TensorProxy
     is_strict: bool
     may_fail: bool
     is_dense: bool
     effects: int
+    count: int = 1
 
 
-def merged_views(trace: Trace) -> Trace:
-    """The trace with one view in the place of several."""
-    read = uses(trace.bound_symbols, trace.output_proxies)
-    outputs = set(trace.output_proxies)
-    views: dict[Proxy, _Views] = {}
-    effects, merged = 0, False
-
-    def rule(operation: BoundSymbol, out: Rewriter) -> None:
-        nonlocal effects, merged
-        effects += bool(operation.sym.tags & EFFECTS)
-        if not _keeps_order(operation) or operation.output in outputs:
-            return out.write(operation)
-        x, result = operation.args[0], operation.output
-        is_dense = operation.sym is ltorch.contiguous
-        own = _Views(
-            x,
-            not is_dense and not aliases.may_copy.of(operation.sym),
-            operation.sym is ltorch.view,
-            is_dense,
-            effects,
-        )
-        before = views.get(x) if read[x] == 1 else None
-        now = own if before is None else _together(before, own)
-        views[result] = now
-        if now is own:
-            return out.write(operation)
-        merged = True
-        view = ltorch.view if now.is_strict else ltorch.reshape
-        dense = ltorch.contiguous if now.is_dense else lambda x: x
-        out.trace(lambda *_, **__: dense(view(now.base, result.shape)), operation)
-
-    found = rewrite(trace, rule, optional=True)
-    return dce(found) if merged else trace
+def _views(operation: BoundSymbol, flow: Flow) -> _Views | None:
+    """The views that end in an operation; None where it is none, or gives a result of the program."""
+    known: dict[Proxy, _Views] = flow.answers.setdefault(_views, {})
+    if not keeps_order(operation) or operation.output in flow.results:
+        return None
+    if operation.output not in known:
+        x, is_dense = operation.args[0], operation.sym is ltorch.contiguous
+        is_strict, may_fail = not is_dense and not aliases.may_copy.of(operation.sym), operation.sym is ltorch.view
+        own = _Views(x, is_strict, may_fail, is_dense, flow.effects[flow.position(operation)])
+        before = known.get(x) if flow.uses(x) == 1 else None
+        known[operation.output] = own if before is None else _together(before, own)
+    return known[operation.output]
 
 
 def _together(before: _Views, last: _Views) -> _Views:
@@ -76,23 +52,20 @@ def _together(before: _Views, last: _Views) -> _Views:
     is_strict, may_fail = before.is_strict and last.is_strict, before.may_fail or last.may_fail
     if before.effects != last.effects or may_fail and not is_strict:
         return last
-    return _Views(before.base, is_strict, may_fail, before.is_dense or last.is_dense, last.effects)
+    is_dense = before.is_dense or last.is_dense
+    return _Views(before.base, is_strict, may_fail, is_dense, last.effects, before.count + 1)
 
 
-def _keeps_order(operation: BoundSymbol) -> bool:
-    """Whether the result has all elements of the first argument, in their order."""
-    x = operation.args[0] if operation.args else None
-    result = operation.output
-    if not isinstance(x, TensorProxy) or not isinstance(result, TensorProxy) or result is x:
-        return False
-    if result.dtype is not x.dtype or result.requires_grad is not x.requires_grad:
-        return False
-    if any(n.unbacked for n in numbers_in((operation.args, result), [])):
-        return False
-    symbol = operation.sym
-    if symbol is prims.transpose:
-        moved = [d % len(x.shape) for d in operation.args[1]]
-        return [d for d in moved if x.shape[d] != 1] == [d for d in range(len(moved)) if x.shape[d] != 1]
-    if symbol is ltorch.contiguous:
-        return operation.kwargs.get("memory_format", torch.contiguous_format) is torch.contiguous_format
-    return symbol.reshapes or len(operation.subsymbols) == 1 and _keeps_order(operation.subsymbols[0])
+def _are_several(*_, match: Match, **__) -> bool:
+    views = _views(match.operation, match.flow) if match.lowering.fusers else None
+    return views is not None and views.count > 1
+
+
+def _merged(*_, match: Match, **__):
+    views, shape = _views(match.operation, match.flow), match.operation.output.shape
+    assert views is not None, "the condition holds"
+    merged = (ltorch.view if views.is_strict else ltorch.reshape)(views.base, shape)
+    return ltorch.contiguous(merged) if views.is_dense else merged
+
+
+MERGE_VIEWS = Rule("Merge Views", EVERY, _merged, _are_several, CUT)

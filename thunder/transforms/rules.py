@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from thunder.core.rewrite import Rewriter, rewrite
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import EFFECTS, BoundSymbol
 from thunder.core.trace import RuleHits, Trace, headed
 from thunder.extend.passes import Lowering, named
 from thunder.extend.patterns import Attempt, Flow, Match
@@ -22,10 +22,12 @@ def apply_rules(trace: Trace, rules: Sequence[Rule], lowering: Lowering, counted
     `Trace.info.rules` counts."""
     traces = [trace]
     hits: dict[str, RuleHits] = {}
+    flow = Flow(trace, lowering)
     for one in rules:
         start = time.perf_counter_ns()
         attempt = Attempt()
-        flow = Flow(traces[-1], lowering)
+        if flow.trace is not traces[-1]:
+            flow = Flow(traces[-1], lowering)
         with named(f"the rule {one.name}"):
             matches = list(one.matches(flow, attempt))
             if matches:
@@ -60,4 +62,16 @@ def replaced(trace: Trace, one: Rule, matches: Sequence[Match]) -> Trace:
         if (match := anchors.get(original)) is not None:
             one.write(match, out)
 
-    return rewrite(trace, rule, optional=True)
+    return _swept(rewrite(trace, rule), matches[0].flow)
+
+
+def _swept(trace: Trace, before: Flow) -> Trace:
+    """The trace without the operations whose consumers the rule has replaced. Others stay, dead ones too."""
+    needed, live = set(trace.output_proxies), list[BoundSymbol]()
+    for b in reversed(trace.bound_symbols):
+        were_read = any(before.uses(o) for o in b.outputs)
+        if were_read and needed.isdisjoint(b.outputs) and EFFECTS.isdisjoint(b.sym.tags):
+            continue
+        needed.update(b.inputs)
+        live.append(b)
+    return trace if len(live) == len(trace.bound_symbols) else trace.replace(bound_symbols=live[::-1])

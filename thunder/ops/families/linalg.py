@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from thunder.analysis import cost
 from thunder.analysis.cost import Cost
-from thunder.core.dtypes import int64
+from thunder.core.dtypes import float32, int64
 from thunder.core.proxies import TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, user_location
 from thunder.errors import CaptureError
@@ -390,10 +390,6 @@ def _transposed_in_float32(a, g, b, offs=None):
     return _run_transposed_product(a, g, b, offs, _mm_in_float32).to(torch.float32)
 
 
-products.in_float32.set(_mm_in_float32, mm)
-products.in_float32.set(_transposed_in_float32, transposed_product)
-
-
 def of_second(a, g, b, offs=None):
     """The gradient of `b` in a @ b. Where b is saved anyway, for the gradient of `a`, its layout is followed."""
     if a.requires_grad:
@@ -521,6 +517,18 @@ products.aligned.set(aligned.matmul, matmul, mm, bmm)
 products.aligned.set(aligned.addmm, addmm)
 memory.accumulates.add(addmm)
 products.takes_rows_apart.add(linear, matmul, mm, bmm, addmm, times_cotangent)
+for _narrow, _function in ((mm, _mm_in_float32), (transposed_product, _transposed_in_float32)):
+    _wide = Symbol(
+        f"{_narrow.name}_in_float32",
+        lambda *args, narrow=_narrow: like(narrow.meta(*args), dtype=float32),
+        id=f"{_narrow.name}_in_float32",
+        is_prim=True,
+        tags=tuple(_narrow.tags),
+        fn=_function,
+    )
+    _wide.take_facts(_narrow)
+    products.aligned.set(None, _wide)  # it pads its operands itself
+    products.in_float32.set(_wide, _narrow)
 cost.rules.set(Cost(factors=(1, 2)), ltorch.addmm, ltorch.addmv, ltorch.addbmm, ltorch.baddbmm)
 
 
