@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from functools import partial
 
 from thunder.core.check import check, check_change
 from thunder.core.proxies import TensorProxy
@@ -71,6 +70,18 @@ def _rewrite(at: str, trace: Trace, lowering: Lowering, own: Sequence[Rule]) -> 
     return apply_rules(trace, rules, lowering, counted=[one for one in rules if one.is_of_user])
 
 
+def _of_captured(trace: Trace, lowering: Lowering, own: Sequence[Rule]) -> list[Trace]:
+    return _rewrite(CAPTURED, trace, lowering, own)
+
+
+def _of_joint(trace: Trace, lowering: Lowering, own: Sequence[Rule]) -> list[Trace]:
+    return _rewrite(JOINT, trace, lowering, own)
+
+
+def _of_halves(trace: Trace, lowering: Lowering, own: Sequence[Rule]) -> list[Trace]:
+    return _rewrite(CUT, trace, lowering, own)
+
+
 def _plans(trace: Trace, lowering: Lowering) -> bool:
     """Whether there is something to choose: with a budget, among what is fused, or of parameters that are gathered."""
     if not trace.info.backwards:
@@ -122,7 +133,7 @@ PASSES = PassList((
     Pass("Seed Random Operations", lambda trace, lowering: seed_random(trace, lowering.fusers), needs=OPERATIONS,
          when=lambda trace, lowering: bool(lowering.fusers) and lowering.options.rng is RNG_OPTIONS.FUSED,
          meaning="turn random operations into functions of a seed, which fuse"),
-    Pass("Rules", partial(_rewrite, CAPTURED), needs=OPERATIONS, inside=True, rules=(),
+    Pass("Rules", _of_captured, needs=OPERATIONS, inside=True, rules=(),
          meaning="replace the operations that match a rule"),
     Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
@@ -140,7 +151,7 @@ PASSES = PassList((
     Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
          when=lambda _, lowering: bool(lowering.fusers),
          meaning="compute equal expressions of a phase once"),
-    Pass("Rules behind Derivatives", partial(_rewrite, JOINT), needs=(OPERATIONS, JOINT),
+    Pass("Rules behind Derivatives", _of_joint, needs=(OPERATIONS, JOINT),
          rules=(DISTINCT_INDICES, *SEPARATE_BIASES, DECOMPOSE_REDUCTIONS),
          meaning="replace the operations of forward and backward that match a rule"),
     Pass("Save Plan", _save_plan, needs=JOINT, gives=PLAN, when=_plans,
@@ -165,7 +176,7 @@ PASSES = PassList((
          meaning="drop gradients of outputs that have no cotangent in a call"),
     Pass("Communication Buckets", lambda trace, _: bucket(trace), needs=(OPERATIONS, CUT), when=_communicates,
          meaning="communicate parameters and gradients of one bucket together"),
-    Pass("Rules of Programs", partial(_rewrite, CUT), needs=(OPERATIONS, CUT),
+    Pass("Rules of Programs", _of_halves, needs=(OPERATIONS, CUT),
          rules=(JOIN_PARTS, ACCUMULATE_PRODUCTS, MERGE_VIEWS, WIDE_PRODUCTS),
          meaning="replace the operations of one program that match a rule"),
     Pass("Transform for execution", lambda trace, lowering: dispatch(trace, lowering.executors),
