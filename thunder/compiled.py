@@ -134,6 +134,8 @@ class Compiled:
                     stats.last_entry = entry
                     entry.used = stats.calls
                     entry.calls += 1
+                    if entry.calls == entry.warm_at:
+                        entry.warm()
                     try:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as left:

@@ -40,8 +40,11 @@ from thunder.pipeline import (
 from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
 from thunder.transforms.check_results import check_entrances, check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
+from thunder.transforms.launch_loop import take_loops
 from thunder.transforms.partition import read_by_products, views_of_outputs
 from thunder.transforms.watch_values import Watch, in_anomaly_mode, watched_program
+
+WARM = 32  # calls of a program after which its launch loops are made: a bound symbol's takes as long as 100 calls save
 
 
 class CacheEntry:
@@ -50,14 +53,15 @@ class CacheEntry:
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
     traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
-    run, those of backwards that were compiled later among them. tiers: under tiers="background",
+    run, those of backwards that were compiled later among them. warm_at: the number of the call that makes their
+    launch loops. tiers: under tiers="background",
     which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_traces", "executed",
-        "tiers", "connection", "from_disk", "locks", "_questions", "_state", "__weakref__",
+        "tiers", "connection", "from_disk", "warm_at", "locks", "_questions", "_state", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -80,8 +84,16 @@ class CacheEntry:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
+        self.warm_at = self.calls + WARM
         if self._state is not None:
             self.computation_fn = with_state(found.run, self._state)
+
+    def warm(self) -> None:
+        """Calls run the loops of its traces from now on, where there is the extension; else somebody builds it."""
+        self.warm_at = -1
+        if not self.from_disk and not compat.function_modes_in(self.modes):  # which see calls of PyTorch's functions
+            for trace in self.executed:
+                take_loops(trace)
 
     prologue = property(lambda self: self.prologue_traces[-1])
     forward = property(lambda self: self.computation_traces[-1])

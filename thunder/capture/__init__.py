@@ -36,6 +36,7 @@ from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
+from thunder.core.codegen import failing_line, line_owners
 from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -207,18 +208,14 @@ class Captured:
     def user_location(self, trace: Trace, traceback) -> tuple | None:
         """The user's line that the failing line of a generated program came from."""
         function = trace._callable
-        while traceback is not None and function is not None:
-            if traceback.tb_frame.f_code is function.__code__:
-                from thunder.core.codegen import line_owners
-
-                owner = line_owners(trace).get(traceback.tb_lineno)
-                if owner is None or owner.location:
-                    return self.where(owner.location) if owner is not None else None
-                inner = getattr(owner.sym.fn, "trace", None)  # of a bound symbol that stands for several
-                if inner is None:
-                    return None
-                trace, function = inner, inner._callable
-            traceback = traceback.tb_next
+        while function is not None and (traceback := failing_line(function, traceback)) is not None:
+            owner = line_owners(trace).get(traceback.tb_lineno)
+            if owner is None or owner.location:
+                return self.where(owner.location) if owner is not None else None
+            inner = getattr(owner.sym.fn, "trace", None)  # of a bound symbol that stands for several
+            if inner is None:
+                return None
+            trace, function = inner, inner._callable
         return None
 
     @property

@@ -503,7 +503,7 @@ class PrologueWriter:
         if not capture.tensors.shapes:
             return
         if len(capture.tensors.shapes) >= extensions.MANY:
-            extensions.prepare_tensor_check()
+            extensions.loaded_extension()
         expected, tensors = [], []
         for source, shape in capture.tensors.shapes.items():
             self.variable(source)

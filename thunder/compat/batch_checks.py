@@ -9,7 +9,7 @@ import torch
 from thunder import compat
 
 compiled: Callable | None = None
-"""`check_of` of `thunder/runtime/tensor_check.cpp`, where it is built."""
+"""`check_of` of `thunder/runtime/native/tensor_check.h`, where it is built."""
 
 
 def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable:

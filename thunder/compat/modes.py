@@ -75,6 +75,16 @@ def modes_key() -> Callable[[], tuple]:
     return key
 
 
+def compile_modes_key(make: Callable) -> None:
+    """`modes_key` is a function in C++ from now on, which calls this one where the state that it reads has changed.
+    make: `modes_key_of` of the extension."""
+    own = globals()
+    watched = (vars(torch.autograd.forward_ad), "_current_level"), (own, "_data_parallel"), (own, "_registrations")
+    vars(compat)["modes_key"] = make(
+        compat.modes_key, watched, vars(torch.Tensor), sys.modules, "torch._dynamo.eval_frame", "_stance"
+    )
+
+
 def without_stance(modes: tuple) -> tuple[tuple, str]:
     """The modes of a call, and the stance that `torch.compiler.set_stance` wants of compiled functions."""
     return modes[: len(MODES)], modes[-1] if len(modes) > len(MODES) else "default"

@@ -322,6 +322,17 @@ def line_owners(trace) -> dict[int, Any]:
     return {first + i + 1: b for i, (_, b) in enumerate(body)}
 
 
+def failing_line(function: Callable, traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """The entry of a traceback for the operation of a program that raised, None where none did. A launch loop has two
+    entries, the second of which is the operation's."""
+    file = function.__code__.co_filename  # type: ignore[attr-defined]
+    while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
+        traceback = traceback.tb_next
+    while traceback is not None and (behind := traceback.tb_next) and behind.tb_frame.f_code.co_filename == file:
+        traceback = behind
+    return traceback
+
+
 _serial = itertools.count()
 
 

@@ -26,7 +26,7 @@ from thunder.cache.entry import (
     not_differentiable,
     with_numbers_put_back,
 )
-from thunder.core.codegen import Printer, function_source, line_owners
+from thunder.core.codegen import Printer, failing_line, function_source, line_owners
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.symbolic import Decisions
@@ -256,13 +256,10 @@ class Loaded:
     def user_location(self, trace: Trace, traceback: Any) -> tuple | None:
         """The user's line that the failing bound symbol came from, where it still stands there."""
         function = trace._callable
-        while traceback is not None and function is not None:
-            if traceback.tb_frame.f_code is function.__code__:
-                found = self._lines.get(str(traceback.tb_lineno))
-                same = found is not None and linecache.getline(found[0], found[1]).strip() == found[3].strip()
-                return tuple(found) if same else None
-            traceback = traceback.tb_next
-        return None
+        failing = failing_line(function, traceback) if function is not None else None
+        found = self._lines.get(str(failing.tb_lineno)) if failing is not None else None
+        same = found is not None and linecache.getline(found[0], found[1]).strip() == found[3].strip()
+        return tuple(found) if same else None
 
 
 def check_texts(document: Mapping) -> None:

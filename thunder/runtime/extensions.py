@@ -1,8 +1,9 @@
-"""The check of many tensors in C++ (`tensor_check.cpp`), which this machine's compiler builds once, kept on disk.
+"""The extension in C++ (`native/`), which this machine's compiler builds once, kept on disk by content.
 
-PyTorch's own check takes 44 ns a tensor, this one 9. Compiling takes 15 s of a processor, so that a process of its own
-does it, with the least priority, when a program has many tensors; processes that start later use what it has left.
-Without a compiler, or where it fails, PyTorch's check stays.
+It runs the host side of warm calls without Python: the key of modes, the check of many tensors, and launch
+loops. Compiling takes 15 s of a processor, so that a process with the least priority does it, when a program
+has many tensors or was called a few times; processes that start later load it. Without a compiler, or where it fails,
+Python and PyTorch do the same.
 """
 
 from __future__ import annotations
@@ -23,26 +24,31 @@ from pathlib import Path
 import torch
 
 import thunder.compat.batch_checks
+import thunder.compat.modes
 from thunder.options import CXX_COMPILER, cache_directory, environment_of_children
 from thunder.runtime import disk_cache
 
-MANY = 64  # tensors of a program for which the check is built
-_NAME = "thunder_tensor_check"
-_SOURCE = Path(__file__).with_name("tensor_check.cpp")
+MANY = 64  # tensors of a program for which the extension is built
+_NAME = "thunder_native"
+_SOURCES = Path(__file__).with_name("native")
 _PATIENCE = 600  # seconds after which a build that has left nothing is taken for dead
 
 
 @functools.cache
-def prepare_tensor_check() -> None:
-    """Checks tensors in C++ from now on where an earlier process has built that; where none has, one begins to."""
+def loaded_extension() -> types.ModuleType | None:
+    """The extension, where an earlier process has built it; where none has, a process begins to."""
     compiler = _compiler()
     if compiler is None:
-        return
+        return None
     found = disk_cache.load(_key(compiler))
     if found is None:
         _begin(compiler)
     elif not found[0].get("failed"):
-        thunder.compat.batch_checks.compiled = loaded(found[1]).check_of
+        module = loaded(found[1])
+        thunder.compat.batch_checks.compiled = module.check_of
+        thunder.compat.modes.compile_modes_key(module.modes_key_of)
+        return module
+    return None
 
 
 def _compiler() -> str | None:
@@ -52,7 +58,11 @@ def _compiler() -> str | None:
 
 
 def _key(compiler: str) -> str:
-    return disk_cache.key_of(_NAME, _SOURCE.read_bytes(), sys.version, torch.__version__, torch.__file__, compiler)
+    return disk_cache.key_of(_NAME, *_source(), sys.version, torch.__version__, torch.__file__, compiler)
+
+
+def _source() -> list[bytes]:
+    return [file.read_bytes() for file in sorted(_SOURCES.iterdir()) if file.suffix in (".h", ".cpp")]
 
 
 def _begin(compiler: str) -> None:
@@ -85,11 +95,11 @@ def build(compiler: str) -> bytes | None:
     folders = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_path("include")]
     flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-w", *(f"-I{folder}" for folder in folders)]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-lc10"]
+    libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
     with tempfile.TemporaryDirectory(prefix="thunder") as directory:
         made = Path(directory, "library.so")
         try:
-            command = [compiler, *flags, abi, str(_SOURCE), "-o", str(made), *libraries]
+            command = [compiler, *flags, abi, str(_SOURCES / "module.cpp"), "-o", str(made), *libraries]
             subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
             return made.read_bytes()
         except (OSError, subprocess.SubprocessError):

@@ -1,24 +1,31 @@
-"""The check of many tensors in C++: what it notices, and how it comes to be there."""
+"""The extension: how it comes to be there, and the check of many tensors in it."""
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 from torch import nn
 
-from thunder.compat import batch_checks
+from thunder import compat
+from thunder.compat import batch_checks, modes
 from thunder.runtime import disk_cache, extensions
 
 COMPILER = extensions._compiler()
 
 
 @pytest.fixture(scope="module")
-def check_of(tmp_path_factory):
-    """Of a library that an earlier run has left on this machine; `test_the_library_can_be_built` builds one."""
+def native():
+    """A library that an earlier run has left on this machine; `test_the_library_can_be_built` builds one."""
     found = disk_cache.load(extensions._key(COMPILER)) if COMPILER else None
     if found is None or found[0].get("failed"):
-        pytest.skip("no large program has had the check built on this machine")
-    return extensions.loaded(found[1]).check_of
+        pytest.skip("no large or warm program has had the extension built on this machine")
+    return extensions.loaded(found[1])
+
+
+@pytest.fixture(scope="module")
+def check_of(native):
+    return native.check_of
 
 
 def like(x, **changes):
@@ -84,14 +91,95 @@ def test_a_mode_around_the_call_is_noticed(check_of):
     assert noticed == [False] and check(x)
 
 
+@contextlib.contextmanager
+def patched_method():
+    torch.Tensor.relu = lambda x: x
+    try:
+        yield
+    finally:
+        del torch.Tensor.relu
+
+
+@contextlib.contextmanager
+def default_dtype():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Around(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def mapped():
+    with torch._functorch.eager_transforms.grad_increment_nesting():
+        yield
+
+
+@contextlib.contextmanager
+def registration():
+    modes.note_registration()
+    yield
+
+
+@contextlib.contextmanager
+def stance():
+    import torch._dynamo.eval_frame
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+STATES = {
+    "no_grad": torch.no_grad, "inference": torch.inference_mode, "default dtype": default_dtype,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "another autocast": lambda: torch.autocast("cpu", torch.float16),
+    "function mode": Around, "default device": lambda: torch.device("meta"), "forward mode": torch.autograd.forward_ad.dual_level,
+    "grad of torch.func": mapped, "a method of Tensor": patched_method, "registration": registration, "stance": stance,
+    "nothing": contextlib.nullcontext,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("outer", STATES)
+def test_the_compiled_key_is_pythons_in_every_state(native, outer, monkeypatch):
+    compute = modes.modes_key.make()
+    monkeypatch.setitem(vars(compat), "modes_key", compute)
+    modes.compile_modes_key(native.modes_key_of)
+    compiled = compat.modes_key
+    assert compiled is not compute
+    for _ in range(2):
+        with STATES[outer]():
+            assert compiled() == compute() == compiled()
+            for inner in STATES.keys() - {outer}:  # forward mode does not nest
+                with STATES[inner]():
+                    assert compiled() == compute() == compiled()
+        assert compiled() == compute()
+
+
+def test_the_key_is_computed_once_for_a_state(native, monkeypatch):
+    computed, compute = [], modes.modes_key.make()
+    monkeypatch.setitem(vars(compat), "modes_key", lambda: computed.append(0) or compute())
+    modes.compile_modes_key(native.modes_key_of)
+    for _ in range(5):
+        with torch.no_grad():
+            assert compat.modes_key() is compat.modes_key()
+        assert compat.modes_key() is compat.modes_key()
+    assert len(computed) == 2
+
+
 def test_one_process_builds_and_others_read_what_it_left(tmp_path, monkeypatch):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(batch_checks, "compiled", None)
+    monkeypatch.setitem(vars(compat), "modes_key", compat.modes_key)  # put back behind the test
     begun = []
     monkeypatch.setattr(extensions.subprocess, "run", lambda command, **options: begun.append(command))
     monkeypatch.setattr(extensions, "_compiler", lambda: "/no/compiler")
     for _ in range(2):
-        extensions.prepare_tensor_check.__wrapped__()
+        extensions.loaded_extension.__wrapped__()
     assert len(begun) == 1 and begun[0][-1] == "/no/compiler", "one process is at it"
     monkeypatch.undo()
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
@@ -100,7 +188,7 @@ def test_one_process_builds_and_others_read_what_it_left(tmp_path, monkeypatch):
     assert disk_cache.load(extensions._key("/no/compiler"))[0] == {"failed": True}
     monkeypatch.setattr(extensions, "_compiler", lambda: "/no/compiler")
     monkeypatch.setattr(extensions, "_begin", lambda compiler: begun.append(compiler))
-    extensions.prepare_tensor_check.__wrapped__()
+    extensions.loaded_extension.__wrapped__()
     assert len(begun) == 1 and batch_checks.compiled is None, "PyTorch's check stays"
 
 
@@ -109,7 +197,8 @@ def test_one_process_builds_and_others_read_what_it_left(tmp_path, monkeypatch):
 def test_the_library_can_be_built(tmp_path, monkeypatch):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(batch_checks, "compiled", None)
+    monkeypatch.setitem(vars(compat), "modes_key", compat.modes_key)
     extensions.main(COMPILER)
-    extensions.prepare_tensor_check.__wrapped__()
+    extensions.loaded_extension.__wrapped__()
     x = torch.randn(3)
     assert batch_checks.compiled((x,), ((3,),), ((),))(x)

@@ -1,13 +1,16 @@
 // The metadata of many tensors, compared in one call. `thunder/compat/batch_checks.py` says what is compared.
 
+#pragma once
+
 #include <Python.h>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <memory>
 #include <vector>
 
-namespace {
+namespace tensor_check {
 
 struct Expected {
   PyTypeObject* type;
@@ -23,23 +26,23 @@ struct Check {
   std::vector<PyObject*> seen;  // a table of pointers, twice as large at least
 };
 
-uint64_t keys_of(const at::TensorBase& t) {
+inline uint64_t keys_of(const at::TensorBase& t) {
   auto local = c10::impl::tls_local_dispatch_key_set();
   return ((t.key_set() | local.included_) - local.excluded_).raw_repr();
 }
 
-bool fits(const std::vector<int64_t>& expected, c10::IntArrayRef now) {
+inline bool fits(const std::vector<int64_t>& expected, c10::IntArrayRef now) {
   if (expected.size() != now.size()) return false;
   for (size_t i = 0; i < expected.size(); i++)
     if (expected[i] >= 0 && expected[i] != now[i]) return false;
   return true;
 }
 
-bool is_plain(const at::TensorBase& t) {
+inline bool is_plain(const at::TensorBase& t) {
   return t.layout() == c10::kStrided && !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-bool is(PyObject* object, const Expected& expected) {
+inline bool is(PyObject* object, const Expected& expected) {
   if (Py_TYPE(object) != expected.type) return false;
   const at::Tensor& t = THPVariable_Unpack(object);
   if (!t.defined() || keys_of(t) != expected.keys || t.scalar_type() != expected.dtype) return false;
@@ -48,7 +51,7 @@ bool is(PyObject* object, const Expected& expected) {
 }
 
 // Whether no tensor comes twice.
-bool differ(Check& check, PyObject* const* objects) {
+inline bool differ(Check& check, PyObject* const* objects) {
   auto& seen = check.seen;
   std::fill(seen.begin(), seen.end(), nullptr);
   const size_t mask = seen.size() - 1;
@@ -61,7 +64,7 @@ bool differ(Check& check, PyObject* const* objects) {
   return true;
 }
 
-PyObject* check(PyObject* self, PyObject* const* objects, Py_ssize_t given) {
+inline PyObject* check(PyObject* self, PyObject* const* objects, Py_ssize_t given) {
   auto& c = *static_cast<Check*>(PyCapsule_GetPointer(self, nullptr));
   if (static_cast<size_t>(given) != c.tensors.size()) Py_RETURN_FALSE;
   for (Py_ssize_t i = 0; i < given; i++)
@@ -69,11 +72,11 @@ PyObject* check(PyObject* self, PyObject* const* objects, Py_ssize_t given) {
   return PyBool_FromLong(differ(c, objects));
 }
 
-PyMethodDef definition = {"check", (PyCFunction)(void (*)(void))check, METH_FASTCALL, nullptr};
+inline PyMethodDef definition = {"check", (PyCFunction)(void (*)(void))check, METH_FASTCALL, nullptr};
 
-void forget(PyObject* capsule) { delete static_cast<Check*>(PyCapsule_GetPointer(capsule, nullptr)); }
+inline void forget(PyObject* capsule) { delete static_cast<Check*>(PyCapsule_GetPointer(capsule, nullptr)); }
 
-bool read(PyObject* numbers, std::vector<int64_t>& into) {
+inline bool read(PyObject* numbers, std::vector<int64_t>& into) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++) {
     PyObject* n = PyTuple_GET_ITEM(numbers, i);
     into.push_back(n == Py_None ? -1 : PyLong_AsLongLong(n));
@@ -83,7 +86,7 @@ bool read(PyObject* numbers, std::vector<int64_t>& into) {
 
 // check_of(tensors, sizes, strides): tuples; strides are () for a tensor whose strides are not compared. None where a
 // tensor is of a kind that this check does not know.
-PyObject* check_of(PyObject*, PyObject* arguments) {
+inline PyObject* check_of(PyObject*, PyObject* arguments) {
   PyObject *tensors, *sizes, *strides;
   if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyTuple_Type, &tensors, &PyTuple_Type, &sizes, &PyTuple_Type, &strides))
     return nullptr;
@@ -106,9 +109,4 @@ PyObject* check_of(PyObject*, PyObject* arguments) {
   return function;
 }
 
-PyMethodDef functions[] = {{"check_of", check_of, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "thunder_tensor_check", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
-
-}  // namespace
-
-PyMODINIT_FUNC PyInit_thunder_tensor_check(void) { return PyModule_Create(&module); }
+}  // namespace tensor_check

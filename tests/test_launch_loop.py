@@ -1,0 +1,311 @@
+"""Launch loops: what they run is what the printed program runs."""
+
+import gc
+import signal
+import threading
+import traceback
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+from thunder.cache import entry as entries
+from thunder.runtime import disk_cache, extensions
+from thunder.transforms import launch_loop
+from thunder.transforms.launch_loop import take_loops
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native():
+    """An earlier run has left the extension on this machine; tests/test_extension.py builds one."""
+    compiler = extensions._compiler()
+    found = disk_cache.load(extensions._key(compiler)) if compiler else None
+    if found is None or found[0].get("failed"):
+        pytest.skip("no warm program has had the extension built on this machine")
+    return extensions.loaded_extension()
+
+
+def looped(fn, *args, **options):
+    """A compiled function whose program runs loops, and their number."""
+    compiled = thunder.jit(fn, executors=[], **options)
+    compiled(*args)
+    return compiled, sum(map(take_loops, compiled.programs[0].executed))
+
+
+def lines_in_python(compiled) -> list[str]:
+    """The globals that the program's own code calls."""
+    return [n for n in compiled.programs[0].forward.python_callable().__code__.co_names if not n.startswith("loop_")]
+
+
+def arithmetic(x, y):
+    return torch.relu(x @ y + 2.0 * x) / (y.abs() + 1)
+
+
+def views(x, y):
+    z = x.transpose(0, 1)[1:3, None, ::2]
+    return z.reshape(-1), z.squeeze(1).contiguous().view(-1)[0], y[..., -1].expand(3, 4)
+
+
+def lists(x, y):
+    a, b = torch.cat([x, y], 1).split(4, 1)
+    c, d = torch.topk(a, 2, 1)
+    return torch.stack([a, b]), c, d, x.unbind(0)[1], torch.aminmax(y)
+
+
+def libraries(x, y):
+    z = F.layer_norm(F.linear(x, y, y[0]), (4,), y[1], y[2])
+    return F.gelu(z).softmax(-1), F.embedding(torch.tensor([1, 0, 3]), y), F.pad(z, (1, 2)), F.silu(z).log_softmax(0)
+
+
+def written(x, y):
+    z = x.clone()
+    z.add_(y).mul_(2)
+    z[1].copy_(y[0])
+    return z, z.sum()
+
+
+def several_operators(x, y):
+    return F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"), F.normalize(x) + torch.block_diag(x, y)[
+        :4, :4
+    ]
+
+
+def constants(x, y):
+    full = torch.full((4, 4), 3.0) + torch.arange(4) + torch.zeros(4, dtype=torch.float64)
+    return torch.where(x > 0.5, full, y.double()), x.to(torch.int32) + torch.tensor([1, 2, 3, 4])
+
+
+PROGRAMS = [arithmetic, views, lists, libraries, written, several_operators, constants]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_results_are_eagers_bit_for_bit(program):
+    x, y = torch.rand(4, 4), torch.rand(4, 4)
+    compiled, loops = looped(program, x, y)
+    assert loops
+    for _ in range(2):
+        ours, theirs = compiled(x, y), program(x, y)
+        ours, theirs = ((r,) if isinstance(r, torch.Tensor) else r for r in (ours, theirs))
+        for a, b in zip(torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(theirs), strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
+            assert a._is_view() == b._is_view(), "views stay views"
+        x, y = torch.rand(4, 4), torch.rand(4, 4)
+
+
+def test_a_run_of_operators_is_one_call_of_the_program():
+    compiled, loops = looped(arithmetic, torch.rand(4, 4), torch.rand(4, 4))
+    assert loops == 1 and lines_in_python(compiled) == []
+
+
+def test_the_text_of_the_program_stays_and_so_do_its_lines():
+    x, y = torch.rand(4, 4), torch.rand(4, 4)
+    compiled = thunder.jit(arithmetic, executors=[])
+    compiled(x, y)
+    trace = compiled.programs[0].forward
+    before, file = str(trace), trace.python_callable().__code__.co_filename
+    assert take_loops(trace) and str(trace) == before and trace.python_callable().__code__.co_filename == file
+    assert take_loops(trace), "it is taken again"
+    assert torch.equal(compiled(x, y), arithmetic(x, y))
+
+
+def by_index(table, indices, y):
+    y = torch.relu(y) + 1
+    rows = F.embedding(indices, table)
+    return rows.sum() * y
+
+
+def test_an_error_is_the_printed_programs_with_its_line():
+    table, good, bad, y = torch.rand(4, 2), torch.tensor([0, 3]), torch.tensor([0, 4]), torch.rand(2)
+    printed = thunder.jit(by_index, executors=[])
+    printed(table, good, y)
+    compiled, loops = looped(by_index, table, good, y)
+    assert loops
+    seen = []
+    for run in (by_index, printed, compiled):
+        with pytest.raises(IndexError) as raised:
+            run(table, bad, y)
+        seen.append((str(raised.value).split("\n")[0], str(raised.value)))
+        last = traceback.extract_tb(raised.tb)[-1]
+    assert seen[0][0] == seen[1][0] == seen[2][0] and seen[1] == seen[2]
+    assert "embedding" in last.line and last.name == "computation"
+    compiled(table, good, y)
+
+
+def test_a_subclass_gets_the_printed_lines():
+    class Scaled(torch.Tensor):
+        pass
+
+    x = torch.rand(4, 4)
+    compiled, loops = looped(arithmetic, x, x)
+    function = compiled.programs[0].forward.python_callable()
+    result = function(x.as_subclass(Scaled), x)
+    assert loops and type(result) is Scaled and torch.equal(result.as_subclass(torch.Tensor), arithmetic(x, x))
+
+
+def test_values_are_freed_at_their_last_use():
+    alive = []
+
+    @torch.library.custom_op("thunder_tests::looks", mutates_args=())
+    def looks(x: torch.Tensor) -> torch.Tensor:
+        alive.append([r() is not None for r in watched])
+        return x.clone()
+
+    looks.register_fake(torch.empty_like)
+
+    def program(x, y):
+        a = looks(x)
+        return looks(torch.relu(a) + y.sum())
+
+    watched = []
+    compiled, loops = looped(program, torch.rand(1 << 16), torch.rand(1 << 16))
+    function = compiled.programs[0].forward.python_callable()
+    assert loops
+    x, y = torch.rand(1 << 16), torch.rand(1 << 16)
+    watched[:] = [weakref.ref(x)]
+    inputs = [x, y]
+    del x, y
+    alive.clear()
+    _call_and_forget(function, inputs)
+    assert alive == [[True], [False]]
+
+
+def _call_and_forget(function, inputs):
+    """The function with inputs that only it holds."""
+    space = {"f": function, "inputs": inputs}
+    exec("result = f(inputs.pop(0), inputs.pop(0))", space)
+    return space["result"]
+
+
+def test_dispatch_modes_see_each_operator():
+    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x, y = torch.rand(4, 4), torch.rand(4, 4)
+    compiled, loops = looped(arithmetic, x, y)
+    function = compiled.programs[0].forward.python_callable()
+    seen = []
+    for run in (function, _printed(arithmetic, x, y)):
+        with torch.no_grad(), Counts() as counts:
+            run(x, y)
+        seen.append(counts.seen)
+    assert loops and seen[0] == seen[1] and len(seen[0]) > 4
+
+
+def _printed(fn, *args):
+    compiled = thunder.jit(fn, executors=[])
+    compiled(*args)
+    return compiled.programs[0].forward.python_callable()
+
+
+def test_random_numbers_are_drawn_in_order():
+    def program(x):
+        return F.dropout(x, 0.5) + torch.rand_like(x) * torch.randn(4)
+
+    x = torch.rand(4, 4)
+    compiled, _ = looped(program, x)
+    results = []
+    for run in (compiled, program):
+        torch.manual_seed(0)
+        results.append((run(x), torch.rand(1)))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+def test_a_training_step_runs_loops_in_both_directions():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    compiled, x = thunder.jit(model, executors=[]), torch.rand(3, 4)
+    compiled(x).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    assert all(take_loops(trace) for trace in compiled.programs[0].executed) and len(compiled.programs[0].executed) == 2
+    model.zero_grad()
+    compiled(x).square().sum().backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+
+
+def test_a_signal_handler_raises_from_a_loop():
+    class Late(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Late
+
+    @torch.library.custom_op("thunder_tests::waits", mutates_args=())
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        signal.raise_signal(signal.SIGUSR1)
+        return x.clone()
+
+    waits.register_fake(torch.empty_like)
+    x = torch.rand(4)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        compiled, loops = looped(lambda x: torch.relu(waits(x)) + 1, x)
+        signal.signal(signal.SIGUSR1, handler)
+        with pytest.raises(Late):
+            compiled(x)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert loops
+
+
+def test_threads_run_one_loop():
+    x, y = torch.rand(64, 64), torch.rand(64, 64)
+    compiled, _ = looped(arithmetic, x, y)
+    expected, found = arithmetic(x, y), []
+
+    def work():
+        found.extend(torch.equal(compiled(x, y), expected) for _ in range(50))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 200
+
+
+def test_they_are_made_once_at_a_call_that_is_known_beforehand(monkeypatch):
+    made = []
+    monkeypatch.setattr(entries, "take_loops", lambda trace: made.append(compiled._lc_cs.calls))
+    compiled = thunder.jit(arithmetic, executors=[])
+    x = torch.rand(4, 4)
+    for _ in range(3 * entries.WARM):
+        compiled(x, x)
+    assert made == [entries.WARM]
+
+
+def test_torch_function_modes_see_the_printed_functions(monkeypatch):
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, kinds, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(entries, "take_loops", lambda trace: pytest.fail("a mode would not see its operators"))
+    compiled = thunder.jit(arithmetic, executors=[])
+    x = torch.rand(4, 4)
+    with Mode():
+        for _ in range(2 * entries.WARM):
+            compiled(x, x)
+
+
+def test_without_the_extension_the_printed_program_runs(monkeypatch):
+    monkeypatch.setattr(launch_loop.extensions, "loaded_extension", lambda: None)
+    x = torch.rand(4, 4)
+    compiled, loops = looped(arithmetic, x, x)
+    assert loops == 0 and torch.equal(compiled(x, x), arithmetic(x, x)) and lines_in_python(compiled)
+
+
+def test_a_loop_keeps_no_value_alive():
+    x, y = torch.rand(4, 4), torch.rand(4, 4)
+    compiled, _ = looped(arithmetic, x, y)
+    dies = weakref.ref(x)
+    compiled(x, y)
+    del x
+    gc.collect()
+    assert dies() is None
