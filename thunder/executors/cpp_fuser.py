@@ -113,7 +113,10 @@ class CppFuser(FusionExecutor):
 
 
 def _computes(primitive: BoundSymbol) -> bool:
-    """Whether the target has what a primitive is lowered to."""
+    """Whether the target has what a primitive is lowered to: scans of rows; others are PyTorch's."""
+    if lower.is_scan(primitive):
+        a, dim = primitive.args
+        return dim % len(a.shape) == len(a.shape) - 1
     return not lower.is_scatter(primitive)
 
 
@@ -136,7 +139,7 @@ class KernelRegion(FusedFunction):
 
     def __init__(self, region: Region):
         self.region = region
-        self.program: Program = lower.lowered(region)
+        self.program: Program = lower.lowered(region, stores_scans=True)
         self.machine = machine()
         self._schedules: dict[tuple, tuple[list[schedule.Kernel], list[tuple]]] = {}
         self._libraries: dict[tuple, Future] = {}

@@ -121,8 +121,6 @@ class TritonKernels(TritonExecutor):
 
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has a text for a primitive."""
-    if lower.is_scan(primitive):
-        return False
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
     kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
     if lower.is_formula(primitive):

@@ -41,7 +41,10 @@ class Combine(enum.StrEnum):
 
 COMBINES = frozenset(Combine)
 EXTREMES = (Combine.AMAX, Combine.AMIN)
-SCANS = (Combine.SUM, Combine.PROD)
+SCANS = (Combine.SUM, Combine.PROD)  # that are written to memory
+# what a scan combines, by the operands of its body: the last one's combination is its value
+SCANNED = {"sum": 1, "prod": 1}
+BINDERS = ("reduce", "scan")  # nodes that bind axes
 
 
 class Buffer:
@@ -62,12 +65,14 @@ class Buffer:
 
 
 class Node:
-    """op: "load", "constant", "index", "cast", "reduce", "concat", "random", or an elementwise function of `FUNCTIONS`.
+    """op: "load", "constant", "index", "cast", "reduce", "scan", "concat", "random", or an elementwise function of `FUNCTIONS`.
 
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
-    index: an Index; reduce: (combine, bound axes); concat: (index along the dimension, the start of each piece, the
+    index: an Index; reduce: (combine, bound axes); scan: (combine, the bound axis, an index along it, whether it is
+    backwards): the combination of all elements up to the index, or from there on; concat: (index along the dimension, the start of each piece, the
     end of the last one); random: the offset of a random operation, whose numbers from [0, 1) are Philox of the
-    operands, the seed and the number of the element. A "tuple" is the value of a scatter and the indices that it reads.
+    operands, the seed and the number of the element. A "tuple" is the value of a scatter and the indices that it reads,
+    or the body of a scan of several operands.
     """
 
     __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")
@@ -84,6 +89,9 @@ class Node:
             axes = axes | variables_of(what[0])
         elif op == "reduce":
             axes = axes.difference(what[1])
+            self.depth += 1
+        elif op == "scan":
+            axes = axes.difference(what[1:2]) | variables_of(what[2])
             self.depth += 1
         self.axes: frozenset[Variable] = axes
 
@@ -180,6 +188,8 @@ def _key(op: str, what: Any) -> Any:
         return what.key
     if op == "concat":
         return what[0].key, what[1], what[2]
+    if op == "scan":
+        return what[0], what[1], what[2].key, what[3]
     return (type(what), repr(what)) if op == "constant" else what
 
 
@@ -191,6 +201,8 @@ def _replaced_what(node: Node, by: Mapping[Variable, Index]) -> Any:
         return replaced(what, by)
     if node.op == "concat":
         return replaced(what[0], by), what[1], what[2]
+    if node.op == "scan":
+        return what[0], what[1], replaced(what[2], by), what[3]
     return what
 
 
@@ -281,7 +293,8 @@ def verify(program: Program) -> None:
         if store.scan is not None and (store.scan[0] not in SCANS or not 0 <= store.scan[1] < len(store.axes)):
             raise Invalid(f"{store.buffer}: no such scan")
         for node in in_order(store.value.args if store.scatter is not None else [store.value]):
-            _verify_node(node, FUNCTIONS, written)
+            if node.op != "tuple":
+                _verify_node(node, FUNCTIONS, written)
         written.add(store.buffer)
 
 
@@ -317,6 +330,13 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(node.dtype is node.args[0].dtype, "it has the type of its operand")
         check(combine in COMBINES and node.dtype.category in (FLOAT, INTEGER), "no such combination")
         check(len(bound) > 0, "it reduces nothing")
+    elif node.op == "scan":
+        combine, bound, index, _ = node.what
+        body = node.args[0]
+        check(node.dtype is body.dtype and body.op != "index", "it has the type of its operand")
+        check(combine in SCANNED, "no such combination")
+        check(SCANNED[combine] == (len(body.args) if body.op == "tuple" else 1), "as many operands as are combined")
+        check(index.low >= 0 and index.high < bound.size, "outside of the scan")
     elif node.op == "concat":
         along, starts, end = node.what
         check(len(starts) == len(node.args) and [*starts] == sorted(starts), "one range for each piece")
@@ -378,6 +398,10 @@ def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
     if node.op == "reduce":
         combine, bound = node.what
         return f"{combine} over {', '.join(f'{a.name}:{a.size}' for a in bound)} of {names[0]}"
+    if node.op == "scan":
+        combine, bound, index, is_backwards = node.what
+        way = "from" if is_backwards else "up to"
+        return f"{combine} over {bound.name}:{bound.size} {way} {index_text(index)} of {names[0]}"
     if node.op == "concat":
         along, starts, end = node.what
         pieces = ", ".join(f"{lo}..{hi}: {n}" for lo, hi, n in zip(starts, (*starts[1:], end), names, strict=True))

@@ -31,10 +31,10 @@ TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", 
 
 
 class Lowering:
-    """The nodes of a region's values."""
+    """The nodes of a region's values. stores_scans: for a target whose scans are stores, and no nodes."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, stores_scans: bool = False):
+        self.graph, self.stores_scans = graph, stores_scans
         self.values: dict[Proxy, Node] = {}
         self.scratch: list[Store] = []
 
@@ -255,8 +255,12 @@ def _reduce(to: Lowering, b: BoundSymbol) -> Node:
 
 def _scan(to: Lowering, b: BoundSymbol) -> Node:
     a, dim = b.args
-    value = to.cast(to.values[a], computed(_out(b).dtype))
-    return to.stored(value, a.shape, (_SCANS[b.sym.id], dim % len(a.shape)))
+    value, d = to.cast(to.values[a], computed(_out(b).dtype)), dim % len(a.shape)
+    if to.stores_scans:
+        return to.stored(value, a.shape, (_SCANS[b.sym.id], d))
+    bound, here = axis("r", (value.depth + 1, 0), a.shape[d]), _here(a.shape)
+    body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], a.shape)
+    return to.node("scan", (body,), body.dtype, (_SCANS[b.sym.id], bound, here[d], False))
 
 
 _SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD}
@@ -486,9 +490,9 @@ def _is_primitive(b: BoundSymbol) -> bool:
     row = ROWS[b.sym.id]
     if row is _elementwise:
         return _is_function(b)
-    if row is _scan:  # along rows; other scans are PyTorch's
+    if row is _scan:
         a, dim = b.args
-        return len(a.shape) > 0 and dim % len(a.shape) == len(a.shape) - 1 and a.shape[-1] > 1
+        return len(a.shape) > 0 and a.shape[dim] > 1
     if is_scatter(b):
         return _is_scattered(b)
     if row is _reduce:
@@ -573,9 +577,9 @@ def primitives(b: BoundSymbol) -> list[BoundSymbol]:
 # ------------------------------------------------------------------------------------------------ a region
 
 
-def lowered(region: Region) -> Program:
-    """The program of a region: inputs and outputs in its order."""
-    to = Lowering(Graph(rewrite))
+def lowered(region: Region, stores_scans: bool = False) -> Program:
+    """The program of a region: inputs and outputs in its order. stores_scans: see `Lowering`."""
+    to = Lowering(Graph(rewrite), stores_scans)
     inputs = []
     for i, p in enumerate(region.inputs):
         assert isinstance(p, TensorProxy), "regions of kernels read tensors"

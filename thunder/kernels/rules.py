@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.index import Index
-from thunder.kernels.ir import EXTREMES, Combine, Graph, Node
+from thunder.kernels.ir import COMBINES, EXTREMES, Combine, Graph, Node
 
 Found = dict[str, Node]
 
@@ -98,6 +98,29 @@ def _of_equal(graph: Graph, f: Found) -> Node:
     kind = f["it"].dtype
     number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
     return graph.make("mul" if combine == Combine.SUM else "pow", (f["x"], number), kind)
+
+
+def _is_read_backwards(f: Found) -> bool:
+    factors = f["it"].what[2].terms.values()
+    return bool(factors) and all(factor < 0 for factor in factors)
+
+
+def _turned(graph: Graph, f: Found) -> Node:
+    """The scan of the elements in the other order, read in the other order."""
+    combine, bound, index, is_backwards = f["it"].what
+    last = bound.size - 1
+    body = graph.substitute(f["x"], {bound: Index.of(bound) * -1 + last})
+    return graph.make("scan", (body,), f["it"].dtype, (combine, bound, index * -1 + last, not is_backwards))
+
+
+def _is_read_at_an_end(f: Found) -> bool:
+    combine, bound, index, is_backwards = f["it"].what
+    return combine in COMBINES and not index.terms and index.constant == (0 if is_backwards else bound.size - 1)
+
+
+def _reduced(graph: Graph, f: Found) -> Node:
+    combine, bound, _, _ = f["it"].what
+    return graph.make("reduce", (f["x"],), f["it"].dtype, (Combine(combine), (bound,)))
 
 
 def _are_constants(f: Found) -> bool:
@@ -219,6 +242,8 @@ RULES: list[Rule] = [
     Rule(("sub", "x", "y"), _are_indices, lambda g, f: _index_of(g, f, f["x"].what + f["y"].what * -1)),
     Rule(("concat", "..."), _is_between, _only_piece),
     Rule(("reduce", "x"), _binds_nothing, _of_equal),
+    Rule(("scan", "x"), _is_read_backwards, _turned),
+    Rule(("scan", "x"), _is_read_at_an_end, _reduced),
 ]
 
 

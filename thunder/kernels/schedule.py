@@ -20,6 +20,7 @@ from thunder.core.dtypes import FLOAT, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of
 from thunder.kernels.ir import (
+    BINDERS,
     Buffer,
     Combine,
     Graph,
@@ -58,7 +59,9 @@ class Item:
         self.free, self.bound = tuple(free), tuple(bound)
         self.scan = None if store is None else store.scan
         self.body = node if store is not None else node.args[0]
-        self.reductions = [n for n in above_reductions(self.body) if n.op == "reduce"]
+        self.reductions = [n for n in above_reductions(self.body) if n.op in BINDERS]
+        # of a scan's node, the axis along which it is read: in a kernel, its own element
+        self.along = next(iter(variables_of(node.what[2]))) if store is None and node.op == "scan" else None
         self.buffers = {n.what[0] for n in above_reductions(self.body) if n.op == "load"}
         self.buffers |= {store.buffer} if store is not None and store.scatter is not None else set()
         self.scratch: Buffer | None = None  # of a reduction that other kernels read
@@ -70,8 +73,10 @@ class Item:
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         """Splits axes until indices are linear in them, and orders these."""
         loads = [n for n in in_order([self.body]) if n.op == "load"]
-        axes = [a for a in (*self.free, *self.bound) if a.size > 1]
+        axes = [a for a in (*self.free, *self.bound) if a.size > 1 and a is not self.along]
         self.by = {a: Index.of(a) for a in (*self.free, *self.bound)}
+        if self.along is not None:
+            self.by[self.along] = Index.of(self.bound[0])
         indices = [i for n in loads for i in n.what[1]]
         while (part := _part_of_axis(indices, axes)) is not None:
             a, n = part
@@ -128,14 +133,14 @@ class Item:
 
 
 def above_reductions(node: Node) -> list[Node]:
-    """The nodes that a node is computed from, reductions among them, but not what these are made of."""
+    """The nodes that a node is computed from, reductions and scans among them, but not what these are made of."""
     order: dict[Node, None] = {}
     stack = [node]
     while stack:
         n = stack.pop()
         if n not in order:
             order[n] = None
-            if n.op != "reduce":
+            if n.op not in BINDERS:
                 stack += n.args
     return [*order]
 
@@ -329,7 +334,7 @@ class Kernel:
         return self.loops[self.outer :]
 
     def stages(self) -> dict[Node, int]:
-        """For each row reduction the sweep that computes it, counted from 0."""
+        """For each row reduction the sweep that computes it, counted from 0; for each scan the first one that can."""
         stage: dict[Node, int] = {}
         for node in in_order(self.rows.values()):
             if node in self.rows:
@@ -339,7 +344,7 @@ class Kernel:
         return dict(sorted(stage.items(), key=lambda t: t[1]))
 
     def _stage_of(self, value: Node, stage: Mapping[Node, int]) -> int:
-        return max((stage[n] + 1 for n in above_reductions(value) if n in stage), default=0)
+        return max((stage[n] + (n.op != "scan") for n in above_reductions(value) if n in stage), default=0)
 
     def stage_of(self, value: Node) -> int:
         return self._stage_of(value, self.stages())
@@ -359,16 +364,29 @@ class Reductions:
         """The items that are new, in an order in which they can run."""
         if node in self.item:
             return []
-        canonical, free, at = canonical_form(self._graph, node)
+        if node.op == "scan":
+            whole, along = whole_scan(self._graph, node)
+            canonical, free, at = canonical_form(self._graph, whole)
+            at, bound = tuple(replaced(i, {along: node.what[2]}) for i in at), canonical.what[1:2]
+        else:
+            canonical, free, at = canonical_form(self._graph, node)
+            bound = canonical.what[1]
         new = []
         if canonical not in self._of_canonical:
             for inner in above_reductions(canonical.args[0]):
-                if inner.op == "reduce":
+                if inner.op in BINDERS:
                     new += self.register(inner)
-            self._of_canonical[canonical] = self._kind(canonical, free, canonical.what[1], None)
+            self._of_canonical[canonical] = self._kind(canonical, free, bound, None)
             new.append(self._of_canonical[canonical])
         self.item[node], self.at[node] = self._of_canonical[canonical], at
         return new
+
+
+def whole_scan(graph: Graph, node: Node) -> tuple[Node, Variable]:
+    """A scan at all of its elements, and the axis of these."""
+    combine, bound, _, is_backwards = node.what
+    along = axis("q", 0, bound.size)
+    return graph.make("scan", node.args, node.dtype, (combine, bound, Index.of(along), is_backwards)), along
 
 
 def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
@@ -402,6 +420,8 @@ def _places(node: Node, v: Variable) -> list[tuple[Index, int | None]]:
     for n in in_order([node]):
         if n.op == "load":
             places += zip(n.what[1], n.what[0].shape, strict=True)
+        elif n.op == "scan":
+            places.append((n.what[2], n.what[1].size))
         elif n.op in ("index", "concat"):
             places.append((n.what, None) if n.op == "index" else (n.what[0], 0))
     return [(i, size) for i, size in places if v in variables_of(i)]
@@ -448,6 +468,8 @@ def _divisor_of(node: Node, v: Variable) -> int:
 def _indices(node: Node) -> Sequence[Index]:
     if node.op == "load":
         return node.what[1]
+    if node.op == "scan":
+        return node.what[2:3]
     return [node.what] if node.op == "index" else node.what[:1] if node.op == "concat" else ()
 
 
@@ -629,7 +651,7 @@ class Assembly:
             seen.add(n)
             if n in self.foreign:
                 found[self.foreign[n][0]] = None
-            elif n.op != "reduce":
+            elif n.op not in BINDERS:
                 stack += n.args
         return [*found]
 

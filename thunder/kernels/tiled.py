@@ -18,6 +18,7 @@ from typing import NamedTuple
 from thunder.core.dtypes import FLOAT, dtype
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of, within
 from thunder.kernels.ir import (
+    BINDERS,
     Buffer,
     Combine,
     Graph,
@@ -52,6 +53,7 @@ from thunder.kernels.schedule import (
 
 MOST_RANGES = 1024  # that a split reduction has
 WIDEST = 16384  # elements of a tile
+WHOLE = 4096  # elements of a row with scans in both directions
 SEGMENT = 32  # bytes of memory that are read at least
 
 
@@ -60,6 +62,7 @@ INSTRUCTIONS = {
     "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 9, "sigmoid": 14, "expm1": 20, "log1p": 20, "tanh": 25,
     "erf": 25, "sin": 45, "cos": 45, "true_divide": 9, "reciprocal": 8, "sqrt": 8, "rsqrt": 8, "floor_divide": 12,
     "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2, "random": 80, "tuple": 0,
+    "scan": 12,
 }  # fmt: skip
 
 
@@ -127,24 +130,31 @@ class TileItem(Item):
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         super().lay_out(graph, strides)
         own = [a for a in self.axes if a not in self._own_bound]
-        self.axes = own + [a for a in self.axes if a in self._own_bound]
+        bound = [a for a in self.axes if a in self._own_bound]
+        if self.along is not None:  # in the order in which it combines
+            bound.sort(key=lambda a: -self.by[self.along].terms.get(a, 0))  # type: ignore[index]
+        self.axes = own + bound
         together = [
             n.dtype.bytes for n in loads_of(self.body)
             if any(step == 1 and v in own for v, step in _steps(graph.substitute(n, self.by), strides).items())
         ]  # fmt: skip
-        self.is_spread = bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
+        self.is_spread = self.along is None and bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
 
     @property
     def row(self) -> int | None:
         return None if self.store is not None else math.prod(a.size for a in self._own_bound)
 
     def orders(self, reductions: Reductions) -> Iterator[list[Variable]]:
-        """The order in memory, and those in which the axes at which a reduction is read come first."""
+        """The order in memory, and those in which the axes at which a reduction is read come first, and the one along
+        which a scan is read last."""
         first = self.axes
         yield first
         for n in self.reductions:
+            scanned = opened(replaced(n.what[2], self.by)).terms if n.op == "scan" else {}
             at = {v for i in reductions.at[n] for v in variables_of(replaced(i, self.by))}
-            order = sorted(first, key=lambda a: (a in self._own_bound, a not in at))  # which is stable
+            steps = {a: -scanned.get(a, 0) for a in first}
+            at = {a for a in at if not steps.get(a)}
+            order = sorted(first, key=lambda a: (a in self._own_bound, a not in at, steps[a]))  # which is stable
             if order != first:
                 yield order
 
@@ -155,6 +165,8 @@ class TileGroup(Group):
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
         assert isinstance(item, TileItem), "schedules of GPUs have such items"
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
+        if self.row is not None and self.row > WHOLE and len({*map(_way, (*self.items, item))} - {None}) > 1:
+            return None  # a loop over the sweep goes one way
         if any(isinstance(r, TileItem) and r.is_spread for r in inside.values()):
             return None
         if not inside and not {b for i in self.items for b in i.buffers} & item.buffers:
@@ -186,6 +198,11 @@ class TileGroup(Group):
         return any(graph.substitute(n, by) in known for n in loads_of(item.body))
 
 
+def _way(item: Item) -> bool | None:
+    """Whether a scan is backwards; None for other items."""
+    return item.node.what[3] if item.along is not None else None
+
+
 def loads_of(body: Node) -> list[Node]:
     return [n for n in above_reductions(body) if n.op == "load"]
 
@@ -202,7 +219,7 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     graph, reductions, items = program.graph, Reductions(program.graph, TileItem), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
-            if node.op == "reduce":
+            if node.op in BINDERS:
                 items += reductions.register(node)
         items.append(TileItem(store.value, store.axes, (), store))
     for item in items:
@@ -245,7 +262,7 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
     plain: set[Node] = set()  # values that are computed in order as well
     for n in _moved(nodes):
         for m, is_present in _parts_in_order(graph, n, present):
-            if instructions(k for k in above_reductions(m) if k.op != "reduce") >= 8:
+            if instructions(k for k in above_reductions(m) if k.op not in BINDERS) >= 8:
                 value, free, at = canonical_form(graph, m)
                 of_value.setdefault(value, {})[m] = at
                 axes[value] = free
@@ -254,7 +271,7 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
     count = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
     for value, those in of_value.items():
         elements = math.prod(v.size for v in axes[value])
-        work = instructions(m for m in above_reductions(value) if m.op != "reduce")
+        work = instructions(m for m in above_reductions(value) if m.op not in BINDERS)
         places = {tuple((opened(i).constant, *opened(i).terms.values()) for i in at) for at in those.values()}
         again = (len(places) + (value in plain) - 1) * elements * work * machine.instruction
         if again <= machine.launch + machine.moving(2.5 * elements * value.dtype.bytes):
@@ -293,7 +310,7 @@ def _parts_in_order(graph: Graph, node: Node, present: set[Node]) -> list[tuple[
         n = stack.pop()
         if there.get(n, n) is not n and there[n] in present and n.op not in ("load", "cast"):
             parts[n] = True
-        elif n.op != "reduce":
+        elif n.op not in BINDERS:
             stack += n.args
     return [*parts.items()] or [(node, False)]
 
@@ -309,7 +326,7 @@ def _moved(nodes: Sequence[Node]) -> list[Node]:
                 plain = opened(index)
                 for v in variables_of(plain):
                     own.setdefault(v, set()).add(plain.key if not plain.is_variable(v) else None)
-        if n.op != "reduce":
+        if n.op not in BINDERS:
             for a in n.args:
                 users.setdefault(a, []).append(n)
                 for v, keys in forms[a].items():
@@ -320,7 +337,7 @@ def _moved(nodes: Sequence[Node]) -> list[Node]:
         each = forms[n].values()
         return all(len(keys) == 1 for keys in each) and any(keys != {None} for keys in each)
 
-    largest = {n for n in nodes if is_moved(n) and n.op not in ("load", "cast", "tuple")}
+    largest = {n for n in nodes if is_moved(n) and n.op not in ("load", "cast", "tuple", "scan")}
     return [
         n for n in nodes
         if n in largest and (n not in users or any(u not in largest or u.op == "concat" for u in users[n]))
@@ -371,7 +388,7 @@ def materialized(
         stack, seen = [*nodes], set[Node]()
         while stack:
             n = stack.pop()
-            if n in seen or n.op == "reduce":
+            if n in seen or n.op in BINDERS:
                 continue
             seen.add(n)
             is_there = n in shared or n in stored and stored[n].group < number
@@ -412,6 +429,8 @@ def _by_size(group: Group, graph: Graph, strides: Mapping[Buffer, Sequence[int]]
                     steps[v] = max(steps.get(v, 0), step)
             elif n.op in ("index", "concat"):
                 indices.append(replaced(n.what if n.op == "index" else n.what[0], by))
+            elif n.op == "scan":
+                indices.append(replaced(n.what[2], by))
     runs = _runs(loops_of(group.cuts), {i.key: i for i in indices}.values())
     count: dict[int, int] = {}
     there: dict[Variable, Index] = {}
@@ -459,7 +478,7 @@ def _is_dear(node: Node, machine: Gpu, is_there: bool) -> bool:
     """Whether a value takes longer to compute than to read, and to write unless it is there."""
     if node.op in ("load", "constant", "index", "cast", "tuple") or any(v.name[0] != "n" for v in node.axes):
         return False
-    below = [n for n in above_reductions(node) if n.op != "reduce" and n.axes == node.axes]
+    below = [n for n in above_reductions(node) if n.op not in BINDERS and n.axes == node.axes]
     elements = math.prod(v.size for v in node.axes)
     again = elements * (instructions(below) * machine.instruction)
     again += machine.moving(
@@ -494,6 +513,8 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     steps = [_steps(n, strides) for n in loads]
     if not steps:
         return node
+    if any(n.op == "scan" and n.axes & set(bound) for n in above_reductions(body)):
+        return node  # a range begins with what those before it are combined to
     width = math.prod(a.size for a in bound)
     moved = sum(n.dtype.bytes * touched(n) for n in loads)
     work = instructions(above_reductions(body)) + 2
@@ -526,6 +547,11 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     bounds = tuple(a for a in (*others, rest) if a.size > 1)
     partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
     return graph.make("reduce", (partial,), node.dtype, (combine, (part,)))
+
+
+def neutrals(combine: str, operands: Sequence[Node]) -> list[int | float]:
+    """What changes nothing when a scan combines it, for each operand."""
+    return [neutral(Combine(combine), operands[0].dtype)]
 
 
 def neutral(combine: Combine, kind: dtype) -> int | float:
@@ -693,7 +719,8 @@ def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
     passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(sweep) for w in kernel.writes)
     work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
     moved = sum(size for _, size, _ in _accesses(kernel))
-    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine)[1]
+    ways = {n.what[3] for n in kernel.rows if n.op == "scan"}
+    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine, len(ways) > 1)[1]
 
 
 def _across(kernel: Kernel) -> list[int]:
@@ -706,12 +733,20 @@ def _across(kernel: Kernel) -> list[int]:
 
 
 def _best_tile(
-    rows: int, width: int, items: Sequence[int], moved: float, work: float, passes: int, machine: Gpu
+    rows: int,
+    width: int,
+    items: Sequence[int],
+    moved: float,
+    work: float,
+    passes: int,
+    machine: Gpu,
+    is_whole: bool = False,
 ) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
-    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile."""
+    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile. is_whole: whether it has to be."""
     share = elements_of_thread(work)
     whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
+    most = max(most, whole) if is_whole else most
     best: tuple[float, Tile] | None = None
     first = min(power_of_two(rows), SEGMENT // 2 // max(items)) if items else 1  # half of what is read at least
     while first <= min(128, power_of_two(rows)):
@@ -719,13 +754,15 @@ def _best_tile(
         if first * whole <= most and (items or first * whole <= 4096 or first == 1):
             tiles.append(Tile(first, whole, warps_of(first * whole, share)))
         is_together = not items or first * max(items) >= 2 * SEGMENT or first >= rows  # what lies together is read so
-        if first * whole > 2048 and is_together and (items or first == 1):
+        if not is_whole and first * whole > 2048 and is_together and (items or first == 1):
             tiles += [Tile(first, max(8, 32 * w * share // first), w, False) for w in (4, 8, 16)]
         for tile in tiles:
             seconds = _seconds(rows, width, tile, items, moved, work, passes, machine)
             if best is None or seconds < best[0]:
                 best = seconds, tile
         first *= 2
+    if best is None and is_whole:
+        return 0.0, Tile(1, whole, warps_of(whole, share))
     assert best is not None, "a tile of one row"
     return best
 

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
-from thunder.kernels.index import Index, Part, Variable
-from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, variables_of
+from thunder.kernels.index import Index, Part, Variable, strides_of
+from thunder.kernels.index import join as joined
+from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, variables_of
 from thunder.kernels.schedule import Kernel, Write
-from thunder.kernels.tiled import Launch, Tile, neutral, programs_of, written_over
+from thunder.kernels.tiled import Launch, Tile, neutral, neutrals, programs_of, written_over
 from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
 LIMIT = 2**31 - 2**20  # of offsets that are computed with 32 bits
@@ -61,6 +62,16 @@ HELPERS: dict[str, str] = SHARED_HELPERS | {
     "_product": """
 @triton.jit
 def _product(a, b):
+    return a * b
+""",
+    "_cumsum": """
+@triton.jit
+def _cumsum(a, b):
+    return a + b
+""",
+    "_cumprod": """
+@triton.jit
+def _cumprod(a, b):
     return a * b
 """,
     # the numbers of `ops.families.random.uniform_philox`
@@ -240,7 +251,7 @@ class _Writer:
             if self.known(n, scope, mask) is not None:
                 stack.pop()
                 continue
-            needed = [] if n.op in ("concat", "reduce") else [
+            needed = [] if n.op in ("concat", *BINDERS) else [
                 a for a in n.args if self.known(a, scope, mask) is None
             ]  # fmt: skip
             if needed:
@@ -248,7 +259,10 @@ class _Writer:
                 continue
             is_masked = mask is not None and _reads(n)
             home = scope if is_masked else self.scope_of(n.axes, scope)
-            text = self.concat(n, scope, mask) if n.op == "concat" else self.computed(n, scope, mask)
+            if n.op == "scan":
+                text = self.scanned(n, scope)
+            else:
+                text = self.concat(n, scope, mask) if n.op == "concat" else self.computed(n, scope, mask)
             home.names[n, mask if is_masked else None] = self.emit(home, text)
         name = self.known(node, scope, mask)
         assert name is not None, "its lines have been written"
@@ -372,6 +386,43 @@ class _Writer:
             return value
         return f"tl.where(r_inside, {value}, {literal(neutral(node.what[0], node.dtype), node.dtype)})"
 
+    # -------------------------------------------------------------------------------------------- scans
+    def scanned(self, node: Node, scope: _Scope) -> str:
+        """The combinations up to each element of a tile. In a loop over the sweep they begin with what the tiles before
+        it are combined to; each sweep that needs a scan computes it."""
+        combine, _, index, is_backwards = node.what
+        inner = strides_of([v.size for v in self.second])
+        assert index.key == joined(list(map(Index.of, self.second)), inner).key, "a scan combines in the sweep's order"
+        self.computed_ops[f"cum{combine}"] = None
+        body = self.kernel.rows[node]
+        parts = body.args if body.op == "tuple" else (body,)
+        starts = [literal(n, p.dtype) for n, p in zip(neutrals(combine, parts), parts, strict=True)]
+        tiles = []
+        for part, start in zip(parts, starts, strict=True):
+            tile = self.tile_of(part, scope)
+            tiles.append(self.emit(scope, f"tl.where(r_inside, {tile}, {start})" if self.masks_second else tile))
+        names = [self.fresh() for _ in parts]
+        text = _SCANS[combine].format(*tiles, reverse=is_backwards)
+        self.helpers |= dict.fromkeys(h for h in HELPERS if h in text)
+        scope.lines.append(f"{', '.join(names)} = {text}")
+        if len(parts) == 1:
+            scope.lines[-1] += f".to({_type(node.dtype)})"
+        if self.tile.is_whole:
+            return names[-1]
+        end = 0 if is_backwards else self.tile.second - 1
+        at_end = self.emit_once(self.top, f"tl.arange(0, {self.tile.second})[None, :] == {end}")
+        so_far = [self.emit(self.top, f"tl.broadcast_to({s}, [{self.tile.first}, 1])") for s in starts]
+        lasts = [
+            self.emit(scope, f"tl.sum(tl.where({at_end}, {name}, 0), 1)[:, None].to({_type(part.dtype)})")
+            for name, part in zip(names, parts, strict=True)
+        ]
+        results = [self.fresh() for _ in parts]
+        for into, others in ((results, names), (so_far, lasts)):
+            text = f"_cum{combine}({', '.join([*so_far, *others])})"
+            scope.lines.append(f"{', '.join(into)} = {text}")
+        self.helpers[f"_cum{combine}"] = None
+        return results[-1]
+
     def reduced(self, node: Node, tile: str) -> str:
         combine = node.what[0]
         self.computed_ops[str(combine)] = None
@@ -419,7 +470,7 @@ class _Writer:
         return f"@triton.jit\ndef {name}({', '.join(['program', *self.buffers.values()])}):\n{body}\n"
 
     def whole(self) -> None:
-        for n in self.stages:
+        for n in (n for n in self.stages if n.op == "reduce"):
             tile = self.emit(self.top, self.counted(n, self.tile_of(self.kernel.rows[n], self.top)))
             self.top.names[n, None] = self.emit(self.top, self.reduced(n, tile))
         for w in self.kernel.writes:
@@ -429,7 +480,9 @@ class _Writer:
         """A loop over the sweep for each level of reductions, and one for what is written."""
         sweeps: dict[int, list[Node]] = {}
         for n, stage in self.stages.items():
-            sweeps.setdefault(stage, []).append(n)
+            if n.op == "reduce":
+                sweeps.setdefault(stage, []).append(n)
+        is_backwards = any(n.op == "scan" and n.what[3] for n in self.stages)
         inner = [w for w in self.kernel.writes if any(v in self.second for v in written_over(w, self.kernel))]
         writes: dict[int, list[Write]] = {}
         for w in inner:
@@ -446,7 +499,10 @@ class _Writer:
                 scope.lines.append(f"{name} = {self.combined(n, name, value)}")
             for w in writes.get(stage, ()):
                 self.write(w, scope)
-            head = [f"r = start + tl.arange(0, {self.tile.second})[None, :]"]
+            start = "start"
+            if is_backwards:
+                start = f"{(self.width - 1) // self.tile.second * self.tile.second} - start"
+            head = [f"r = {start} + tl.arange(0, {self.tile.second})[None, :]"]
             head += [f"r_inside = r < {self.width}"] if self.masks_second else []
             self.top.lines.append(f"for start in range(0, {self.width}, {self.tile.second}):")
             self.top.lines += [f"    {line}" for line in (*head, *scope.lines)]
@@ -499,17 +555,18 @@ class _Writer:
         scope.lines.append(f"tl.store({self.buffer(w.buffer)} + ({offset}), {value}{masked})")
 
 
+_SCANS = {"sum": "tl.cumsum({0}, 1, reverse={reverse})", "prod": "tl.cumprod({0}, 1, reverse={reverse})"}
 _ATOMIC = {Combine.SUM: "add", Combine.AMAX: "max", Combine.AMIN: "min"}
 
 
 def _reads(n: Node) -> bool:
-    """Whether a value is read, or computed of what is read, other than reductions."""
+    """Whether a value is read, or computed of what is read, other than reductions and scans."""
     stack, seen = [n], set[Node]()
     while stack:
         m = stack.pop()
         if m.op == "load":
             return True
-        if m not in seen and m.op != "reduce":
+        if m not in seen and m.op not in BINDERS:
             seen.add(m)
             stack += m.args
     return False
