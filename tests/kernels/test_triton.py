@@ -268,7 +268,13 @@ def norms_and_moves(x, w):
     return y, torch.softmax(x, 0), x[:, 1:].t().contiguous(), torch.cat([x.sin(), x > 0], 1).bfloat16()
 
 
-@pytest.mark.parametrize("f", [norms_and_moves, scatters])
+def scans(x, w):
+    long = x.reshape(2, -1).repeat(1, 8)
+    both = torch.softmax(x.cumsum(1), 1) + x.flip(1).cumsum(1).flip(1)
+    return both * w, (x.bfloat16() + 1).cumprod(0) * 2, torch.softmax(long.cumsum(1), 1), (x > 0).cumsum(0) * 2
+
+
+@pytest.mark.parametrize("f", [norms_and_moves, scatters, scans])
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
 def test_kernels_compile_without_a_gpu(target, f):
     inputs = torch.randn(64, 96), torch.randn(96), torch.arange(64)

@@ -256,6 +256,8 @@ def _reduce(to: Lowering, b: BoundSymbol) -> Node:
 def _scan(to: Lowering, b: BoundSymbol) -> Node:
     a, dim = b.args
     value, d = to.cast(to.values[a], computed(_out(b).dtype)), dim % len(a.shape)
+    if a.shape[d] == 1:
+        return value
     if to.stores_scans:
         return to.stored(value, a.shape, (_SCANS[b.sym.id], d))
     bound, here = axis("r", (value.depth + 1, 0), a.shape[d]), _here(a.shape)
@@ -491,8 +493,7 @@ def _is_primitive(b: BoundSymbol) -> bool:
     if row is _elementwise:
         return _is_function(b)
     if row is _scan:
-        a, dim = b.args
-        return len(a.shape) > 0 and a.shape[dim] > 1
+        return len(b.args[0].shape) > 0
     if is_scatter(b):
         return _is_scattered(b)
     if row is _reduce:

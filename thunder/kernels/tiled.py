@@ -138,7 +138,9 @@ class TileItem(Item):
             n.dtype.bytes for n in loads_of(self.body)
             if any(step == 1 and v in own for v, step in _steps(graph.substitute(n, self.by), strides).items())
         ]  # fmt: skip
-        self.is_spread = self.along is None and bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
+        self.is_spread = (
+            self.along is None and bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
+        )
 
     @property
     def row(self) -> int | None:
