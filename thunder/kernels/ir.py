@@ -65,8 +65,8 @@ class Buffer:
 
 
 class Node:
-    """op: "load", "constant", "index", "cast", "reduce", "scan", "concat", "random", "tuple", or an elementwise function
-    of `FUNCTIONS`.
+    """op: "load", "constant", "index", "cast", "reduce", "scan", "concat", "random", "tuple", or an elementwise
+    function of `FUNCTIONS`.
 
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
     index: an Index; reduce: (combine, bound axes); scan: (combine, the bound axis, an index along it, whether it is

@@ -138,9 +138,8 @@ class TileItem(Item):
             n.dtype.bytes for n in loads_of(self.body)
             if any(step == 1 and v in own for v, step in _steps(graph.substitute(n, self.by), strides).items())
         ]  # fmt: skip
-        self.is_spread = (
-            self.along is None and bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
-        )
+        is_long = bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
+        self.is_spread = is_long and self.along is None
 
     @property
     def row(self) -> int | None:
@@ -745,7 +744,8 @@ def _best_tile(
     is_whole: bool = False,
 ) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
-    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile. is_whole: whether it has to be."""
+    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile. is_whole:
+    whether it has to be."""
     share = elements_of_thread(work)
     whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
     most = max(most, whole) if is_whole else most
