@@ -334,7 +334,7 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
     elif node.op == "scan":
         combine, bound, index, _ = node.what
         body = node.args[0]
-        check(node.dtype is body.dtype and body.op != "index", "it has the type of its operand")
+        check(node.dtype is body.dtype, "it has the type of its operand")
         check(combine in SCANNED, "no such combination")
         check(SCANNED[combine] == (len(body.args) if body.op == "tuple" else 1), "as many operands as are combined")
         check(index.low >= 0 and index.high < bound.size, "outside of the scan")

@@ -500,11 +500,16 @@ def split_reductions(program: Program, strides: Mapping[Buffer, Sequence[int]], 
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
-        return _split(graph, node, strides, machine) if node.op == "reduce" else node
+        return _split(graph, node, strides, machine) if node.op == "reduce" and not _binds_scans(node) else node
 
     known: dict[Node, Node] = {}
     stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
     return Program(graph, program.inputs, stores)
+
+
+def _binds_scans(node: Node) -> bool:
+    """Whether a reduction is of a scan's elements: a range of them begins with those before it."""
+    return any(n.op == "scan" and n.axes & set(node.what[1]) for n in above_reductions(node.args[0]))
 
 
 def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Node:
@@ -514,8 +519,6 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     steps = [_steps(n, strides) for n in loads]
     if not steps:
         return node
-    if any(n.op == "scan" and n.axes & set(bound) for n in above_reductions(body)):
-        return node  # a range begins with what those before it are combined to
     width = math.prod(a.size for a in bound)
     moved = sum(n.dtype.bytes * touched(n) for n in loads)
     work = instructions(above_reductions(body)) + 2
@@ -744,8 +747,8 @@ def _best_tile(
     is_whole: bool = False,
 ) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
-    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile. is_whole:
-    whether it has to be."""
+    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile.
+    is_whole: whether it has to be."""
     share = elements_of_thread(work)
     whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
     most = max(most, whole) if is_whole else most
