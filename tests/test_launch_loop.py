@@ -144,31 +144,30 @@ def test_a_subclass_gets_the_printed_lines():
     assert loops and type(result) is Scaled and torch.equal(result.as_subclass(torch.Tensor), arithmetic(x, x))
 
 
+class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    """Calls a function before each operator."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        self.look(function)
+        return function(*args, **(kwargs or {}))
+
+
 def test_values_are_freed_at_their_last_use():
-    alive = []
-
-    @torch.library.custom_op("thunder_tests::looks", mutates_args=())
-    def looks(x: torch.Tensor) -> torch.Tensor:
-        alive.append([r() is not None for r in watched])
-        return x.clone()
-
-    looks.register_fake(torch.empty_like)
-
     def program(x, y):
-        a = looks(x)
-        return looks(torch.relu(a) + y.sum())
+        return torch.relu(x).exp() + y.sum()
 
-    watched = []
     compiled, loops = looped(program, torch.rand(1 << 16), torch.rand(1 << 16))
     function = compiled.programs[0].forward.python_callable()
-    assert loops
     x, y = torch.rand(1 << 16), torch.rand(1 << 16)
-    watched[:] = [weakref.ref(x)]
-    inputs = [x, y]
+    watched, inputs, alive = [weakref.ref(x), weakref.ref(y)], [x, y], []
     del x, y
-    alive.clear()
-    _call_and_forget(function, inputs)
-    assert alive == [[True], [False]]
+    with torch.no_grad(), Watching(lambda function: alive.append([r() is not None for r in watched])):
+        _call_and_forget(function, inputs)
+    assert loops and alive == [[True, True], [False, True], [False, True], [False, False]]
 
 
 def _call_and_forget(function, inputs):
@@ -179,24 +178,13 @@ def _call_and_forget(function, inputs):
 
 
 def test_dispatch_modes_see_each_operator():
-    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-            self.seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     x, y = torch.rand(4, 4), torch.rand(4, 4)
     compiled, loops = looped(arithmetic, x, y)
-    function = compiled.programs[0].forward.python_callable()
     seen = []
-    for run in (function, _printed(arithmetic, x, y)):
-        with torch.no_grad(), Counts() as counts:
+    for run in (compiled.programs[0].forward.python_callable(), _printed(arithmetic, x, y)):
+        with torch.no_grad(), Watching(lambda function: seen.append(str(function))):
             run(x, y)
-        seen.append(counts.seen)
-    assert loops and seen[0] == seen[1] and len(seen[0]) > 4
+    assert loops and seen[: len(seen) // 2] == seen[len(seen) // 2 :] and len(seen) > 8
 
 
 def _printed(fn, *args):
@@ -230,29 +218,66 @@ def test_a_training_step_runs_loops_in_both_directions():
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
 
 
-def test_a_signal_handler_raises_from_a_loop():
+def test_a_signal_handler_raises_from_a_loop(monkeypatch):
     class Late(Exception):
         pass
 
     def handler(number, frame):
         raise Late
 
-    @torch.library.custom_op("thunder_tests::waits", mutates_args=())
-    def waits(x: torch.Tensor) -> torch.Tensor:
-        signal.raise_signal(signal.SIGUSR1)
-        return x.clone()
-
-    waits.register_fake(torch.empty_like)
     x = torch.rand(4)
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    compiled, loops = looped(lambda x: torch.relu(x).exp() + 1, x)
+    function, ran = compiled.programs[0].forward.python_callable(), []
+
+    def look(operator):
+        ran.append(operator)
+        if len(ran) == 1:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
     try:
-        compiled, loops = looped(lambda x: torch.relu(waits(x)) + 1, x)
-        signal.signal(signal.SIGUSR1, handler)
-        with pytest.raises(Late):
-            compiled(x)
+        with torch.no_grad(), Watching(look), pytest.raises(Late):
+            function(x)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert loops
+    assert loops and len(ran) == 1
+
+
+def test_operators_of_other_libraries_stay_lines():
+    @torch.library.custom_op("thunder_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    x = torch.rand(4)
+    compiled, loops = looped(lambda x: doubled(torch.relu(x).exp()).exp().sin(), x)
+    assert loops == 2 and any("doubled" in name for name in lines_in_python(compiled))
+    assert torch.equal(compiled(x), (torch.relu(x).exp() * 2).exp().sin())
+
+
+def test_a_program_dies_with_its_loops():
+    class Sentinel:
+        pass
+
+    x = torch.rand(4, 4)
+    compiled, loops = looped(arithmetic, x, x)
+    sentinel = compiled.programs[0].forward.python_callable().__globals__["sentinel"] = Sentinel()
+    dies = weakref.ref(sentinel)
+    del sentinel
+    assert loops and dies() is not None
+    del compiled
+    gc.collect()
+    assert dies() is None
+
+
+def test_functions_in_python_that_look_at_sizes_stay_lines():
+    def program(x, m, v):
+        return F.batch_norm(x.exp().sin(), m, v, training=True).exp().sin()
+
+    m, v = torch.zeros(2), torch.ones(2)
+    compiled, _ = looped(program, torch.rand(4, 2), m, v, dynamic=True)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        compiled(torch.rand(1, 2), m, v)
 
 
 def test_threads_run_one_loop():

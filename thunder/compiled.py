@@ -246,7 +246,7 @@ class Compiled:
         compiled: bool = False,
     ):  # fmt: skip
         """Runs an entry that fits a call, and what handles an error of it. compiled: whether this call compiled it."""
-        start = time.perf_counter_ns()
+        start = time.perf_counter_ns() if compiled else 0
         try:
             return self._run(entry, inputs, args, kwargs, log)
         except OtherPath as left:
@@ -274,7 +274,9 @@ class Compiled:
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None = None):
         if not entry.locks:
             return self._run_now(entry, inputs, args, kwargs, log)
-        with Holding(entry.locks):  # another thread may have written to what the questions were asked about
+        with (
+            Holding(entry.locks) if len(entry.locks) > 1 else entry.locks[0].lock
+        ):  # another thread may have written to what the questions were asked about
             asked = entry.inputs(self.fn, args, kwargs)
             if type(asked) is tuple:
                 return self._run_now(entry, asked, args, kwargs, log)
@@ -283,6 +285,8 @@ class Compiled:
     def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
         self.stats.last_entry = entry
         entry.calls += 1
+        if entry.calls == entry.warm_at:
+            entry.warm()
         if log is None:
             values = entry.computation_fn(*inputs)
         else:

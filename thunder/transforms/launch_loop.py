@@ -22,6 +22,7 @@ import functools
 import itertools
 import linecache
 import math
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ def take_loops(trace: Trace) -> int:
             lines[line - 1] = "\n"
         name = _free("loop", taken)
         lines[numbers[0] - 1] = f"  {loop.call(name, variable)}\n"
-        otherwise = functools.partial(_run_text, loop.as_text(text, numbers[0]), filename, names)
+        otherwise = functools.partial(_run_text, loop.as_text(text, numbers[0]), filename)
         names[name] = loop.compiled(native, filename, trace.name, otherwise)
     if loops:
         space: dict[str, Any] = {}
@@ -94,9 +95,10 @@ def _free(stem: str, taken: set[str]) -> str:
     return name
 
 
-def _run_text(text: str, filename: str, names: dict[str, Any], inputs: list) -> Any:
-    """The printed lines of a loop, for inputs that no loop takes: tensors of subclasses."""
-    space = dict(names)
+def _run_text(text: str, filename: str, inputs: list) -> Any:
+    """The printed lines of a loop, for inputs that no loop takes: tensors of subclasses. The caller is the program,
+    which a reference to its globals from here would keep alive."""
+    space = dict(sys._getframe(1).f_globals)
     exec(compile(text, filename, "exec"), space)
     return space["lines"](*inputs)
 
@@ -130,12 +132,13 @@ class _Observer:
             return None
         if not all(type(x) is TensorProxy for x in operation.inputs) or not _is_known(_arguments(operation)):
             return None
-        args, kwargs = map_structure(self._real, _arguments(operation))
         is_item = function is torch.Tensor.__getitem__
-        if is_item and any(has_numbers(x) for x in operation.inputs):
-            return None
+        is_python = isinstance(function, types.FunctionType)
+        if (is_item or is_python) and any(has_numbers(x) for x in operation.inputs):
+            return None  # it may look at sizes
+        args, kwargs = map_structure(self._real, _arguments(operation))
         return self._native.observed(
-            function, None if is_item else _name_of(function), is_item or isinstance(function, types.FunctionType),
+            function, None if is_item else _name_of(function), is_item or is_python,
             args, kwargs,
             tuple(self._tensors[x] for x in operation.inputs), tuple(map(self.number, operation.inputs)),
             tuple(-1 if x is None else self.number(x) for x in results), tuple(map(self.number, dead)),

@@ -230,9 +230,9 @@ inline bool take_returned(PyObject* returned, const std::vector<Call>& calls, co
 
 // observed(function, name, several, arguments, keywords, examples, numbers, results, dead, line): the operators that a
 // call of a function is. name: that of the function, which its operator has; None where it may be another one. several:
-// whether the function may do more than to call one operator; then it returns one tensor, or a list. examples: the tensors among
-// the arguments, examples of the values of `numbers`. results, dead: numbers; -1 for a result that is not used.
-// Returns None where the call is something else.
+// whether the function may do more than to call one operator; then it returns one tensor, or a list. examples: the
+// tensors among the arguments, for the values of `numbers`. results, dead: numbers; -1 for a result that is not used.
+// Returns None where the call is something else, or an operator of another library than PyTorch's own.
 inline PyObject* observed(PyObject*, PyObject* given) {
   PyObject *function, *arguments, *keywords, *examples, *numbers, *results, *dead;
   const char* name;
@@ -263,6 +263,8 @@ inline PyObject* observed(PyObject*, PyObject* given) {
   }
   THPObjectPtr returned_is_freed(returned);
   PyErr_Clear();
+  for (const auto& call : now.calls)  // another library may take its operators back
+    if (call.op.schema().name().rfind("aten::", 0) != 0) Py_RETURN_NONE;
   if (now.calls.empty() || now.failed || (returned != nullptr) != static_cast<bool>(several)) Py_RETURN_NONE;
   if (name != nullptr && (now.calls.size() > 1 || !is_named(now.calls[0].op.schema().name(), name))) Py_RETURN_NONE;
   auto made = std::make_unique<Line>();
