@@ -23,6 +23,7 @@ from thunder.executors.triton_kernels.launcher import POINTERS
 from thunder.kernels import ir, lower, tiled, triton_cuda
 from thunder.kernels.index import opened, strides_of
 from thunder.kernels.machine import planned_gpu
+from thunder.kernels.numbers import Scalar
 from thunder.ops.torch_types import to_torch_dtype
 
 if sys.platform != "linux":
@@ -229,12 +230,14 @@ def test_independent_kernels_share_a_launch():
     assert [len(launch.kernels) for launch in launches] == [2]
 
 
-def requests(launches: list[tiled.Launch]) -> list[Request]:
-    texts = [triton_cuda.emitted(launch, False) for launch in launches]
-    return [
-        Request(e.name, e.text, tuple((f"*{POINTERS[to_torch_dtype(b.dtype)]}", True) for b in e.buffers), e.warps, 90)
-        for e in texts
-    ]
+def requests(launches: list[tiled.Launch], wide: bool = False) -> list[Request]:
+    result = []
+    for e in (triton_cuda.emitted(launch, False, wide) for launch in launches):
+        pointers = [(f"*{POINTERS[to_torch_dtype(b.dtype)]}", True) for b in e.buffers]
+        size = "i64" if wide else "i32"
+        numbers = [("fp64" if isinstance(n, Scalar) else size, False) for n in e.numbers]
+        result.append(Request(e.name, e.text, (*pointers, *numbers), e.warps, 90))
+    return result
 
 
 SCRIPT = """
@@ -258,6 +261,17 @@ for request in eval(sys.stdin.read()):
 """
 
 
+def compiled_lines(those: list[Request], target: tuple) -> list[str]:
+    """What `SCRIPT` prints of each."""
+    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"} | {"PYTHONPATH": ROOT}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, repr(target)], env=environment, input=repr(those),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    return done.stdout.splitlines()
+
+
 def scatters(x, w, i):
     sums = (x * 2).index_add(0, i, x.sin()), x.bfloat16().index_add(0, i, x.bfloat16()), i.index_add(0, i, i * 2)
     return *sums, x.double().index_add(0, i, x.double()), x.bfloat16().scatter(1, i[:, None], 3) * w
@@ -279,13 +293,8 @@ def scans(x, w):
 def test_kernels_compile_without_a_gpu(target, f):
     inputs = torch.randn(64, 96), torch.randn(96), torch.arange(64)
     launches = schedule_of(f, *inputs[: f.__code__.co_argcount])
-    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"} | {"PYTHONPATH": ROOT}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, repr(target)], env=environment, input=repr(requests(launches)),
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert not done.returncode, done.stderr
-    assert [line.endswith(" True") for line in done.stdout.splitlines()] == [True] * len(launches)
+    lines = compiled_lines(requests(launches), target)
+    assert [line.endswith(" True") for line in lines] == [True] * len(launches)
 
 
 def test_a_value_that_is_read_in_two_orders_is_computed_once():

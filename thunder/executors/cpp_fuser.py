@@ -15,31 +15,31 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import nbytes, tensors_in
-from thunder.core.proxies import TensorProxy
-from thunder.core.regions import FusedFunction, Region
+from thunder.core.codegen import compile_source
+from thunder.core.proxies import TensorProxy, element_count
+from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
-from thunder.executors.triton_kernels.by_strides import run_operations
+from thunder.executors.triton_kernels.by_sizes import BySizes
 from thunder.executors.triton_kernels.expected import expected_strides
-from thunder.executors.triton_kernels.layout import strides_of_buffers
+from thunder.executors.triton_kernels.launcher import function_text
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
 from thunder.kernels import cpp, lower, schedule
 from thunder.kernels.functions import FUNCTIONS
-from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Program
 from thunder.kernels.machine import Machine
 from thunder.kernels.measure import machine
+from thunder.kernels.sizes import Undecided, atoms_of, text, tuple_text
 from thunder.ops.torch_types import to_torch_dtype
 
 
@@ -49,6 +49,7 @@ class CppFuser(FusionExecutor):
     always: whether it runs regions that PyTorch is predicted to run faster as well.
     """
 
+    needs_sizes = False
     capturable = owns_results = compiles_ahead = keeps_kernels = True
 
     def __init__(self, name: str, always: bool = False):
@@ -68,8 +69,8 @@ class CppFuser(FusionExecutor):
         return (
             bool(tensors)
             and all(t.device.type == "cpu" for t in tensors)
-            and fusible(operation)
-            and lower.lowers(operation, _computes)
+            and fusible(operation, numbers=True)
+            and lower.lowers(operation, _computes, numbers=True)
             and cpp.unavailable() is None
         )
 
@@ -85,11 +86,18 @@ class CppFuser(FusionExecutor):
         return bool(region.outputs) if self.always else len(computing(region)) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
-        run = self.once(region, lambda: KernelRegion(region))
+        try:
+            run = self.once(region, lambda: KernelRegion(region))
+        except Undecided:
+            raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         if run.seconds >= run.eager_seconds and not self.always:
             raise Unfused("PyTorch's kernels are predicted to be faster")
         return self.register_temporary_operation(
-            f"Kernels{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+            f"Kernels{counter}",
+            run,
+            inputs=(*region.inputs, *region.numbers),
+            outputs=region.outputs,
+            bsyms=region.bound_symbols,
         )
 
     def expect(self, trace: Trace) -> None:
@@ -130,24 +138,25 @@ def _is_cheap(primitive: BoundSymbol) -> bool:
     )
 
 
-class KernelRegion(FusedFunction):
+class KernelRegion(BySizes):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
-    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made.
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made, and Undecided where they would
+    have to know more of symbolic sizes.
     """
 
     def __init__(self, region: Region):
-        self.region = region
-        self.program: Program = lower.lowered(region, stores_scans=True)
+        super().__init__(region)
+        self.program: Program = lower.lowered(region, self.numbers, stores_scans=True)
         self.machine = machine()
         self._schedules: dict[tuple, tuple[list[schedule.Kernel], list[tuple]]] = {}
         self._libraries: dict[tuple, Future] = {}
-        self._variants: dict[tuple, Callable] = {}
-        self._usual: tuple[Callable, Callable] | None = None
-        usual = tuple(strides_of(p.shape) for p in region.inputs)  # type: ignore[union-attr]
+        usual = self.usual_strides()
         try:
             kernels, _ = self.scheduled(usual)
+            if region.numbers:
+                self._emitted(usual)  # raises Undecided
         except schedule.TooComplex as error:
             raise Unfused(str(error)) from None
         self.seconds = sum(k.seconds for k in kernels) + self.machine.call * 3
@@ -157,17 +166,12 @@ class KernelRegion(FusedFunction):
     def scheduled(self, strides: tuple) -> tuple[list[schedule.Kernel], list[tuple]]:
         """The kernels for inputs of these strides, and the strides of the results."""
         if strides not in self._schedules:
-            of_buffers, layout = strides_of_buffers(self.region, self.program, strides)
+            of_buffers, layout = self.of_buffers(self.program, strides)
             threads = torch.get_num_threads()
             self._schedules[strides] = (
                 schedule.scheduled(self.program, of_buffers, self.machine, threads), layout
             )  # fmt: skip
         return self._schedules[strides]
-
-    @property
-    def strides(self) -> list[tuple]:
-        """Those of inputs that it was called with."""
-        return [*self._variants]
 
     def layout(self, strides: tuple) -> list[tuple]:
         return self.scheduled(strides)[1]
@@ -209,65 +213,52 @@ class KernelRegion(FusedFunction):
         return self._libraries[strides]
 
     # ---------------------------------------------------------------------------------------------- calls
-    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        usual = self._usual
-        if usual is not None and usual[0](*tensors):
-            return usual[1](*tensors)
-        return self._by_strides(tensors)
-
-    def _by_strides(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
-            return self(*[t.resolve_neg() for t in tensors])
-        strides = tuple([t.stride() for t in tensors])
-        run = self._variants.get(strides)
-        if run is None:
-            run = self._variants[strides] = self._variant(strides)
-            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
-            if self._usual is None and check is not None:
-                self._usual = check, run
-        return run(*tensors)
-
-    def _variant(self, strides: tuple) -> Callable:
+    def _first(self, key: tuple, args: tuple) -> Callable:
         try:
-            emitted, library = self._emitted(strides), self._library(strides).result()
-        except (RuntimeError, OSError, schedule.TooComplex) as error:
-            del self._libraries[strides]
+            emitted, library = self._emitted(key), self._library(key).result()
+        except (RuntimeError, OSError, schedule.TooComplex, Undecided) as error:
+            self._libraries.pop(key, None)
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"the executor cpp: PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations
-        return self._launch(emitted, library, strides)
+        return self._launch(emitted, library, key)
 
     def _launch(self, emitted: cpp.Emitted, library: ctypes.CDLL, strides: tuple) -> Callable:
-        layout = self.layout(strides)
-        specs = [
-            (tuple(o.shape), s, to_torch_dtype(o.dtype))  # type: ignore[union-attr]
-            for o, s in zip(self.region.outputs, layout, strict=True)
+        """The text of a function that allocates what kernels write, and calls them."""
+        layout, inputs = self.layout(strides), [f"in{i}" for i in range(len(strides))]
+        sizes = [self.numbers.shape(o.shape) for o in self.region.outputs]  # type: ignore[union-attr]
+        outputs = [f"out{i}" for i in range(len(sizes))]
+        dtypes = {f"dtype{i}": to_torch_dtype(o.dtype) for i, o in enumerate(self.region.outputs)}  # type: ignore
+        parameters, shared, own = [*inputs, *self.numbers.names], emitted.scratch, emitted.thread_scratch
+        lines = self.derived(strides, atoms_of([shared, own, *(n for s in (*sizes, *layout) for n in s)]))
+        lines += [f"{name} = {expression}" for name, expression in self.numbers.floats()]
+        lines += [
+            f"{o} = empty_strided({tuple_text(shape)}, {tuple_text(s)}, dtype={d})"
+            for o, shape, s, d in zip(outputs, sizes, layout, dtypes, strict=True)
         ]
-        pointers, function = ctypes.c_void_p * (len(strides) + len(specs) + 1), library.region
+        lines.append("threads, status = threads_of(), c_int(0)")
+        addresses = [f"{name}.data_ptr()" for name in (*inputs, *outputs)]
+        if shared or own:
+            lines.append(f"scratch = empty({text(shared)} + ({text(own)}) * threads, dtype=uint8)")
+        addresses.append("scratch.data_ptr()" if shared or own else "0")
+        for name, kind, values in (("sizes", "i64s", emitted.sizes), ("floats", "doubles", emitted.floats)):
+            if values:
+                lines.append(f"{name} = {kind}({', '.join(values)})")
+            addresses.append(f"address({name})" if values else "0")
+        lines += [
+            f"function(pointers({', '.join(addresses)}), threads, byref(status))",
+            f"return by_operations({', '.join(parameters)}) if status.value else [{', '.join(outputs)}]",
+        ]
+        function = library.region
         function.restype = None
-        shared, own = emitted.scratch, emitted.thread_scratch
-        empty, empty_strided, threads_of = torch.empty, torch.empty_strided, torch.get_num_threads
-
-        def launch(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            outputs = [empty_strided(shape, s, dtype=d) for shape, s, d in specs]
-            threads, status = threads_of(), ctypes.c_int(0)
-            scratch = empty(shared + own * threads, dtype=torch.uint8) if shared + own else None
-            function(
-                pointers(
-                    *[t.data_ptr() for t in tensors],
-                    *[t.data_ptr() for t in outputs],
-                    0 if scratch is None else scratch.data_ptr(),
-                ),
-                threads,
-                ctypes.byref(status),
-            )
-            return self.by_operations(*tensors) if status.value else outputs
-
-        return launch
-
-    def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The call by PyTorch's operations; where an index is out of bounds, these raise."""
-        return run_operations(self.region, tensors)
+        names = {
+            "empty_strided": torch.empty_strided, "empty": torch.empty, "uint8": torch.uint8, "math": math,
+            "threads_of": torch.get_num_threads, "c_int": ctypes.c_int, "byref": ctypes.byref,
+            "address": ctypes.addressof, "pointers": ctypes.c_void_p * len(addresses), "function": function,
+            "i64s": ctypes.c_int64 * len(emitted.sizes), "doubles": ctypes.c_double * len(emitted.floats),
+            "by_operations": self.by_operations,
+        }  # fmt: skip
+        return compile_source(function_text("launch", parameters, lines), "launch", names | dtypes)
 
 
 def seconds_of_operations(region: Region, on: Machine) -> float:
@@ -277,7 +268,7 @@ def seconds_of_operations(region: Region, on: Machine) -> float:
         if may_view(operation):
             continue
         tensors = tensors_in((*operation.inputs, *operation.outputs))
-        moved, elements = sum(map(nbytes, tensors)), max((math.prod(t.shape) for t in tensors), default=1)
+        moved, elements = sum(map(nbytes, tensors)), max(map(element_count, tensors), default=1)
         where = "L2" if moved < on.caches[1] * threads else "memory"
         suffix = "16" if any(t.dtype.bytes == 2 for t in tensors) else ""
         work = max((on.eager[c + suffix] for c in _classes(operation)), default=0.0) * elements

@@ -13,8 +13,8 @@ from thunder import compat
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.errors import MissingImplementationError
-from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.executors.triton_kernels.strides import fit, strides_in_words
+from thunder.kernels.numbers import Numbers
 from thunder.kernels.sizes import Extent, value_of
 from thunder.ops.layout import run_line
 

@@ -26,7 +26,8 @@ from thunder.core.trace import Trace
 from thunder.errors import warn_user
 from thunder.executors.triton_fuser import is_dear
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.by_strides import ByStrides, KeptRegion, launch_as_text, run_operations
+from thunder.executors.triton_kernels.by_sizes import BySizes
+from thunder.executors.triton_kernels.by_strides import KeptRegion, launch_as_text
 from thunder.executors.triton_kernels.executor import TritonExecutor
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launcher import (
@@ -40,7 +41,6 @@ from thunder.executors.triton_kernels.launcher import (
     interpreting,
     launch_line,
 )
-from thunder.executors.triton_kernels.layout import strides_of_buffers
 from thunder.extend import register_executor
 from thunder.extend.fusion import Unfused, computing, fusible
 from thunder.kernels import lower, tiled, triton_cuda
@@ -49,7 +49,9 @@ from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.machine import Gpu, planned_gpu
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import TooComplex
+from thunder.kernels.sizes import Atom, Undecided, atoms_of, tuple_text
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -60,6 +62,7 @@ class TritonKernels(TritonExecutor):
     always: whether it runs regions with scans and scatters that PyTorch is predicted to run faster as well.
     """
 
+    needs_sizes = False
     capturable = owns_results = compiles_ahead = keeps_kernels = True
 
     def __init__(self, name: str, always: bool = False):
@@ -71,8 +74,8 @@ class TritonKernels(TritonExecutor):
     def can_fuse(self, operation: BoundSymbol) -> bool:
         return (
             self.is_on_one(operation)
-            and fusible(operation)
-            and lower.lowers(operation, _computes)
+            and fusible(operation, numbers=True)
+            and lower.lowers(operation, _computes, numbers=True)
             and self.has_triton()
         )
 
@@ -93,11 +96,18 @@ class TritonKernels(TritonExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        run = self.once(region, lambda: TileRegion(region, to_torch_device(device)))
+        try:
+            run = self.once(region, lambda: TileRegion(region, to_torch_device(device)))
+        except Undecided:
+            raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         if run.seconds > run.eager_seconds and not self.always:
             raise Unfused("PyTorch's kernels are predicted to be faster")
         return self.register_temporary_operation(
-            f"Tiles{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+            f"Tiles{counter}",
+            run,
+            inputs=(*region.inputs, *region.numbers),
+            outputs=region.outputs,
+            bsyms=region.bound_symbols,
         )
 
     def expect(self, trace: Trace) -> None:
@@ -143,26 +153,29 @@ def seconds_of_operations(region: Region, on: Gpu) -> float:
     return sum(rules.of(o.sym).kernels * on.launch + on.moving(bytes_moved(o)) for o in operations)
 
 
-class TileRegion(ByStrides):
+class TileRegion(BySizes):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
-    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made.
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made, and Undecided where they would
+    have to know more of symbolic sizes.
     """
 
     def __init__(self, region: Region, device: torch.device):
-        super().__init__()
-        self.region, self.device = region, device
+        super().__init__(region)
+        self.device = device
         self.interpreted = interpreting()
-        self.program: Program = lower.lowered(region)
+        self.program: Program = lower.lowered(region, self.numbers)
         self.machine: Gpu = planned_gpu()
         self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
         self._expected: dict[tuple, Variant] = {}
         self._unusual: dict[tuple, Callable] = {}
-        self._shown = tuple(strides_of(p.shape) for p in region.inputs)  # type: ignore[union-attr]
+        self._shown = self.usual_strides()
         try:
             launches, _ = self.scheduled(self._shown)
+            if region.numbers:
+                assert self.source  # which raises Undecided
         except TooComplex as error:
             raise Unfused(str(error)) from None
         self.seconds = sum(launch.seconds for launch in launches)
@@ -171,7 +184,7 @@ class TileRegion(ByStrides):
     def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
         """The launches for inputs of these strides, and the strides of the results."""
         if strides not in self._schedules:
-            of_buffers, layout = strides_of_buffers(self.region, self.program, strides)
+            of_buffers, layout = self.of_buffers(self.program, strides)
             self._schedules[strides] = tiled.scheduled(self.program, of_buffers, self.machine), layout
         return self._schedules[strides]
 
@@ -204,7 +217,10 @@ class TileRegion(ByStrides):
             for binary in variant.binaries:
                 binary.result()
 
-    def as_text(self) -> dict:
+    def as_text(self) -> dict | None:
+        """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
+        if self.region.numbers:
+            return None
         launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in [*self.launches.items()]]
         return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
 
@@ -214,27 +230,30 @@ class TileRegion(ByStrides):
         variant = self._expected.pop(key, None) or Variant(self, key)
         try:
             launch = variant.launch()
-        except (RuntimeError, TooComplex) as error:
+        except (RuntimeError, TooComplex, Undecided) as error:
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations
         self.launches[key] = launch
         return launch.function(self.device, self.called())
 
-    def unusual(self, *args: torch.Tensor) -> list[torch.Tensor]:
+    def unusual(self, *args) -> list[torch.Tensor]:
         """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
-        strides, aligned = self._strides(args, ()), tuple(t.data_ptr() % ALIGNMENT == 0 for t in args)
-        run = self._unusual.get((strides, aligned))
+        return self._unusually(args, False)
+
+    def wide(self, *args) -> list[torch.Tensor]:
+        """A call with sizes that need 64-bit indices."""
+        return self._unusually(args, True)
+
+    def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
+        tensors, numbers = self._parted(args)
+        strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
+        run = self._unusual.get((strides, aligned, wide))
         if run is None:
-            launch = Variant(self, strides, aligned).launch()
-            run = self._unusual[strides, aligned] = launch.function(self.device, self.called())
+            launch = Variant(self, strides, aligned, wide).launch()
+            run = self._unusual[strides, aligned, wide] = launch.function(self.device, self.called())
         with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
             return run(*args)
-
-    wide = unusual  # kernels know their sizes
-
-    def by_operations(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        return run_operations(self.region, tensors)
 
 
 class Variant:
@@ -243,14 +262,16 @@ class Variant:
 
     aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
     Without it the function takes any inputs, and passes those that it is not compiled for to `TileRegion.unusual`.
+    wide: for any sizes. Raises Undecided.
     """
 
-    def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None):
+    def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None, wide: bool = False):
         launches, layout = region.scheduled(strides)
-        self.region, self.is_checked = region, aligned is None
-        self.sources = [triton_cuda.emitted(launch, region.interpreted) for launch in launches]
+        self.region, self.strides, self.is_checked, self.is_wide = region, strides, aligned is None, wide
+        self.sources = [triton_cuda.emitted(launch, region.interpreted, wide) for launch in launches]
         self.names: dict[Buffer, str] = {b: f"in{i}" for i, b in enumerate(region.program.inputs)}
         self.inputs = [*self.names.values()]
+        self.parameters = [*self.inputs, *region.numbers.names]
         self.allocations: list[str] = []
         self.dtypes: dict[str, torch.dtype] = {}
         self.results: dict[int, str] = {}
@@ -266,20 +287,37 @@ class Variant:
         strides = layout[buffer.number] if buffer.kind == "output" else strides_of(buffer.shape)
         self.names[buffer] = f"out{number}"
         self.dtypes[f"dtype{number}"] = to_torch_dtype(buffer.dtype)
-        self.allocations.append(f"out{number} = allocate({tuple(buffer.shape)}, {tuple(strides)}, dtype{number})")
+        shape, steps = tuple_text(buffer.shape), tuple_text(strides)
+        self.allocations.append(f"out{number} = allocate({shape}, {steps}, dtype{number})")
         if buffer.kind == "output":
             self.results[buffer.number] = f"out{number}"
 
     def _binary(self, source: triton_cuda.Emitted, begins: Mapping[Buffer, bool]) -> Future[Binary]:
         pointers = [(f"*{POINTERS[to_torch_dtype(b.dtype)]}", begins.get(b, True)) for b in source.buffers]
+        size = "i64" if self.is_wide else "i32"
+        numbers = [("fp64" if isinstance(n, Scalar) else size, False) for n in source.numbers]
         major, minor = torch.cuda.get_device_capability(self.region.device)
-        return binary_of(Request(source.name, source.text, tuple(pointers), source.warps, 10 * major + minor))
+        request = Request(source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor)
+        return binary_of(request)
+
+    def _numbers(self) -> list[str]:
+        """The lines that compute the numbers of kernels, and pass a call on that 32 bits are too few for."""
+        region = self.region
+        atoms = dict.fromkeys(n for s in self.sources for n in s.numbers if isinstance(n, Atom))
+        atoms |= dict.fromkeys(atoms_of([n for b in self.names for n in b.shape]))
+        lines = region.derived(self.strides, atoms)
+        lines += [f"{name} = {expression}" for name, expression in region.numbers.floats()]
+        tests = triton_cuda.limit_tests(n for s in self.sources for n in s.limits)
+        if tests:
+            lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
+        return lines
 
     def launch(self) -> Launch:
-        lines, kernels, region = [], {}, self.region
+        region = self.region
+        lines, kernels = self._numbers(), {}
         if not region.interpreted:
             index = index_of(region.device)
-            lines += entry_lines(self.inputs, self.inputs, index, self.is_checked)
+            lines += entry_lines(self.inputs, self.parameters, index, self.is_checked)
             lines += [*self.allocations, f"stream = current_stream({index})"]
             lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
         else:
@@ -288,14 +326,17 @@ class Variant:
             tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
             if region.interpreted:
                 kernels[f"kernel{i}"] = source.name, source.text
-                lines.append(interpreted_line(f"kernel{i}", grid, source.warps, tensors))
+                arguments = [*tensors, *(n.name for n in source.numbers)]
+                lines.append(interpreted_line(f"kernel{i}", grid, source.warps, arguments))
             else:
                 kernels[f"kernel{i}"] = binary = self.binaries[i].result()
-                lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, ()))
+                size = "l" if self.is_wide else "i"
+                numbers = [("d" if isinstance(n, Scalar) else size, n.name) for n in source.numbers]
+                lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, numbers))
         if any(s.scatter is not None for s in region.program.stores):
-            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.inputs)})")
+            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
-        text = function_text("launch", self.inputs, [*lines, f"return [{results}]"])
+        text = function_text("launch", self.parameters, [*lines, f"return [{results}]"])
         return Launch(text, self.dtypes, kernels)
 
 

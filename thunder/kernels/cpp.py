@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,21 @@ from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable
 from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, in_order, variables_of
 from thunder.kernels.machine import Machine
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import Column, Kernel, Write, seconds_of
+from thunder.kernels.sizes import (
+    Atom,
+    Extent,
+    Undecided,
+    at_least,
+    atoms_of,
+    divides,
+    factor_text,
+    hint,
+    largest,
+    least,
+    rounded_up,
+)
 from thunder.options import CXX_COMPILER, SEARCH_PATH, environment_of_children
 from thunder.runtime import disk_cache
 
@@ -36,6 +50,7 @@ TYPES = {
     "bool8": "u8", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "bfloat16": "u16",
     "float16": "u16", "float32": "float", "float64": "double",
 }  # fmt: skip
+Size = int | Extent
 FLUSH = 128  # rows, or vectors, that are added up before the sum is added to that of others, so that roundings stay few
 
 # ------------------------------------------------------------------------------------------------ the compiler
@@ -304,10 +319,12 @@ class _Scope:
 
 
 class Emitted:
-    """The text of a region's kernels. scratch: bytes for all threads; thread_scratch: for each one."""
+    """The text of a region's kernels. scratch: bytes for all threads; thread_scratch: for each one. sizes, floats: the
+    names of the numbers that it takes."""
 
-    def __init__(self, text: str, scratch: int, thread_scratch: int):
+    def __init__(self, text: str, scratch: Size, thread_scratch: Size, sizes: tuple[str, ...], floats: tuple[str, ...]):
         self.text, self.scratch, self.thread_scratch = text, scratch, thread_scratch
+        self.sizes, self.floats = sizes, floats
 
 
 class _Writer:
@@ -320,10 +337,11 @@ class _Writer:
         self.inner = frozenset(kernel.sweep)
         self.vector = kernel.loops[-1]
         self.is_flat = kernel.outer == 0
-        self.bytes = 0  # of each thread's scratch
+        self.bytes: Size = 0  # of each thread's scratch
+        self.numbers: dict[Atom | Scalar, None] = {}
         self.row_buffers: dict[Node, str] = {}
         self.stored: set[Node] = set()  # in row buffers, by sweeps so far
-        self.range: tuple[int, int] | None = None  # of the vector loop
+        self.range: tuple[Size, Size] | None = None  # of the vector loop
         self.n = ""  # the number of lanes in use; "" for all
         self.is_last = False
         self.bound: dict[Variable, str] = {}  # the indices that the load which is written has read
@@ -337,9 +355,14 @@ class _Writer:
         scope.lines.append(f"{t} {name} = {text};")
         return name
 
-    def thread_memory(self, size: int) -> int:
-        start, self.bytes = self.bytes, self.bytes + -(-size // 64) * 64
+    def thread_memory(self, size: Size) -> Size:
+        start, self.bytes = self.bytes, self.bytes + in_lines(size)
         return start
+
+    def size(self, n: Size) -> str:
+        """A size as an operand."""
+        self.numbers |= dict.fromkeys(atoms_of([n]))
+        return f"{n}LL" if isinstance(n, int) else factor_text(n)
 
     # -------------------------------------------------------------------------------------------- indices
     def is_scalar(self, index: Index) -> bool:
@@ -352,15 +375,15 @@ class _Writer:
         for atom, factor in index.terms.items():
             if isinstance(atom, Part):
                 inner = self.scalar(atom.index, scope, at_vector)
-                operator = "" if atom.remainder is None else f" {'%' if atom.remainder else '/'} {atom.by}"
+                operator = "" if atom.remainder is None else f" {'%' if atom.remainder else '/'} {self.size(atom.by)}"
                 text = f"(({inner}){operator})"
             elif atom is self.vector:
                 text = at_vector
             else:
                 text = self.bound.get(atom, atom.name)
-            parts.append(text if factor == 1 else f"{text} * {factor}LL")
+            parts.append(text if factor == 1 else f"{text} * {self.size(factor)}")
         if index.constant or not parts:
-            parts.append(f"{index.constant}LL")
+            parts.append(self.size(index.constant))
         return " + ".join(parts)
 
     def lanes(self, index: Index, scope: _Scope) -> str:
@@ -369,13 +392,14 @@ class _Writer:
         for atom, factor in index.terms.items():
             if isinstance(atom, Part):
                 inner = self.lanes(atom.index, scope)
-                text = inner if atom.remainder is None else f"(({inner}) {'%' if atom.remainder else '/'} {atom.by}LL)"
+                sign = "%" if atom.remainder else "/"
+                text = inner if atom.remainder is None else f"(({inner}) {sign} {self.size(atom.by)})"
             elif atom is self.vector:
                 text = f"lanes({atom.name})"
             else:
                 text = self.bound.get(atom, atom.name)
-            parts.append(f"({text})" if factor == 1 else f"({text}) * {factor}LL")
-        parts.append(f"splat<i64>({index.constant}LL)")
+            parts.append(f"({text})" if factor == 1 else f"({text}) * {self.size(factor)}")
+        parts.append(f"splat<i64>({self.size(index.constant)})")
         return " + ".join(parts)
 
     # -------------------------------------------------------------------------------------------- values
@@ -424,6 +448,9 @@ class _Writer:
             return _literal(n.what, n.dtype)
         if n.op == "index":
             return self.lanes(n.what, scope)
+        if n.op == "argument":
+            self.numbers[n.what] = None
+            return f"splat<double>({n.what.name})"
         if n.op == "cast":
             return self.cast(args[0], n.args[0].dtype, n.dtype)
         if n.op == "random":
@@ -477,7 +504,7 @@ class _Writer:
                 text = f"load<{t}>({at}{', ' + self.n if self.n else ''})"
             else:
                 shuffle = _SHUFFLES.get(step) if not self.n and buffer.dtype.bytes == 4 else None
-                text = f"{shuffle}<{t}>({at})" if shuffle else f"strided<{t}>({at}, {step}, {count})"
+                text = f"{shuffle}<{t}>({at})" if shuffle else f"strided<{t}>({at}, {self.size(step)}, {count})"
         return f"truth({text})" if buffer.dtype.category == BOOL else text
 
     def _apart(self, pointer: str, index: Index, scope: _Scope, count: str) -> str:
@@ -492,10 +519,10 @@ class _Writer:
         if known is not None:
             return known
         if node.axes & self.inner and self.vector in node.axes:
-            name = self.emit(home, "V<i64>", f"inside({argument}, {variable.size}, bad, {self.n or 'L'})")
+            name = self.emit(home, "V<i64>", f"inside({argument}, {self.size(variable.size)}, bad, {self.n or 'L'})")
         else:
             name = f"s_{self.fresh()}"
-            home.lines.append(f"i64 {name} = inside({argument}[0], {variable.size}, bad);")
+            home.lines.append(f"i64 {name} = inside({argument}[0], {self.size(variable.size)}, bad);")
         home.names[key] = name
         return name
 
@@ -503,7 +530,7 @@ class _Writer:
         along, starts, end = n.what
         ranges = [*zip(n.args, starts, (*starts[1:], end), strict=True)]
         low, high = self.bounds(along)
-        reached = [(piece, lo, hi) for piece, lo, hi in ranges if low < hi and high >= lo]
+        reached = [r for r in ranges if not at_least(low, r[2]) and not at_least(r[1] - 1, high)]
         if len(reached) == 1:
             return self.value(reached[0][0], scope)
         t = f"V<{_element(n.dtype)}>"
@@ -514,27 +541,36 @@ class _Writer:
             for i, (piece, _, hi) in enumerate(reached):
                 block = _Scope(scope, guarded=True)
                 text = self.value(piece, block)
-                test = "else" if i + 1 == len(reached) else f"{'else ' * (i > 0)}if ({at} < {hi})"
+                test = "else" if i + 1 == len(reached) else f"{'else ' * (i > 0)}if ({at} < {self.size(hi)})"
                 scope.lines += [f"{test} {{", *block.lines, f"{name} = {text};", "}"]
             return name
         at = self.emit(scope, "V<i64>", self.lanes(along, scope))
         scope.lines.append(f"{t} {name}{{}};")
         outer = f" & {scope.mask}" if scope.mask is not None else ""
         for piece, lo, hi in reached:
-            mask = self.emit(scope, "M", f"(convert<i32>({at} >= {lo}LL) & convert<i32>({at} < {hi}LL)){outer}")
+            mask = self.emit(
+                scope, "M", f"(convert<i32>({at} >= {self.size(lo)}) & convert<i32>({at} < {self.size(hi)})){outer}"
+            )
             block = _Scope(scope, guarded=True, mask=mask)
             text = self.value(piece, block)
             scope.lines += ["{", *block.lines, f"{name} = choose<{_element(n.dtype)}>({mask}, {text}, {name});", "}"]
         return name
 
-    def bounds(self, index: Index) -> tuple[int, int]:
+    def bounds(self, index: Index) -> tuple[Size, Size]:
         """The least and the largest value of an index in the range of the vector loop."""
         factor = index.terms.get(self.vector, 0)
         if self.range is None or not factor:
             return index.low, index.high
         rest = index + Index.of(self.vector) * -factor
         ends = [factor * self.range[0], factor * (self.range[1] - 1)]
-        return max(index.low, rest.low + min(ends)), min(index.high, rest.high + max(ends))
+        try:
+            low, high = rest.low + least(ends), rest.high + largest(ends)
+        except Undecided:
+            return index.low, index.high
+        return (
+            index.low if at_least(index.low, low) else low,
+            index.high if at_least(high, index.high) else high,
+        )
 
     # -------------------------------------------------------------------------------------------- row buffers
     def _from_row(self, n: Node) -> str:
@@ -542,10 +578,11 @@ class _Writer:
         return f"load<{t}>({self.row_buffers[n]} + {self._in_row()}{', ' + self.n if self.n else ''})"
 
     def _in_row(self) -> str:
-        text, step = [], 1
+        text: list[str] = []
+        step: Size = 1
         for v in reversed(self.kernel.sweep):
-            text.append(f"{v.name} * {step}LL" if step > 1 else v.name)
-            step *= v.size
+            text.append(f"{v.name} * {self.size(step)}" if step != 1 else v.name)
+            step = step * v.size
         return " + ".join(text)
 
     def choose_row_buffers(self) -> None:
@@ -573,7 +610,7 @@ class _Writer:
                 chosen.add(n)
         for n in chosen:
             start = self.thread_memory(width * (4 if n.dtype.category == BOOL else n.dtype.bytes))
-            self.row_buffers[n] = f"(({_element(n.dtype)}*)(own + {start}LL))"
+            self.row_buffers[n] = f"(({_element(n.dtype)}*)(own + {self.size(start)}))"
 
     @functools.cache  # noqa: B019  a writer lives as long as its text is written
     def _inside(self, node: Node) -> frozenset[Node]:
@@ -625,32 +662,32 @@ class _Writer:
         count = math.prod(v.size for v in outer)
         head: list[str] = []
         if self.is_flat:
-            size = self.vector.size
+            size = self.size(self.vector.size)
             body = [
-                f"const i64 share = (({size}LL + threads * L - 1) / (threads * L)) * L;",
-                f"const i64 first = t * share < {size}LL ? t * share : {size}LL;",
-                f"const i64 last = first + share < {size}LL ? first + share : {size}LL;",
+                f"const i64 share = (({size} + threads * L - 1) / (threads * L)) * L;",
+                f"const i64 first = t * share < {size} ? t * share : {size};",
+                f"const i64 last = first + share < {size} ? first + share : {size};",
                 *begin, *row.lines,
             ]  # fmt: skip
         else:
             rest = "row"
             for v in reversed(outer):
                 head.append(
-                    f"const i64 {v.name} = {rest} % {v.size}LL;"
+                    f"const i64 {v.name} = {rest} % {self.size(v.size)};"
                     if v is not outer[0]
                     else f"const i64 {v.name} = {rest};"
                 )
-                rest = f"({rest} / {v.size}LL)"
+                rest = f"({rest} / {self.size(v.size)})"
             flush = [line for c, start in accumulators for line in self._flush(c, start)]
             flush = [f"if (++done % {FLUSH} == 0) {{", *flush, "}"] if flush else []
             body = [
-                f"const i64 first = t * {count}LL / threads, last = (t + 1) * {count}LL / threads;",
+                f"const i64 first = t * {self.size(count)} / threads, last = (t + 1) * {self.size(count)} / threads;",
                 "i64 done = 0;", *begin, "for (i64 row = first; row < last; ++row) {", *head, *row.lines, *flush, "}",
             ]  # fmt: skip
         ends = [line for c, start in accumulators for line in self._combine(c, start)]
         return "\n".join([
             f"static void {self.name}(char* const* p, int threads, int* status, char* shared, char* owned, "
-                "i64 stride) {",
+                f"i64 stride{', '.join(['', *map(parameter_of, self.numbers)])}) {{",
             *pointers,
             "i64 team = 1;",
             "#pragma omp parallel num_threads(threads) if(threads > 1)", "{",
@@ -690,7 +727,7 @@ class _Writer:
             if c in parts.held:
                 inner += self._held(c, start, parts.held[c], row)
         for v in reversed(self.kernel.sweep[:-1]):
-            inner = [f"for (i64 {v.name} = 0; {v.name} < {v.size}LL; ++{v.name}) {{", *inner, "}"]
+            inner = [f"for (i64 {v.name} = 0; {v.name} < {self.size(v.size)}; ++{v.name}) {{", *inner, "}"]
         row.lines += inner
         for n, name in parts.sums.items():
             t = _element(n.dtype)
@@ -698,11 +735,11 @@ class _Writer:
         self.stored |= self.buffered_now
         self.buffered_now = set()
 
-    def segment(self, parts: _Sweep, row: _Scope, low: int, high: int) -> list[str]:
+    def segment(self, parts: _Sweep, row: _Scope, low: Size, high: Size) -> list[str]:
         """The loop over the vectors of a range, and what is left of it."""
         self.range = (low, high)
         v = self.vector.name
-        begin, end = f"{low}LL", f"{high}LL"
+        begin, end = self.size(low), self.size(high)
         if self.is_flat:
             begin, end = f"({begin} > first ? {begin} : first)", f"({end} < last ? {end} : last)"
         lines = ["{", f"i64 {v} = {begin}; const i64 end_ = {end};"]
@@ -712,23 +749,24 @@ class _Writer:
             full.append(f"if (++many % {FLUSH} == 0) {{")
             full += [f"far_{name} += {name}; {name} = splat<{_element(d)}>(0);" for name, d in parts.far.items()]
             full.append("}")
-        may_fill = self.is_flat or high - low >= lanes()
+        is_open = self.is_flat or not isinstance(high - low, int)  # whether it may have any number of elements
+        may_fill = is_open or at_least(high - low, lanes())
         if may_fill:
             lines += [f"const i64 begin_ = {v};", f"for (; {v} + L <= end_; {v} += L) {{", *full, "}"]
-        if self.is_flat or (high - low) % lanes():
-            lines += self.remainder(parts, row, may_fill and not parts.scans)
+        if self.is_flat or not divides(lanes(), high - low):
+            lines += self.remainder(parts, row, may_fill and not parts.scans, is_open)
         return [*lines, "}"]
 
-    def remainder(self, parts: _Sweep, row: _Scope, may_fill: bool) -> list[str]:
-        """What a range has left behind its whole vectors. may_fill: whether it may have one."""
+    def remainder(self, parts: _Sweep, row: _Scope, may_fill: bool, is_open: bool) -> list[str]:
+        """What a range has left behind its whole vectors. may_fill: whether it may have one; is_open: or none."""
         v = self.vector.name
         lines = [f"if ({v} < end_) {{", f"const i64 left = end_ - {v};"]
         if may_fill:  # the last whole vector, of which the lanes that are done count no more
             tail = [f"{v} = end_ - L;", *self.body(parts, row, "", is_last=True)]
-            lines += ["if (end_ - begin_ >= L) {", *tail, "} else {"] if self.is_flat else tail
-        if not may_fill or self.is_flat:
+            lines += ["if (end_ - begin_ >= L) {", *tail, "} else {"] if is_open else tail
+        if not may_fill or is_open:
             lines += self.body(parts, row, "left")
-        return [*lines, *["}"] * (2 if self.is_flat else 1)]
+        return [*lines, *["}"] * (2 if may_fill and is_open else 1)]
 
     buffered_now: set[Node] = set()
 
@@ -768,19 +806,20 @@ class _Writer:
         lanes_in_use = "last_lanes(left)" if self.is_last else f"active({self.n})"
         return f"choose<{_element(kind)}>({lanes_in_use}, {value}, {_identity(combine, kind)})"
 
-    def segments(self, values: Sequence[Node]) -> list[tuple[int, int]]:
+    def segments(self, values: Sequence[Node]) -> list[tuple[Size, Size]]:
         """The ranges of the vector loop in each of which a concatenation has one piece."""
-        size, cuts = self.vector.size, set[int]()
+        size, cuts = self.vector.size, set[Size]()
         for n in self.below(values):
             if n.op != "concat":
                 continue
             along, starts, _ = n.what
             if along.terms.keys() != {self.vector} or along.terms[self.vector] != 1:
                 continue
-            cuts |= {s - along.constant for s in starts if 0 < s - along.constant < size}
-        if len(cuts) > 16:
-            cuts = set()
-        ends = [*sorted(cuts), size]
+            at = {s - along.constant for s in starts}
+            cuts |= {s for s in at if at_least(s, 1) and at_least(size - 1, s)}
+        ends = [*sorted(cuts, key=hint), size]
+        if len(cuts) > 16 or not all(at_least(b, a) for a, b in zip(ends, ends[1:], strict=False)):
+            ends = [size]
         return [*zip([0, *ends], ends, strict=False)]
 
     # -------------------------------------------------------------------------------------------- memory
@@ -800,7 +839,7 @@ class _Writer:
         if step == 1:
             scope.lines.append(f"store<{t}>({at}, {value}{', ' + self.n if self.n else ''});")
         else:
-            scope.lines.append(f"strided<{t}>({at}, {step}, {value}, {count});")
+            scope.lines.append(f"strided<{t}>({at}, {self.size(step)}, {value}, {count});")
 
     def write_scalar(self, w: Write, row: _Scope) -> None:
         value = self.value(w.value, row)
@@ -809,38 +848,41 @@ class _Writer:
         text = f"{self.buffers[w.buffer]}[{self.scalar(w.index, row)}] = ({value})[0];"
         row.lines.append(f"if (t == 0) {text}" if self.is_flat else text)
 
-    def _accumulator(self, c: Column) -> int:
+    def _accumulator(self, c: Column) -> Size:
         size = math.prod(c.buffer.shape) * c.value.dtype.bytes
-        return self.thread_memory(2 * (-(-size // 64) * 64 + 64))
+        return self.thread_memory((in_lines(size) + 64) * 2)
 
-    def _near(self, c: Column, start: int) -> tuple[str, str, int]:
+    def _near(self, c: Column, start: Size) -> tuple[str, str, str]:
         """The type, the thread's accumulator, and how many elements it has."""
         t = _element(c.value.dtype)
-        return t, f"(({t}*)(own + {start}LL))", math.prod(c.buffer.shape)
+        return t, f"(({t}*)(own + {self.size(start)}))", self.size(math.prod(c.buffer.shape))
 
     def _is_twofold(self, c: Column) -> bool:
         return c.combine == Combine.SUM and c.value.dtype.category == FLOAT and not self.is_flat
 
-    def _far(self, c: Column, start: int) -> str:
-        t, _, count = self._near(c, start)
-        return f"(({t}*)(own + {start + -(-count * c.value.dtype.bytes // 64) * 64 + 64}LL))"
+    def _second(self, c: Column, start: Size) -> Size:
+        """The start of the second step of a sum."""
+        return start + in_lines(math.prod(c.buffer.shape) * c.value.dtype.bytes) + 64
 
-    def _begin(self, c: Column, start: int) -> list[str]:
+    def _far(self, c: Column, start: Size) -> str:
+        return f"(({_element(c.value.dtype)}*)(own + {self.size(self._second(c, start))}))"
+
+    def _begin(self, c: Column, start: Size) -> list[str]:
         t, near, count = self._near(c, start)
         first = f"{_identity(c.combine, c.value.dtype)}[0]"
-        lines = [f"{{ const {t} none = {first}; for (i64 i = 0; i < {count}LL; ++i) {near}[i] = none; }}"]
+        lines = [f"{{ const {t} none = {first}; for (i64 i = 0; i < {count}; ++i) {near}[i] = none; }}"]
         if self._is_twofold(c):
-            lines.append(f"for (i64 i = 0; i < {count}LL; ++i) {self._far(c, start)}[i] = 0;")
+            lines.append(f"for (i64 i = 0; i < {count}; ++i) {self._far(c, start)}[i] = 0;")
         return lines
 
-    def _flush(self, c: Column, start: int) -> list[str]:
+    def _flush(self, c: Column, start: Size) -> list[str]:
         if not self._is_twofold(c):
             return []
         _, near, count = self._near(c, start)
         far = self._far(c, start)
-        return [f"for (i64 i = 0; i < {count}LL; ++i) {{ {far}[i] += {near}[i]; {near}[i] = 0; }}"]
+        return [f"for (i64 i = 0; i < {count}; ++i) {{ {far}[i] += {near}[i]; {near}[i] = 0; }}"]
 
-    def accumulate(self, c: Column, start: int, value: str, scope: _Scope) -> None:
+    def accumulate(self, c: Column, start: Size, value: str, scope: _Scope) -> None:
         t, near, _ = self._near(c, start)
         index, count = c.index, self.n or "L"
         step = index.terms.get(self.vector, 0)
@@ -850,7 +892,7 @@ class _Writer:
             old = f"load<{t}>({at}{', ' + self.n if self.n else ''})"
         elif affine:
             at = f"{near} + {self.scalar(index, scope, self.vector.name)}"
-            old = f"strided<{t}>({at}, {step}, {count})"
+            old = f"strided<{t}>({at}, {self.size(step)}, {count})"
         else:
             old = f"apart({near}, {self.lanes(index, scope)}, {count})"
         if self.is_last:
@@ -858,32 +900,34 @@ class _Writer:
         name = self.emit(scope, f"V<{t}>", f"{_COMBINE[c.combine]}({old}, {value})")
         self._store(t, near, index, name, scope)
 
-    def _held(self, c: Column, start: int, name: str, row: _Scope) -> list[str]:
+    def _held(self, c: Column, start: Size, name: str, row: _Scope) -> list[str]:
         t, near, _ = self._near(c, start)
         at = f"{near}[{self.scalar(c.index, row)}]"
         across = f"across_{c.combine}<{t}>({name})"
         return [f"{at} = {_COMBINE[c.combine]}(splat<{t}>({at}), splat<{t}>({across}))[0];"]
 
-    def accumulate_scalar(self, c: Column, start: int, row: _Scope) -> None:
+    def accumulate_scalar(self, c: Column, start: Size, row: _Scope) -> None:
         value = self.value(c.value, row)
         t, near, _ = self._near(c, start)
         at = f"{near}[{self.scalar(c.index, row)}]"
         row.lines.append(f"{at} = {_COMBINE[c.combine]}(splat<{t}>({at}), {value})[0];")
 
-    def _combine(self, c: Column, start: int) -> list[str]:
+    def _combine(self, c: Column, start: Size) -> list[str]:
         """Combines what the threads have, in their order."""
         t, _, count = self._near(c, start)
         offsets = [start]
         if self._is_twofold(c):
-            offsets.append(start + -(-count * c.value.dtype.bytes // 64) * 64 + 64)
+            offsets.append(self._second(c, start))
         lines = [
-            f"for (i64 i = 0; i < {count}LL; i += L) {{",
-            f"const i64 n = {count}LL - i < L ? {count}LL - i : L;",
+            f"for (i64 i = 0; i < {count}; i += L) {{",
+            f"const i64 n = {count} - i < L ? {count} - i : L;",
             f"V<{t}> all = {_identity(c.combine, c.value.dtype)};",
             "for (i64 k = 0; k < team; ++k) {",
         ]
         for o in offsets:
-            lines.append(f"all = {_COMBINE[c.combine]}(all, load<{t}>(({t}*)(owned + k * stride + {o}LL) + i, n));")
+            lines.append(
+                f"all = {_COMBINE[c.combine]}(all, load<{t}>(({t}*)(owned + k * stride + {self.size(o)}) + i, n));"
+            )
         lines += ["}", f"store<{t}>({c.buffer.name} + i, all, n);", "}"]
         return lines
 
@@ -910,35 +954,87 @@ class _Sweep:
         self.sums = {n: writer.fresh() for n in reductions}
         self.held = {c: writer.fresh() for c, _ in self.columns if writer.vector not in variables_of(c.index)}
         self.far: dict[str, dtype] = {}
-        if writer.vector.size > 4 * FLUSH * lanes():
+        if not at_least(4 * FLUSH * lanes(), writer.vector.size):
             added = [(name, n.dtype) for n, name in self.sums.items() if n.what[0] == Combine.SUM]
             added += [(name, c.value.dtype) for c, name in self.held.items() if c.combine == Combine.SUM]
             self.far = {name: kind for name, kind in added if kind.category == FLOAT}
 
 
+def in_lines(size: Size) -> Size:
+    """Bytes that begin and end with lines of a cache."""
+    return rounded_up(size, 64) * 64 if size else 0
+
+
+def parameter_of(n: Atom | Scalar) -> str:
+    return f"{'double' if isinstance(n, Scalar) else 'i64'} {n.name}"
+
+
 def emitted(kernels: Sequence[Kernel], machine: Machine, inputs: int, outputs: int) -> Emitted:
-    """The text of a region's kernels. buffers of `region`: inputs, outputs and scratch memory."""
+    """The text of a region's kernels. buffers of `region`: inputs, outputs, scratch memory, sizes and other numbers."""
     buffers: dict[Buffer, str] = {}
-    start = 0
+    numbers: dict[Atom | Scalar, None] = {}
+
+    def text(n: Size) -> str:
+        numbers.update(dict.fromkeys(atoms_of([n])))
+        return f"{n}LL" if isinstance(n, int) else factor_text(n)
+
+    start: Size = 0
     for kernel in kernels:
         used = {n.what[0] for n in kernel.loads} | {w.buffer for w in (*kernel.writes, *kernel.columns)}
         for buffer in sorted(used, key=lambda b: b.name):
             if buffer in buffers:
                 continue
             if buffer.kind == "scratch":
-                buffers[buffer] = f"shared + {start}LL"
-                start += -(-math.prod(buffer.shape) * buffer.dtype.bytes // 64) * 64
+                buffers[buffer] = f"shared + {text(start)}"
+                start = start + in_lines(math.prod(buffer.shape) * buffer.dtype.bytes)
             else:
                 buffers[buffer] = f"p[{buffer.number + (inputs if buffer.kind == 'output' else 0)}]"
     writers = [_Writer(k, f"kernel{i}", buffers, machine) for i, k in enumerate(kernels)]
+    for writer in writers:  # which may take the sizes of scratch memory that lies before its own
+        writer.numbers |= dict.fromkeys(atoms_of([start]))
     texts = [w.text() for w in writers]
-    own = max((w.bytes for w in writers), default=0)
-    calls = []
+    most = _most([w.bytes for w in writers])
+    lines = []
     for k, w in zip(kernels, writers, strict=True):
-        threads = "threads" if k.is_parallel else "1"
-        calls.append(f"  {w.name}(p, {threads}, status, shared, shared + {start}LL, {own}LL);")
+        numbers |= w.numbers
+        arguments = "".join(f", {n.name}" for n in w.numbers)
+        threads = _threads_text(k, text)
+        lines.append(f"  {w.name}(p, {threads}, status, shared, shared + {text(start)}, {text(most)}{arguments});")
+    sizes, floats, head = _numbers_text(numbers, inputs + outputs + 1)
     entry = [
         'extern "C" void region(char* const* p, int threads, int* status) {',
-        f"  char* shared = p[{inputs + outputs}];", *calls, "}",
+        f"  char* shared = p[{inputs + outputs}];", *head, *lines, "}",
     ]  # fmt: skip
-    return Emitted("\n".join([PRELUDE, *texts, *entry]), start, own)
+    return Emitted("\n".join([PRELUDE, *texts, *entry]), start, most, sizes, floats)
+
+
+def _numbers_text(numbers: Iterable[Atom | Scalar], at: int) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+    """The sizes and floats that a region takes, by name, and the lines that read them. at: the number of their
+    buffers."""
+    atoms = [n for n in numbers if isinstance(n, Atom)]
+    quotients = {n: n.of for n in atoms if n.of is not None}
+    sizes = [*dict.fromkeys([*(a for a in atoms if a.of is None), *atoms_of([n for n, _ in quotients.values()])])]
+    floats = [n for n in numbers if isinstance(n, Scalar)]
+    lines = [f"  const i64 {n.name} = ((const i64*)p[{at}])[{i}];" for i, n in enumerate(sizes)]
+    lines += [f"  const i64 {a.name} = ({factor_text(n)} + {by - 1}) / {by};" for a, (n, by) in quotients.items()]
+    lines += [f"  const double {n.name} = ((const double*)p[{at + 1}])[{i}];" for i, n in enumerate(floats)]
+    return tuple(n.name for n in sizes), tuple(n.name for n in floats), lines
+
+
+def _most(sizes: Sequence[Size]) -> Size:
+    """A bound of sizes."""
+    try:
+        return largest([0, *sizes])
+    except Undecided:
+        total: Size = 0
+        for n in sizes:
+            total = total + n
+        return total
+
+
+def _threads_text(kernel: Kernel, text: Callable[[Size], str]) -> str:
+    """How many threads run a kernel: one for few elements."""
+    total = math.prod(v.size for v in kernel.loops)
+    if isinstance(total, int):
+        return "threads" if kernel.is_parallel else "1"
+    return f"({text(total)} > {kernel.least_parallel}LL ? threads : 1)"

@@ -16,6 +16,7 @@ from thunder.kernels.sizes import (
     at_least,
     common,
     divides,
+    exact,
     floor,
     hint,
     quotient,
@@ -182,11 +183,11 @@ class Index:
         if at_least(by - 1, rest.high):
             part = Index.of(0)
         elif (stepped := rest._stepped(by)) is not None:
-            part = stepped[0] // _exact(by, stepped[1])
+            part = stepped[0] // exact(by, stepped[1])
         elif (only := rest._only()) is not None and not only.remainder:
             part = Index({Part(only.index, only.by * by, False): 1}, 0)
         elif only is not None and divides(by, only.by):
-            part = only.index // by % _exact(only.by, by)
+            part = only.index // by % exact(only.by, by)
         else:
             part = Index({Part(rest, by, False): 1}, 0)
         total = whole + part
@@ -202,22 +203,20 @@ class Index:
             return rest
         if (stepped := rest._stepped(by)) is not None:
             large, step, small = stepped
-            return large % _exact(by, step) * step + small
+            return large % exact(by, step) * step + small
         if (only := rest._only()) is not None and only.remainder and divides(by, only.by):
             return only.index % by
         return Index({Part(rest, by, True): 1}, 0)
+
+    def is_inside(self, low: int | Extent, end: int | Extent) -> bool:
+        """Whether it is in low .. end - 1 for all sizes."""
+        return at_least(self.low, low) and at_least(end - 1, self.high)
 
     def is_variable(self, variable: Variable) -> bool:
         return self.key == Index.of(variable).key
 
 
 _SHIFTS = 3  # of a size that something may be below 0
-
-
-def _exact(n: int | Extent, by: int | Extent) -> int | Extent:
-    found = quotient(n, by)
-    assert found is not None, f"{by} does not divide {n}"
-    return found
 
 
 def within(index: Index, n: int | Extent) -> Index:
@@ -250,7 +249,7 @@ def strides_of(shape: Sequence[int | Extent]) -> tuple:
     return tuple(reversed(out))
 
 
-def split(linear: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+def split(linear: Index, shape: Sequence[int | Extent]) -> tuple[Index, ...]:
     """The place in each dimension, of a row-major place in a tensor of this shape."""
     return tuple(
         Index.of(0) if n == 1 else linear // step % n if i else linear // step
@@ -258,7 +257,7 @@ def split(linear: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     )
 
 
-def join(place: Sequence[Index], strides: Sequence[int]) -> Index:
+def join(place: Sequence[Index], strides: Sequence[int | Extent]) -> Index:
     """The place in memory, from the place in each dimension."""
     total = Index.of(0)
     for index, step in zip(place, strides, strict=True):

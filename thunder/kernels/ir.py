@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, join, within
+from thunder.kernels.sizes import Extent, at_least, factor_text, hint
 
 AXES: dict[tuple, Variable] = {}  # one object for each axis, so that equal nodes are one
 
 
-def axis(kind: str, number: Any, size: int) -> Variable:
+def axis(kind: str, number: Any, size: int | Extent) -> Variable:
     """The axis of this name and size. kind: "d" for a dimension of a value, "r" for one that a reduction binds, "l" for
     a loop of a kernel, "g" for an index that was read from memory."""
     key = kind, number, size
@@ -53,7 +54,7 @@ class Buffer:
 
     __slots__ = ("kind", "number", "shape", "dtype")
 
-    def __init__(self, kind: str, number: int, shape: tuple[int, ...], dtype: dtype):
+    def __init__(self, kind: str, number: int, shape: tuple[int | Extent, ...], dtype: dtype):
         self.kind, self.number, self.shape, self.dtype = kind, number, shape, dtype
 
     @property
@@ -65,15 +66,16 @@ class Buffer:
 
 
 class Node:
-    """op: "load", "constant", "index", "cast", "reduce", "scan", "concat", "random", "tuple", or an elementwise
-    function of `FUNCTIONS`.
+    """op: "load", "constant", "index", "argument", "cast", "reduce", "scan", "concat", "random", "tuple", or an
+    elementwise function of `FUNCTIONS`.
 
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
-    index: an Index; reduce: (combine, bound axes); scan: (combine, the bound axis, an index along it, whether it is
-    backwards): the combination of all elements up to the index, or from there on; concat: (index along the dimension,
-    the start of each piece, the end of the last one); random: the offset of a random operation, whose numbers from
-    [0, 1) are Philox of the operands, the seed and the number of the element. A "tuple" is the value of a scatter and
-    the indices that it reads, or the body of a scan of several operands.
+    index: an Index; argument: a `Scalar`, a float that kernels are given; reduce: (combine, bound axes); scan:
+    (combine, the bound axis, an index along it, whether it is backwards): the combination of all elements up to the
+    index, or from there on; concat: (index along the dimension, the start of each piece, the end of the last one);
+    random: the offset of a random operation, whose numbers from [0, 1) are Philox of the operands, the seed and the
+    number of the element. A "tuple" is the value of a scatter and the indices that it reads, or the body of a scan of
+    several operands.
     """
 
     __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")
@@ -309,7 +311,7 @@ def _verify_scatter(store: Store, written: set[Buffer]) -> None:
     if combine is not None and combine not in COMBINES:
         raise Invalid(f"{store.buffer}: no such combination")
     if len(index) != len(store.buffer.shape) or any(
-        i.low < 0 or i.high >= n for i, n in zip(index, store.buffer.shape, strict=True)
+        not i.is_inside(0, n) for i, n in zip(index, store.buffer.shape, strict=True)
     ):
         raise Invalid(f"{store.buffer}: a scatter outside of the buffer")
 
@@ -325,7 +327,7 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(len(index) == len(buffer.shape), "one index for each dimension")
         check(node.dtype is buffer.dtype, f"the buffer is of {buffer.dtype}")
         check(len(variables) == len(node.args), "one variable for each index that is read")
-        check(all(i.low >= 0 and i.high < n for i, n in zip(index, buffer.shape, strict=True)), "outside of the buffer")
+        check(all(i.is_inside(0, n) for i, n in zip(index, buffer.shape, strict=True)), "outside of the buffer")
     elif node.op == "reduce":
         combine, bound = node.what
         check(node.dtype is node.args[0].dtype, "it has the type of its operand")
@@ -337,16 +339,17 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(node.dtype is body.dtype, "it has the type of its operand")
         check(combine in SCANNED, "no such combination")
         check(SCANNED[combine] == (len(body.args) if body.op == "tuple" else 1), "as many operands as are combined")
-        check(index.low >= 0 and index.high < bound.size, "outside of the scan")
+        check(index.is_inside(0, bound.size), "outside of the scan")
     elif node.op == "concat":
         along, starts, end = node.what
-        check(len(starts) == len(node.args) and [*starts] == sorted(starts), "one range for each piece")
-        check(along.low >= starts[0] and along.high < end, "outside of the pieces")
+        in_order = all(at_least(b, a) for a, b in zip(starts, starts[1:], strict=False))
+        check(len(starts) == len(node.args) and in_order, "one range for each piece")
+        check(along.is_inside(starts[0], end), "outside of the pieces")
         check(all(a.dtype is node.dtype for a in node.args), "pieces have its type")
     elif node.op == "random":
         check([a.dtype.name for a in node.args] == ["int64", "int64"], "a seed and the number of an element")
         check(node.dtype.name == "float32" and 0 <= node.what < 1 << 31, "24 random bits of a known offset")
-    elif node.op not in ("constant", "index", "cast"):
+    elif node.op not in ("constant", "index", "argument", "cast"):
         check(node.op in functions, "no such function")
         function = functions[node.op]
         kinds = [a.dtype for a in (node.args[1:] if node.op == "where" else node.args)]
@@ -396,6 +399,8 @@ def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
         return repr(node.what)
     if node.op == "index":
         return f"index {index_text(node.what)}"
+    if node.op == "argument":
+        return f"argument {node.what.name}"
     if node.op == "reduce":
         combine, bound = node.what
         return f"{combine} over {', '.join(f'{a.name}:{a.size}' for a in bound)} of {names[0]}"
@@ -414,9 +419,9 @@ def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
 def index_text(index: Index) -> str:
     """An index as text."""
     parts = []
-    for atom, factor in sorted(index.terms.items(), key=lambda t: (-abs(t[1]), _atom_text(t[0]))):
+    for atom, factor in sorted(index.terms.items(), key=lambda t: (-abs(hint(t[1])), _atom_text(t[0]))):
         text = _atom_text(atom)
-        parts.append(text if factor == 1 else f"{factor} * {text}")
+        parts.append(text if factor == 1 else f"{factor_text(factor)} * {text}")
     if index.constant or not parts:
         parts.append(str(index.constant))
     return " + ".join(parts)
@@ -427,9 +432,9 @@ def _atom_text(atom: Variable | Part) -> str:
         return atom.name
     inner = index_text(atom.index)
     inner = f"({inner})" if " " in inner else inner
-    return inner if atom.remainder is None else f"{inner} {'%' if atom.remainder else '//'} {atom.by}"
+    return inner if atom.remainder is None else f"{inner} {'%' if atom.remainder else '//'} {factor_text(atom.by)}"
 
 
-def offset(index: Sequence[Index], strides: Sequence[int]) -> Index:
+def offset(index: Sequence[Index], strides: Sequence[int | Extent]) -> Index:
     """The distance from a buffer's first element, in elements."""
     return join(index, strides)

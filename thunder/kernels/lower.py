@@ -10,39 +10,62 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int32, int64
-from thunder.core.proxies import Proxy, TensorProxy, has_numbers
+from thunder.core.proxies import (
+    FloatProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    has_numbers,
+    numbers_in,
+)
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.extend.fusion import fusible
+from thunder.extend.fusion import fusible, of_integers
 from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
 from thunder.kernels.ir import Buffer, Combine, Graph, Node, Program, Scatter, Store, axis
+from thunder.kernels.numbers import Numbers, Scalar
 from thunder.kernels.rules import rewrite
+from thunder.kernels.sizes import Extent, Undecided, at_least
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
-from thunder.ops.promotion import broadcast_shapes
 
 TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
 
-class Lowering:
-    """The nodes of a region's values. stores_scans: for a target whose scans are stores, and no nodes."""
+Size = int | Extent
 
-    def __init__(self, graph: Graph, stores_scans: bool = False):
-        self.graph, self.stores_scans = graph, stores_scans
+
+class Lowering:
+    """The nodes of a region's values. numbers: its symbolic ones. stores_scans: for a target whose scans are stores,
+    and no nodes."""
+
+    def __init__(self, graph: Graph, numbers: Numbers, stores_scans: bool = False):
+        self.graph, self.numbers, self.stores_scans = graph, numbers, stores_scans
         self.values: dict[Proxy, Node] = {}
         self.scratch: list[Store] = []
 
     def node(self, op: str, args: Sequence[Node], dtype: dtype, what: Any = None) -> Node:
         return self.graph.make(op, args, dtype, what)
 
+    def shape(self, p: TensorProxy) -> tuple[Size, ...]:
+        return self.numbers.shape(p.shape)
+
     def constant(self, number: Any, kind: dtype) -> Node:
-        """A number as an element of this type."""
+        """A number, which may be symbolic, as an element of this type."""
+        if isinstance(number, NumberProxy):
+            number = self.numbers.number(number)
+        if isinstance(number, Scalar):
+            return self.cast(self.node("argument", (), float64, number), kind)
+        if isinstance(number, Extent):
+            return self.cast(self.node("index", (), int64, Index.of(number)), kind)
         category = kind.category
         value = bool(number) if category == BOOL else int(number) if category == INTEGER else float(number)
         return self.node("constant", (), kind, value)
@@ -54,7 +77,7 @@ class Lowering:
         kind = args[-1].dtype
         return self.node(name, args, bool8 if FUNCTIONS[name].truth else kind)
 
-    def stored(self, a: Node, shape: Sequence[int], scan: tuple[Combine, int] | None = None) -> Node:
+    def stored(self, a: Node, shape: Sequence[Size], scan: tuple[Combine, int] | None = None) -> Node:
         """A value of this shape, or its scan, read from memory."""
         buffer = Buffer("scratch", len(self.scratch), tuple(shape), a.dtype)
         self.scratch.append(Store(buffer, axes_of(shape), a, scan))
@@ -63,9 +86,9 @@ class Lowering:
     def scattered(
         self,
         start: Node,
-        shape: Sequence[int],
+        shape: Sequence[Size],
         value: Node,
-        size: Sequence[int],
+        size: Sequence[Size],
         index: Sequence[Node | Index],
         combine: Combine | None,
     ) -> Node:
@@ -75,15 +98,23 @@ class Lowering:
         self.scratch.append(Store(buffer, axes_of(shape), start))
         loaded = {d: axis("g", (buffer.number, "to", d), n) for d, n in enumerate(shape) if isinstance(index[d], Node)}
         at = tuple(Index.of(loaded[d]) if d in loaded else index[d] for d in range(len(shape)))
-        own = [d for d in loaded if shape[d] > 1]
+        at = tuple(_inside(at, shape))  # type: ignore[arg-type]
+        own = [d for d in loaded if shape[d] != 1]
         values = self.node("tuple", (value, *(index[d] for d in own)), value.dtype)  # type: ignore[misc]
         scatter = Scatter(combine, at, tuple(loaded[d] for d in own))  # type: ignore[arg-type]
         self.scratch.append(Store(buffer, axes_of(size), values, None, scatter))
         return self.node("load", (), buffer.dtype, (buffer, _here(shape), ()))
 
-    def at(self, a: Node, index: Sequence[Index], shape: Sequence[int]) -> Node:
+    def at(self, a: Node, index: Sequence[Index], shape: Sequence[Size]) -> Node:
         """A value of this shape at an index."""
         return self.graph.substitute(a, dict(zip(axes_of(shape), index, strict=True)))
+
+    def like(self, p: TensorProxy, other: TensorProxy) -> Node:
+        """A value over the axes of another one of the same sizes, which need not be the same expressions."""
+        shape, there = self.shape(p), self.shape(other)
+        if shape == there or not shape:
+            return self.values[p]
+        return self.at(self.values[p], _inside(_here(there), shape), shape)
 
 
 def computed(kind: dtype) -> dtype:
@@ -91,11 +122,11 @@ def computed(kind: dtype) -> dtype:
     return float32 if kind.category == FLOAT and kind.bytes < 4 else kind
 
 
-def axes_of(shape: Sequence[int]) -> tuple[Variable, ...]:
+def axes_of(shape: Sequence[Size]) -> tuple[Variable, ...]:
     return tuple(axis("d", d, n) for d, n in enumerate(shape))
 
 
-def _here(shape: Sequence[int]) -> tuple[Index, ...]:
+def _here(shape: Sequence[Size]) -> tuple[Index, ...]:
     return tuple(map(Index.of, axes_of(shape)))
 
 
@@ -105,7 +136,7 @@ def _here(shape: Sequence[int]) -> tuple[Index, ...]:
 def _elementwise(to: Lowering, b: BoundSymbol) -> Node:
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     kind = computed(tensors[-1].dtype if b.sym.name != "where" else _out(b).dtype)
-    args = [to.values[x] if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
+    args = [to.like(x, _out(b)) if isinstance(x, TensorProxy) else to.constant(x, kind) for x in b.args]
     if b.sym.name in ("eq", "ne"):  # as a saved extreme is, which is compared with recomputed values
         args = [_rounded(to, a, x) for a, x in zip(args, b.args, strict=True)]
     if is_formula(b):
@@ -129,12 +160,12 @@ NAMES = {"negative": "neg", "sgn": "sign"}
 
 def _cast(to: Lowering, b: BoundSymbol) -> Node:
     kind = _out(b).dtype
-    narrow = to.cast(to.values[b.args[0]], kind)  # rounds a 16-bit float
+    narrow = to.cast(to.like(b.args[0], _out(b)), kind)  # rounds a 16-bit float
     return to.cast(narrow, computed(kind))
 
 
 def _same(to: Lowering, b: BoundSymbol) -> Node:
-    return to.values[b.args[0]]
+    return to.like(b.args[0], _out(b))
 
 
 def _full(to: Lowering, b: BoundSymbol) -> Node:
@@ -143,8 +174,10 @@ def _full(to: Lowering, b: BoundSymbol) -> Node:
 
 def _iota(to: Lowering, b: BoundSymbol) -> Node:
     kind, start, step = computed(_out(b).dtype), b.kwargs["start"], b.kwargs["step"]
-    (at,) = _here(_out(b).shape)
-    if type(start) is int and type(step) is int:
+    (at,) = _here(to.shape(_out(b)))
+    if isinstance(start, NumberProxy):
+        start = to.numbers.number(start)
+    if isinstance(start, int | Extent) and type(step) is int:
         return to.cast(to.node("index", (), int64, at * step + start if step else Index.of(start)), kind)
     wide = float64
     scaled = to.map("mul", to.cast(to.node("index", (), int64, at), wide), to.constant(step, wide))
@@ -154,7 +187,7 @@ def _iota(to: Lowering, b: BoundSymbol) -> Node:
 def _random(to: Lowering, b: BoundSymbol) -> Node:
     out, seed, (low, high) = _out(b), b.kwargs["seed"], _bounds(b)
     drawn = to.values[seed] if isinstance(seed, TensorProxy) else to.constant(seed, int64)
-    element = to.node("index", (), int64, joined(_here(out.shape), strides_of(out.shape)))
+    element = to.node("index", (), int64, joined(_here(to.shape(out)), strides_of(to.shape(out))))
     node = to.node("random", (drawn, element), float32, b.kwargs["offset"])
     if (low, high) != (0.0, 1.0):  # rounded once
         scaled = to.map("mul", to.cast(node, float64), to.constant(high - low, float64))
@@ -168,100 +201,112 @@ def _bounds(b: BoundSymbol) -> tuple[float, float]:
 
 
 def _view(
-    index: Callable[[BoundSymbol, tuple[Index, ...]], Sequence[Index]],
+    index: Callable[[Lowering, BoundSymbol, tuple[Index, ...]], Sequence[Index]],
 ) -> Callable[[Lowering, BoundSymbol], Node]:
     """A row of a view. index: in the operand, from the one in the result."""
 
     def row(to: Lowering, b: BoundSymbol) -> Node:
         a = b.args[0]
-        return to.at(to.values[a], index(b, _here(_out(b).shape)), a.shape)
+        return to.at(to.values[a], index(to, b, _here(to.shape(_out(b)))), to.shape(a))
 
     return row
 
 
-def _broadcast_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
-    return [Index.of(0) if n == 1 else here[d] for n, d in zip(b.args[0].shape, b.args[2], strict=True)]
+def _broadcast_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    return [Index.of(0) if n == 1 else here[d] for n, d in zip(to.shape(b.args[0]), b.args[2], strict=True)]
 
 
-def _reshape_index(b: BoundSymbol, here: tuple[Index, ...]) -> tuple[Index, ...]:
-    return split(joined(here, strides_of(_out(b).shape)), b.args[0].shape)
+def _reshape_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    shape = to.shape(b.args[0])
+    return _inside(split(joined(here, strides_of(to.shape(_out(b)))), shape), shape)
 
 
-def _permuted_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+def _permuted_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
     inverse = {d: i for i, d in enumerate(b.args[1])}
     return [here[inverse[d]] for d in range(len(here))]
 
 
-def _sliced_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
-    return [i * step + start for i, start, step in zip(here, b.args[1], b.args[3], strict=True)]
+def _sliced_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    starts = [to.numbers.extent(n, 0) for n in b.args[1]]
+    return _inside([i * step + n for i, n, step in zip(here, starts, b.args[3], strict=True)], to.shape(b.args[0]))
 
 
-def _flipped_index(b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
-    dims = {d % len(here) for d in b.args[1] if here}
-    return [i * -1 + (n - 1) if d in dims else i for d, (i, n) in enumerate(zip(here, b.args[0].shape, strict=True))]
+def _flipped_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    dims, shape = {d % len(here) for d in b.args[1] if here}, to.shape(b.args[0])
+    return [i * -1 + (n - 1) if d in dims else i for d, (i, n) in enumerate(zip(here, shape, strict=True))]
+
+
+def _inside(index: Sequence[Index], shape: Sequence[Size]) -> list[Index]:
+    """The index of an element, which is inside even where sizes do not show it."""
+    return [within(i, n) for i, n in zip(index, shape, strict=True)]
 
 
 def _cat(to: Lowering, b: BoundSymbol) -> Node:
     tensors, dim = b.args[0], b.args[1]
-    here, kind = _here(_out(b).shape), computed(_out(b).dtype)
-    pieces, starts, start = [], [], 0
+    here, kind = _here(to.shape(_out(b))), computed(_out(b).dtype)
+    pieces, starts, start = [], list[Size](), 0
     for t in tensors:
-        if t.shape[dim] == 0:
+        shape = to.shape(t)
+        if shape[dim] == 0:
             continue
-        at = [*here[:dim], within(here[dim] + -start, t.shape[dim]), *here[dim + 1 :]]
-        pieces.append(to.at(to.values[t], at, t.shape))
+        at = [*here[:dim], within(here[dim] + -start, shape[dim]), *here[dim + 1 :]]
+        pieces.append(to.at(to.values[t], at, shape))
         starts.append(start)
-        start += t.shape[dim]
+        start = start + shape[dim]
     if len(pieces) == 1:
         return pieces[0]
-    return to.node("concat", pieces, kind, (here[dim], tuple(starts), start))
+    return to.node("concat", pieces, kind, (within(here[dim], start), tuple(starts), start))
 
 
 def _pad(to: Lowering, b: BoundSymbol) -> Node:
     """One dimension after the other: what is before, the operand, what is behind."""
     a, value, padding = b.args
     node, kind = to.values[a], computed(_out(b).dtype)
-    outside, shape = to.constant(value, kind), [*a.shape]
-    for d, (low, high) in enumerate(padding):
+    outside, shape = to.constant(value, kind), [*to.shape(a)]
+    for d, pair in enumerate(padding):
+        low, high = (to.numbers.extent(n, 0) for n in pair)
         if low == high == 0:
             continue
         n = shape[d]
         before = shape[:]
         shape[d] = low + n + high
         here = _here(shape)
-        first, last = max(low, 0), min(low + n, shape[d])
+        has_low, has_high = (n != 0 and at_least(n, 0) for n in (low, high))
+        first, last = low if has_low else 0, low + n if has_high else shape[d]
         at = [*here[:d], within(here[d] + -low, n), *here[d + 1 :]]
         inner = to.at(node, at, before)
-        parts = [(0, outside)] * (first > 0) + [(first, inner)] + [(last, outside)] * (last < shape[d])
+        parts = [(0, outside)] * has_low + [(first, inner)] + [(last, outside)] * has_high
         if len(parts) == 1:
             node = inner
         else:
             node = to.node("concat", [p for _, p in parts], kind, (here[d], tuple(s for s, _ in parts), shape[d]))
-    return node
+    return to.at(node, _inside(_here(to.shape(_out(b))), shape), shape)
 
 
 def _reduce(to: Lowering, b: BoundSymbol) -> Node:
     a, dims = b.args
-    node, dims = to.values[a], sorted(d % len(a.shape) for d in dims)
-    rest = iter(axes_of(_out(b).shape))
+    shape = to.shape(a)
+    node, dims = to.values[a], sorted(d % len(shape) for d in dims)
+    rest = iter(axes_of(to.shape(_out(b))))
     depth = node.depth + 1
-    bound = tuple(axis("r", (depth, i), a.shape[d]) for i, d in enumerate(dims))
+    bound = tuple(axis("r", (depth, i), shape[d]) for i, d in enumerate(dims))
     own = iter(bound)
-    index = [Index.of(next(own) if d in dims else next(rest)) for d in range(len(a.shape))]
-    body = to.at(node, index, a.shape)
-    bound = tuple(v for v in bound if v.size > 1)
+    index = [Index.of(next(own) if d in dims else next(rest)) for d in range(len(shape))]
+    body = to.at(node, index, shape)
+    bound = tuple(v for v in bound if v.size != 1)
     return to.node("reduce", (body,), body.dtype, (Combine(b.sym.name), bound)) if bound else body
 
 
 def _scan(to: Lowering, b: BoundSymbol) -> Node:
     a, dim = b.args
-    value, d = to.cast(to.values[a], computed(_out(b).dtype)), dim % len(a.shape)
-    if a.shape[d] == 1:
+    shape = to.shape(a)
+    value, d = to.cast(to.values[a], computed(_out(b).dtype)), dim % len(shape)
+    if shape[d] == 1:
         return value
     if to.stores_scans:
-        return to.stored(value, a.shape, (_SCANS[b.sym.id], d))
-    bound, here = axis("r", (value.depth + 1, 0), a.shape[d]), _here(a.shape)
-    body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], a.shape)
+        return to.stored(value, shape, (_SCANS[b.sym.id], d))
+    bound, here = axis("r", (value.depth + 1, 0), shape[d]), _here(shape)
+    body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], shape)
     return to.node("scan", (body,), body.dtype, (_SCANS[b.sym.id], bound, here[d], False))
 
 
@@ -276,17 +321,17 @@ def is_scan(b: BoundSymbol) -> bool:
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
     """Elements of a value at indices of which some are nodes. depth: of gathers in these. Elements of what the region
     computes are read from memory."""
-    node = to.values[a]
+    node, shape = to.values[a], to.shape(a)
     kind = node.dtype
     if node.op == "cast" and node.args[0].op == "load" and not node.args[0].args:
         node = node.args[0]  # converted behind the gather
     if node.op != "load" or node.args:
-        node = to.stored(node, a.shape)
-    loaded = {d: axis("g", (node.number, depth, d), a.shape[d]) for d, i in enumerate(index) if isinstance(i, Node)}
+        node = to.stored(node, shape)
+    loaded = {d: axis("g", (node.number, depth, d), shape[d]) for d, i in enumerate(index) if isinstance(i, Node)}
     at = [Index.of(loaded[d]) if d in loaded else i for d, i in enumerate(index)]
-    node = to.at(node, at, a.shape)  # type: ignore[arg-type]
+    node = to.at(node, at, shape)  # type: ignore[arg-type]
     buffer, indices, _ = node.what
-    own = [d for d in loaded if a.shape[d] > 1]
+    own = [d for d in loaded if shape[d] != 1]
     nodes = tuple(index[d] for d in own)
     node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded[d] for d in own)))  # type: ignore
     return to.cast(node, kind)
@@ -295,26 +340,26 @@ def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth
 def _along(to: Lowering, b: BoundSymbol) -> Node:
     """gather: the index is as large as the result."""
     a, dim, at = b.args[:3]
-    index: list[Node | Index] = [*_here(at.shape)]
+    index: list[Node | Index] = [*_here(to.shape(at))]
     index[dim % len(a.shape)] = to.cast(to.values[at], int64)
     return _gathered(to, a, index, to.values[at].depth)
 
 
 def _take(to: Lowering, b: BoundSymbol) -> Node:
     a, dim, at = b.args
-    here = _here(_out(b).shape)
+    here = _here(to.shape(_out(b)))
     index: list[Node | Index] = [*here]
-    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1], at.shape)
+    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1], to.shape(at))
     return _gathered(to, a, index, to.values[at].depth)
 
 
 def _index(to: Lowering, b: BoundSymbol) -> Node:
     a, indices = b.args
-    index = _at_indices(to, indices, a.shape, _here(_out(b).shape))
+    index = _at_indices(to, indices, to.shape(a), _here(to.shape(_out(b))))
     return _gathered(to, a, index, max(to.values[i].depth for i in indices if i is not None))
 
 
-def _at_indices(to: Lowering, indices: Sequence, shape: Sequence[int], here: tuple[Index, ...]) -> list[Node | Index]:
+def _at_indices(to: Lowering, indices: Sequence, shape: Sequence[Size], here: tuple[Index, ...]) -> list[Node | Index]:
     """The index in a tensor of this shape that index tensors read, from the one in the result."""
     where, first, count = indexed(indices)
     rest = (i for d, i in enumerate(here) if not first <= d < first + count)
@@ -324,9 +369,10 @@ def _at_indices(to: Lowering, indices: Sequence, shape: Sequence[int], here: tup
             index.append(next(rest))
             continue
         at = indices[d]
-        own = here[first + count - len(at.shape) : first + count]
-        own = [Index.of(0) if m == 1 else i for i, m in zip(own, at.shape, strict=True)]
-        node = to.at(to.cast(to.values[at], int64), own, at.shape)
+        there = to.shape(at)
+        own = here[first + count - len(there) : first + count]
+        own = [Index.of(0) if m == 1 else i for i, m in zip(own, there, strict=True)]
+        node = to.at(to.cast(to.values[at], int64), own, there)
         size = to.constant(n, int64)
         below = to.map("lt", node, to.constant(0, int64))
         index.append(to.map("where", below, to.map("add", node, size), node))
@@ -341,7 +387,7 @@ def _into(
     b: BoundSymbol,
     start: Node | None,
     value: Node,
-    size: Sequence[int],
+    size: Sequence[Size],
     index: Sequence[Node | Index],
     combine: Combine | None = Combine.SUM,
 ) -> Node:
@@ -351,51 +397,53 @@ def _into(
     if combine is not None:  # there is an atomic operation for it
         kind = computed(kind) if kind.category != INTEGER or kind.bytes >= 4 else int32
     start = to.constant(0, kind) if start is None else to.cast(start, kind)
-    return to.cast(to.scattered(start, out.shape, to.cast(value, kind), size, index, combine), computed(out.dtype))
+    return to.cast(to.scattered(start, to.shape(out), to.cast(value, kind), size, index, combine), computed(out.dtype))
 
 
 def _added_along(to: Lowering, b: BoundSymbol) -> Node:
     """index_add, index_copy, the gradient of a read along a dimension: the index has one dimension, or none."""
     is_gradient = b.sym.id == "index_select_backward"
     source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
-    dim, here, value = b.args[1] % len(source.shape), _here(source.shape), to.values[source]
+    size, value = to.shape(source), to.values[source]
+    dim, here = b.args[1] % len(size), _here(size)
     index: list[Node | Index] = [*here]
-    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1] if at.shape else (), at.shape)
+    index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1] if at.shape else (), to.shape(at))
     if (alpha := b.kwargs.get("alpha", 1)) != 1:
         value = to.map("mul", value, to.constant(alpha, value.dtype))
     combine = None if b.sym.id == "ltorch.index_copy" else Combine.SUM
-    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, source.shape, index, combine)
+    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, size, index, combine)
 
 
 def _added_at(to: Lowering, b: BoundSymbol) -> Node:
     """scatter, scatter_add, the gradient of gather: there is an index for each element that is written."""
     is_gradient = b.sym.id == "gather_backward"
     source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
-    here = _here(at.shape)
+    size = to.shape(at)
+    here = _here(size)
     index: list[Node | Index] = [*here]
-    index[b.args[1] % len(at.shape)] = to.cast(to.values[at], int64)
+    index[b.args[1] % len(size)] = to.cast(to.values[at], int64)
     if isinstance(source, TensorProxy):
-        value = to.at(to.values[source], here, source.shape)
+        value = to.at(to.values[source], here, to.shape(source))
     else:
         value = to.constant(source, computed(_out(b).dtype))
     combine = None if b.sym.id == "ltorch.scatter" else Combine.SUM
-    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, at.shape, index, combine)
+    return _into(to, b, None if is_gradient else to.values[b.args[0]], value, size, index, combine)
 
 
 def _put(to: Lowering, b: BoundSymbol) -> Node:
     """index_put, and the gradient of a read by index tensors."""
     is_gradient = b.sym.id == "index_backward"
     source, indices = (b.args[0], b.args[2]) if is_gradient else (b.args[2], b.args[1])
-    shape = _out(b).shape
+    shape, there = to.shape(_out(b)), to.shape(source)
     where, first, count = indexed(indices)
-    common = broadcast_shapes(*(indices[d].shape for d in where))
+    common = _broadcast([to.shape(indices[d]) for d in where])
     rest = [n for d, n in enumerate(shape) if d not in where]
     size = (*rest[:first], *common, *rest[first:])
     here = _here(size)
     index = _at_indices(to, indices, shape, here)
-    lead = len(size) - len(source.shape)
-    own = [Index.of(0) if n == 1 else i for n, i in zip(source.shape, here[lead:], strict=True)]
-    value = to.at(to.values[source], own, source.shape)
+    lead = len(size) - len(there)
+    own = [Index.of(0) if n == 1 else i for n, i in zip(there, here[lead:], strict=True)]
+    value = to.at(to.values[source], own, there)
     if is_gradient:
         combine = None if any(b.args[3:]) or b.kwargs.get("distinct") else Combine.SUM
     else:
@@ -403,15 +451,21 @@ def _put(to: Lowering, b: BoundSymbol) -> Node:
     return _into(to, b, None if is_gradient else to.values[b.args[0]], value, size, index, combine)
 
 
+def _broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+    """The common shape of shapes that PyTorch broadcasts."""
+    rows = zip_longest(*(reversed(s) for s in shapes), fillvalue=1)
+    return tuple(next((n for n in row if n != 1), 1) for row in rows)[::-1]
+
+
 def _embedded(to: Lowering, b: BoundSymbol) -> Node:
     """The gradient of an embedding. What the padding's row gets is not added."""
     g, indices, _, padding, _ = b.args
-    node, here = to.cast(to.values[indices], int64), _here(g.shape)
+    node, here = to.cast(to.values[indices], int64), _here(to.shape(g))
     value = to.values[g]
     if padding >= 0:
         is_padding = to.map("eq", node, to.constant(padding, int64))
         value = to.map("where", is_padding, to.constant(0, value.dtype), value)
-    return _into(to, b, None, value, g.shape, [node, here[-1]])
+    return _into(to, b, None, value, to.shape(g), [node, here[-1]])
 
 
 _SCATTERS = {
@@ -484,10 +538,12 @@ def is_primitive(b: BoundSymbol) -> bool:
 
 
 def _is_primitive(b: BoundSymbol) -> bool:
-    if b.sym.id not in ROWS or has_numbers((b.args, b.kwargs, b.output)):
+    if b.sym.id not in ROWS:
         return False
     tensors = [p for p in (*b.inputs, *b.outputs) if isinstance(p, TensorProxy)]
-    if len(b.outputs) != 1 or any(t.dtype.name not in TYPES or math.prod(t.shape) == 0 for t in tensors):
+    if len(b.outputs) != 1 or any(t.dtype.name not in TYPES or 0 in t.shape for t in tensors):
+        return False
+    if not _knows_numbers(b):
         return False
     row = ROWS[b.sym.id]
     if row is _elementwise:
@@ -501,7 +557,7 @@ def _is_primitive(b: BoundSymbol) -> bool:
     if row is _random:
         return _draws(b)
     if row is _full or row is _pad:
-        return type(b.args[1]) in (bool, int, float)
+        return _is_number(b.args[1])
     return b.sym.id not in _OF_INPUTS or len(b.args[0].shape) > 0
 
 
@@ -517,6 +573,45 @@ def _is_number_of(x: Any, bits: int) -> bool:
     return type(x) is int and 0 <= x < 1 << bits
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, NumberProxy) or type(x) in (bool, int, float)
+
+
+# the places of arguments that may be symbolic sizes; of other primitives, tensors alone have such sizes
+_OF_SIZES: dict[str, tuple[int, ...]] = {
+    "prims.reshape": (1,), "prims.broadcast_in_dim": (1,), "prims.slice_prim": (1, 2), "ltorch.uniform_philox": (0,),
+    "gather_backward": (3,), "index_select_backward": (3,), "index_backward": (1,),
+    "aten.embedding_dense_backward.default": (2,),
+}  # fmt: skip
+
+
+def _knows_numbers(b: BoundSymbol) -> bool:
+    """Whether what is symbolic says how large something is or where it begins, or is a number that elements are
+    combined with, or are."""
+    if not has_numbers((b.args, b.kwargs)):
+        return True
+    row = ROWS[b.sym.id]
+    if row is _elementwise:
+        return not has_numbers(b.kwargs)
+    if row is _full:
+        return not isinstance(b.args[1], FloatProxy) or _out(b).dtype.category == FLOAT
+    if not all(map(of_integers, numbers_in((b.args, b.kwargs), []))):
+        return False
+    if row is _pad:
+        padding = [n for pair in b.args[2] for n in pair]
+        return not has_numbers(b.args[1]) and all(n >= 0 for n in padding if isinstance(n, NumberProxy))
+    if row is _iota:
+        return not has_numbers(b.kwargs["step"]) and not isinstance(b.kwargs["start"], FloatProxy)
+    others = [x for i, x in enumerate(b.args) if i not in _OF_SIZES.get(b.sym.id, ())]
+    return not has_numbers(_without_tensors((*others, *b.kwargs.values())))
+
+
+def _without_tensors(x: Any) -> Any:
+    if isinstance(x, TensorProxy):
+        return None
+    return [*map(_without_tensors, x)] if isinstance(x, (list, tuple)) else x
+
+
 # numbers that a function of integers takes in C, by the bits of these
 _LIMITS = {
     "floor_divide": lambda bits: range(1, 1 << (bits - 1)), "remainder": lambda bits: range(1, 1 << (bits - 1)),
@@ -528,7 +623,7 @@ def _is_function(b: BoundSymbol) -> bool:
     name = NAMES.get(b.sym.name, b.sym.name)
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     numbers = [x for x in b.args if not isinstance(x, TensorProxy)]
-    if not tensors or any(type(x) not in (bool, int, float) for x in numbers):
+    if not tensors or not all(map(_is_number, numbers)):
         return False
     if is_formula(b):
         return all(_fits(x, tensors[0].dtype) for x in numbers if type(x) is int)
@@ -537,13 +632,20 @@ def _is_function(b: BoundSymbol) -> bool:
     function = FUNCTIONS[name]
     if any(t.dtype.category not in function.categories for t in tensors):
         return False
-    if name != "where" and tensors[-1].dtype.category != FLOAT and float in map(type, numbers):
-        return False
     if name in _LIMITS:
         return len(numbers) == 1 and type(b.args[1]) is int and b.args[1] in _LIMITS[name](8 * tensors[0].dtype.bytes)
-    if any(type(x) is int and not _fits(x, t.dtype) for x in numbers for t in tensors):
+    if not all(_is_operand(x, name, [t.dtype for t in tensors]) for x in numbers):
         return False
     return name != "pow" or not numbers or b.args[1] is numbers[0]
+
+
+def _is_operand(number: Any, name: str, kinds: Sequence[dtype]) -> bool:
+    """Whether a function takes a number beside tensors of these types: a symbolic one may not fit into small ones."""
+    if isinstance(number, NumberProxy) and any(k.category == INTEGER and k is not int64 for k in kinds):
+        return False
+    if type(number) is float or isinstance(number, FloatProxy):
+        return name == "where" or kinds[-1].category == FLOAT
+    return type(number) is not int or all(_fits(number, k) for k in kinds)
 
 
 def _is_element(number: Any, kind: dtype) -> bool:
@@ -560,14 +662,15 @@ def _fits(number: int, kind: dtype) -> bool:
     return -(1 << (bits - 1)) <= number < 1 << (bits - 1) if kind.signed else 0 <= number < 1 << bits
 
 
-def lowers(b: BoundSymbol, computes: Callable[[BoundSymbol], bool]) -> bool:
+def lowers(b: BoundSymbol, computes: Callable[[BoundSymbol], bool], numbers: bool = False) -> bool:
     """Whether an operation, or each one of its decomposition, has a row. computes: whether the target has what a
-    primitive is lowered to."""
+    primitive is lowered to; numbers: whether it takes symbolic numbers."""
     if is_primitive(b):
         return computes(b)
-    if b.sym.decomposition is None or not all(isinstance(p, TensorProxy) for p in (*b.inputs, *b.outputs)):
+    values = *b.inputs, *b.outputs
+    if b.sym.decomposition is None or not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in values):
         return False
-    return bool(b.subsymbols) and all(fusible(sub) and lowers(sub, computes) for sub in b.subsymbols)
+    return bool(b.subsymbols) and all(fusible(sub, numbers) and lowers(sub, computes, numbers) for sub in b.subsymbols)
 
 
 def primitives(b: BoundSymbol) -> list[BoundSymbol]:
@@ -578,13 +681,14 @@ def primitives(b: BoundSymbol) -> list[BoundSymbol]:
 # ------------------------------------------------------------------------------------------------ a region
 
 
-def lowered(region: Region, stores_scans: bool = False) -> Program:
-    """The program of a region: inputs and outputs in its order. stores_scans: see `Lowering`."""
-    to = Lowering(Graph(rewrite), stores_scans)
+def lowered(region: Region, numbers: Numbers | None = None, stores_scans: bool = False) -> Program:
+    """The program of a region: inputs and outputs in its order. numbers: its symbolic ones. stores_scans: see
+    `Lowering`. Raises Undecided."""
+    to = Lowering(Graph(rewrite), numbers if numbers is not None else Numbers(region), stores_scans)
     inputs = []
     for i, p in enumerate(region.inputs):
         assert isinstance(p, TensorProxy), "regions of kernels read tensors"
-        buffer = Buffer("input", i, tuple(p.shape), p.dtype)
+        buffer = Buffer("input", i, to.shape(p), p.dtype)
         inputs.append(buffer)
         to.values[p] = _wide_load(to, buffer)
     for b in region.bound_symbols:
@@ -594,7 +698,7 @@ def lowered(region: Region, stores_scans: bool = False) -> Program:
         assert isinstance(p, TensorProxy), "regions of kernels make tensors"
         value = to.cast(to.values[p], p.dtype)
         if not _is_in_memory(to, value, i):
-            stores.append(Store(Buffer("output", i, tuple(p.shape), p.dtype), axes_of(p.shape), value))
+            stores.append(Store(Buffer("output", i, to.shape(p), p.dtype), axes_of(to.shape(p)), value))
     return Program(to.graph, inputs, [*to.scratch, *stores])
 
 
@@ -618,7 +722,8 @@ def _wide_load(to: Lowering, buffer: Buffer) -> Node:
 
 def _lower(to: Lowering, b: BoundSymbol) -> None:
     if is_primitive(b):
-        to.values[b.outputs[0]] = ROWS[b.sym.id](to, b)
+        to.values[_out(b)] = ROWS[b.sym.id](to, b)
+        _check_axes(to, _out(b))
         return
     for sub in b.subsymbols:
         _lower(to, sub)
@@ -628,6 +733,7 @@ def _lower(to: Lowering, b: BoundSymbol) -> None:
         elif isinstance(old, TensorProxy):
             to.values[old] = to.constant(new, computed(old.dtype))
     for out in b.outputs:
+        _check_axes(to, out)  # type: ignore[arg-type]
         value = to.values[out]  # type: ignore[index]
         if out.dtype.bytes == 2 and value.op == "cast" and (inner := value.args[0]).op == "cast":  # type: ignore
             if (
@@ -638,6 +744,12 @@ def _lower(to: Lowering, b: BoundSymbol) -> None:
                 )
             ):
                 to.values[out] = inner.args[0]  # rounded where it is stored: the program does not convert
+
+
+def _check_axes(to: Lowering, p: TensorProxy) -> None:
+    """Raises Undecided where a value has an axis of a size that only the program knows to be that of its shape."""
+    if not to.values[p].axes <= {*axes_of(to.shape(p))}:
+        raise Undecided
 
 
 def _computes(b: BoundSymbol) -> bool:

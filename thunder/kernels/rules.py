@@ -7,17 +7,20 @@ not `x`. Equal nodes are one node already: see `ir.Graph`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype, int64
 from thunder.kernels.index import Index
 from thunder.kernels.ir import COMBINES, EXTREMES, Combine, Graph, Node
+from thunder.kernels.sizes import Extent, Undecided, at_least
 
 Found = dict[str, Node]
+Size = int | Extent
 
 
 class Rule(NamedTuple):
@@ -68,10 +71,10 @@ def _holds(wide: dtype, narrow: dtype) -> bool:
 
 
 def _is_between(f: Found) -> bool:
-    return any(f["it"].what[0].low >= lo and f["it"].what[0].high < hi for lo, hi in _ranges(f["it"]))
+    return any(f["it"].what[0].is_inside(lo, hi) for lo, hi in _ranges(f["it"]))
 
 
-def _ranges(concat: Node) -> list[tuple[int, int]]:
+def _ranges(concat: Node) -> list[tuple[Size, Size]]:
     _, starts, end = concat.what
     return [*zip(starts, (*starts[1:], end), strict=True)]
 
@@ -79,14 +82,13 @@ def _ranges(concat: Node) -> list[tuple[int, int]]:
 def _only_piece(graph: Graph, f: Found) -> Node:
     index = f["it"].what[0]
     return next(
-        piece
-        for piece, (lo, hi) in zip(f["it"].args, _ranges(f["it"]), strict=True)
-        if index.low >= lo and index.high < hi
+        piece for piece, (lo, hi) in zip(f["it"].args, _ranges(f["it"]), strict=True) if index.is_inside(lo, hi)
     )
 
 
 def _binds_nothing(f: Found) -> bool:
-    return f["x"].axes.isdisjoint(f["it"].what[1])
+    combine, bound = f["it"].what
+    return f["x"].axes.isdisjoint(bound) and (combine != Combine.PROD or all(type(a.size) is int for a in bound))
 
 
 def _of_equal(graph: Graph, f: Found) -> Node:
@@ -96,13 +98,17 @@ def _of_equal(graph: Graph, f: Found) -> Node:
     if combine in EXTREMES:
         return f["x"]
     kind = f["it"].dtype
-    number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
+    if isinstance(count, Extent):
+        number = graph.make("index", (), int64, Index.of(count))
+        number = number if kind is int64 else graph.make("cast", (number,), kind)
+    else:
+        number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
     return graph.make("mul" if combine == Combine.SUM else "pow", (f["x"], number), kind)
 
 
 def _is_read_backwards(f: Found) -> bool:
     factors = f["it"].what[2].terms.values()
-    return bool(factors) and all(factor < 0 for factor in factors)
+    return bool(factors) and all(at_least(-1, factor) for factor in factors)
 
 
 def _turned(graph: Graph, f: Found) -> Node:
@@ -177,7 +183,7 @@ def _is_index_and_number(f: Found) -> bool:
 
 
 def _is_divided_index(f: Found) -> bool:
-    return _is_index_and_number(f) and f["c"].what > 0 and f["x"].what.low >= 0
+    return _is_index_and_number(f) and f["c"].what > 0 and at_least(f["x"].what.low, 0)
 
 
 def _index_by(combine: Callable[[Index, int], Index]) -> Callable[[Graph, Found], Node]:
@@ -259,8 +265,9 @@ def rewrite(graph: Graph, node: Node) -> Node | None:
     """What takes a node's place; None where no rule fits. Operands are rewritten already."""
     for rule in _BY_OP.get(node.op, ()):
         names: Found = {"it": node}
-        if _matches(rule.pattern, node, names) and rule.condition(names):
-            return _built(graph, rule.replacement, names)
+        with contextlib.suppress(Undecided):
+            if _matches(rule.pattern, node, names) and rule.condition(names):
+                return _built(graph, rule.replacement, names)
     return None
 
 

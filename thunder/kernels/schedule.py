@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -37,9 +38,11 @@ from thunder.kernels.ir import (
     variables_of,
 )
 from thunder.kernels.machine import Machine
+from thunder.kernels.sizes import Extent, Undecided, at_least, common, divides, exact, hint, largest, least
 
 LINE, PAGE = 64, 4096  # bytes of a line of a cache, and of all sets of a first one
 LEAST_VECTOR = 8  # elements of a loop that is worth vectors
+Size = int | Extent
 MOST_ACCUMULATED = 1 << 22  # bytes that a thread adds up; more would not be in a cache
 
 
@@ -73,22 +76,22 @@ class Item:
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         """Splits axes until indices are linear in them, and orders these."""
         loads = [n for n in in_order([self.body]) if n.op == "load"]
-        axes = [a for a in (*self.free, *self.bound) if a.size > 1 and a is not self.along]
+        axes = [a for a in (*self.free, *self.bound) if a.size != 1 and a is not self.along]
         self.by = {a: Index.of(a) for a in (*self.free, *self.bound)}
         if self.along is not None:
             self.by[self.along] = Index.of(self.bound[0])
         indices = [i for n in loads for i in n.what[1]]
         while (part := _part_of_axis(indices, axes)) is not None:
             a, n = part
-            high, low = axis("s", (a.name, n, 0), a.size // n), axis("s", (a.name, n, 1), n)
+            high, low = axis("s", (a.name, n, 0), exact(a.size, n)), axis("s", (a.name, n, 1), n)
             there = {a: Index.of(high) * n + Index.of(low)}
             axes[axes.index(a) : axes.index(a) + 1] = [high, low]
             indices = [replaced(i, there) for i in indices]
             self.by = {b: replaced(i, there) for b, i in self.by.items()}
         top = {n for n in above_reductions(self.body) if n.op == "load"} or set(loads)
-        accesses = [(_steps(n, self.by, strides), math.prod(a.size for a in n.axes)) for n in loads if n in top]
+        accesses = [(_steps(n, self.by, strides), elements(n.axes)) for n in loads if n in top]
         if self.store is not None:
-            own, count = [replaced(i, self.by) for i in self.store.index], math.prod(a.size for a in self.store.axes)
+            own, count = [replaced(i, self.by) for i in self.store.index], elements(self.store.axes)
             accesses.append((_terms(offset(own, strides[self.store.buffer])), 2 * count))
         self.axes = _in_memory_order(axes, accesses)
         self.axes = self._with_scan_last(self.axes)
@@ -99,27 +102,24 @@ class Item:
         if self.scan is None or self.store is None:
             return axes
         along = self.by[self.store.axes[self.scan[1]]].terms
-        last = sorted((a for a in axes if a in along), key=lambda a: -along[a])
+        last = sorted((a for a in axes if a in along), key=lambda a: -hint(along[a]))
         return [a for a in axes if a not in along] + last
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> list[Size]:
         return [a.size for a in self.axes]
 
     @property
-    def total(self) -> int:
+    def total(self) -> Size:
         return math.prod(self.sizes)
 
     @property
-    def cuts(self) -> set[int]:
+    def cuts(self) -> set[Size]:
         """The products of the sizes of the last axes."""
-        products = {1}
-        for n in reversed(self.sizes):
-            products.add(n * max(products))
-        return products
+        return {*accumulate(reversed(self.sizes), operator.mul, initial=1)}
 
     @property
-    def row(self) -> int | None:
+    def row(self) -> Size | None:
         """For a reduction over the last axes, of more than one row, and for a scan: the elements of a row."""
         if self.scan is not None and self.store is not None:
             return self.store.axes[self.scan[1]].size
@@ -129,7 +129,7 @@ class Item:
         while last < len(self.axes) and self.axes[-1 - last] in self._own_bound:
             last += 1
         width = math.prod(self.sizes[len(self.axes) - last :])
-        return width if last == len(self._own_bound) and width < self.total else None
+        return width if last == len(self._own_bound) and width != self.total else None
 
 
 def above_reductions(node: Node) -> list[Node]:
@@ -145,7 +145,12 @@ def above_reductions(node: Node) -> list[Node]:
     return [*order]
 
 
-def _part_of_axis(indices: Iterable[Index], axes: Sequence[Variable]) -> tuple[Variable, int] | None:
+def elements(loops: Iterable[Variable]) -> int:
+    """How many elements there are, as sizes are when kernels are made."""
+    return hint(math.prod(v.size for v in loops))
+
+
+def _part_of_axis(indices: Iterable[Index], axes: Sequence[Variable]) -> tuple[Variable, Size] | None:
     """An axis that an index divides, and by what."""
     for index in indices:
         stack = [a for a in index.terms if isinstance(a, Part)]
@@ -157,22 +162,22 @@ def _part_of_axis(indices: Iterable[Index], axes: Sequence[Variable]) -> tuple[V
             terms = part.index.terms
             if len(terms) == 1 and not part.index.constant:
                 ((a, factor),) = terms.items()
-                if isinstance(a, Variable) and factor == 1 and a in axes and a.size % part.by == 0:
+                if isinstance(a, Variable) and factor == 1 and a in axes and divides(part.by, a.size):
                     return a, part.by
     return None
 
 
-def _terms(index: Index) -> dict[Variable, int]:
+def _terms(index: Index) -> dict[Variable, Size]:
     return {a: f for a, f in index.terms.items() if isinstance(a, Variable)}
 
 
-def _steps(load: Node, by: Mapping[Variable, Index], strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable, int]:
+def _steps(load: Node, by: Mapping[Variable, Index], strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable, Size]:
     buffer, index, _ = load.what
     return _terms(opened(offset([replaced(i, by) for i in index], strides[buffer])))
 
 
 def _in_memory_order(
-    axes: Sequence[Variable], accesses: Sequence[tuple[Mapping[Variable, int], int]]
+    axes: Sequence[Variable], accesses: Sequence[tuple[Mapping[Variable, Size], int]]
 ) -> list[Variable]:
     """Axes from the slowest to the fastest, by a vote of the accesses, which are weighed by their elements."""
     place = {a: i for i, a in enumerate(axes)}
@@ -180,7 +185,7 @@ def _in_memory_order(
     def compare(a: Variable, b: Variable) -> float:
         votes = 0
         for step, weight in accesses:
-            x, y = abs(step.get(a, 0)), abs(step.get(b, 0))
+            x, y = abs(hint(step.get(a, 0))), abs(hint(step.get(b, 0)))
             if x and y and x != y:
                 votes += weight if x < y else -weight
             elif bool(x) != bool(y) and max(x, y) == 1:  # read in order along one, and not at all along the other
@@ -199,15 +204,17 @@ class Group:
 
     def __init__(self, item: Item):
         self.items: list[Item] = []
-        self.total, self.cuts, self.row = item.total, {1}, None
+        self.total: Size = item.total
+        self.cuts: set[Size] = {1}
+        self.row: Size | None = None
         self.add(item)
 
     def add(self, item: Item) -> None:
         self.cuts, self.row = self._joined(item)  # type: ignore[misc]
         self.items.append(item)
 
-    def _joined(self, item: Item) -> tuple[set[int], int | None] | None:
-        scale = 1
+    def _joined(self, item: Item) -> tuple[set[Size], Size | None] | None:
+        scale: Size = 1
         if item.total != self.total:
             if item.store is None or self.row is None or item.total * self.row != self.total:
                 return None
@@ -218,9 +225,9 @@ class Group:
             return None
         if row is not None:
             cuts = cuts | {row}
-        products = sorted(cuts)
-        divisible = all(b % a == 0 for a, b in zip(products, products[1:], strict=False))
-        return (cuts, row) if divisible and max(products) == self.total else None
+        products = _chain(cuts)
+        divisible = all(divides(a, b) for a, b in zip(products, products[1:], strict=False))
+        return (cuts, row) if divisible and products[-1] == self.total else None
 
     def mappings(self) -> dict[Item, dict[Variable, Index]]:
         """For each item, its axes in terms of the loops."""
@@ -246,29 +253,35 @@ class Group:
         return item.axes if is_same else None
 
 
-def loops_of(cuts: set[int]) -> list[Variable]:
-    products = sorted(cuts, reverse=True)
+def _chain(cuts: set[Size]) -> list[Size]:
+    """Products in an order in which each can divide the next one."""
+    return sorted(cuts, key=lambda n: (hint(n), 0 if isinstance(n, int) else max(map(len, n.terms))))
+
+
+def loops_of(cuts: set[Size]) -> list[Variable]:
+    products = _chain(cuts)[::-1]
     if len(products) == 1:
         return [axis("l", 0, 1)]  # one element
-    return [axis("l", i, a // b) for i, (a, b) in enumerate(zip(products, products[1:], strict=False))]
+    return [axis("l", i, exact(a, b)) for i, (a, b) in enumerate(zip(products, products[1:], strict=False))]
 
 
-def mapping(item: Item, cuts: set[int], total: int, row: int | None) -> dict[Variable, Index]:
+def mapping(item: Item, cuts: set[Size], total: Size, row: Size | None) -> dict[Variable, Index]:
     """The index of each axis of an item's nodes in terms of a kernel's loops."""
     loops = loops_of(cuts)
-    scale = total // item.total
+    scale = exact(total, item.total)
+    place = {n: number for number, n in enumerate(_chain(cuts))}
     after, inner = {}, total
     for loop in loops:
-        inner //= loop.size
+        inner = exact(inner, loop.size)
         after[loop] = inner
     own: dict[Variable, Index] = {}
     outer = item.total * scale
     for a in item.axes:
-        inner = outer // a.size
+        inner = exact(outer, a.size)
         index = Index.of(0)
         for loop in loops:
-            if inner <= after[loop] < outer:
-                index = index + Index.of(loop) * (after[loop] // inner)
+            if place[inner] <= place[after[loop]] < place[outer]:
+                index = index + Index.of(loop) * exact(after[loop], inner)
         own[a] = index
         outer = inner
     return {a: replaced(i, own) for a, i in item.by.items()}
@@ -319,14 +332,14 @@ class Column:
 class Kernel:
     """loops: the slowest first. outer: how many of these are threads'; 0: each thread has a piece of the only loop.
     rows: the row reductions, with their bodies over loops. seconds, bytes: predicted. is_parallel: whether all threads
-    run it."""
+    run it; least_parallel: elements from which on they do."""
 
     def __init__(self, loops: Sequence[Variable], outer: int):
         self.loops, self.outer = tuple(loops), outer
         self.rows: dict[Node, Node] = {}
         self.writes: list[Write] = []
         self.columns: list[Column] = []
-        self.seconds, self.bytes, self.is_parallel = 0.0, 0, True
+        self.seconds, self.bytes, self.is_parallel, self.least_parallel = 0.0, 0, True, 0
         self.loads: dict[Node, Index] = {}
 
     @property
@@ -400,7 +413,7 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
         found = range_of(node, v)
         if found is None:
             by = _divisor_of(node, v)
-            free.append(axis("f", number, v.size // by))
+            free.append(axis("f", number, exact(v.size, by)))
             narrow[v] = Index.of(free[-1]) * by
             at.append(Index.of(v) // by)
             continue
@@ -408,15 +421,15 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
         inner = axis("f", (number, "part"), high - low + 1)
         narrow[v] = (Index.of(inner) + (low - shift)) * sign
         free.append(axis("f", number, size))
-        first = 0 if size > high - low + 1 else low
+        first = 0 if size != high - low + 1 else low
         wide[inner] = Index.of(free[-1]) + (first - low)
         at.append(index + -first)
     return graph.substitute(graph.substitute(node, narrow), wide), tuple(free), tuple(at)
 
 
-def _places(node: Node, v: Variable) -> list[tuple[Index, int | None]]:
+def _places(node: Node, v: Variable) -> list[tuple[Index, Size | None]]:
     """The indices by an axis, with the sizes of their dimensions; None: there are values everywhere."""
-    places: list[tuple[Index, int | None]] = []
+    places: list[tuple[Index, Size | None]] = []
     for n in in_order([node]):
         if n.op == "load":
             places += zip(n.what[1], n.what[0].shape, strict=True)
@@ -427,31 +440,34 @@ def _places(node: Node, v: Variable) -> list[tuple[Index, int | None]]:
     return [(i, size) for i, size in places if v in variables_of(i)]
 
 
-def range_of(node: Node, v: Variable) -> tuple[int, int, int, int, Index, int] | None:
+def range_of(node: Node, v: Variable) -> tuple[Size, Size, Size, int, Index, Size] | None:
     """Where a node reads by an axis: the least and the largest index, the number and the sign with which it is `sign *
     axis + shift`, the index, and how many there are to read: all of a buffer's dimension where the node reads most of
-    it. None where an index is more than the axis and a number."""
+    it. None where an index is more than the axis and a number, and where that depends on symbolic sizes."""
     places = _places(node, v)
     plain = [opened(i) for i, _ in places]
     sign = plain[0].terms.get(v, 0) if places else 0
-    if abs(sign) != 1 or any(len(i.terms) != 1 or i.terms.get(v) != sign for i in plain):
+    if sign not in (1, -1) or any(len(i.terms) != 1 or i.terms.get(v) != sign for i in plain):
         return None
-    shift = min(i.constant for i in plain)
-    low = max(i.low - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
-    high = min(i.high - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
+    try:
+        shift = least(i.constant for i in plain)
+        low = largest(i.low - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
+        high = least(i.high - (p.constant - shift) for (i, _), p in zip(places, plain, strict=True))
+    except Undecided:
+        return None
     index = next(i for (i, _), p in zip(places, plain, strict=True) if p.constant == shift)
-    if index.low < low or index.high > high:
+    if not index.is_inside(low, high + 1):
         return None
     count, sizes = high - low + 1, {size for _, size in places if size is not None}
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    is_whole = all(p.constant == shift for p in plain) and size <= 2 * count and high < size
+    is_whole = all(p.constant == shift for p in plain) and hint(size) <= 2 * hint(count) and at_least(size - 1, high)
     return low, high, shift, sign, index, size if is_whole else count
 
 
-def _divisor_of(node: Node, v: Variable) -> int:
+def _divisor_of(node: Node, v: Variable) -> Size:
     """The largest number by which a node divides an axis wherever it reads by it, as that of a group of channels does
     which each of them reads; 1 where it need not be the same in all of a group."""
-    numbers: set[int] = set()
+    numbers: set[Size] = set()
     stack = [i for n in in_order([node]) for i in _indices(n)]
     while stack:
         for atom in stack.pop().terms:
@@ -461,8 +477,10 @@ def _divisor_of(node: Node, v: Variable) -> int:
                 stack.append(atom.index)
             elif atom is v:
                 return 1
-    common = math.gcd(*numbers)
-    return common if common and v.size % common == 0 else 1
+    if not numbers:
+        return 1
+    shared = functools.reduce(common, numbers)
+    return shared if divides(shared, v.size) else 1
 
 
 def _indices(node: Node) -> Sequence[Index]:
@@ -478,7 +496,7 @@ def _axes_in_order(node: Node) -> tuple[Variable, ...]:
     order: dict[Variable, None] = {}
     for n in in_order([node]):
         for index in _indices(n):
-            order |= dict.fromkeys(sorted(variables_of(index) & node.axes, key=lambda v: (v.name, v.size)))
+            order |= dict.fromkeys(sorted(variables_of(index) & node.axes, key=lambda v: (v.name, hint(v.size))))
     return tuple(order)
 
 
@@ -509,7 +527,7 @@ def scheduled(
     groups = groups_of(items, reductions, graph, Group)
     scratch = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
 
-    def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
+    def new_buffer(shape: tuple[Size, ...], kind: dtype) -> Buffer:
         nonlocal scratch
         buffer = Buffer("scratch", scratch, shape, kind)
         strides[buffer] = strides_of(shape)
@@ -557,7 +575,7 @@ def shared_values(
     reductions: Reductions,
     graph: Graph,
     machine: Machine,
-    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
+    new_buffer: Callable[[tuple[Size, ...], dtype], Buffer],
 ) -> dict[Node, Shared]:
     """The values, over loops, that take less to write and to read than to compute in several groups. Groups of the same
     loops compute equal nodes."""
@@ -591,10 +609,10 @@ def _is_dear(node: Node, machine: Machine) -> bool:
     if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "l" for v in node.axes):
         return False
     below = above_reductions(node)
-    elements = math.prod(v.size for v in node.axes)
+    count = elements(node.axes)
     again = seconds_of([n for n in below if n.op != "reduce" and n.axes == node.axes], machine)
     loads = sum(n.dtype.bytes for n in below if n.op == "load" and n.axes == node.axes)
-    where = "L2" if elements * node.dtype.bytes < machine.caches[1] else "memory"
+    where = "L2" if count * node.dtype.bytes < machine.caches[1] else "memory"
     return (
         again + loads * machine.byte[where]
         > 2.5 * node.dtype.bytes * machine.byte[where] + 4 * machine.element["simple"]
@@ -681,11 +699,12 @@ class Assembly:
     def kernel(self, vectors: bool = True) -> Kernel:
         """vectors: whether the last loop is one that vectors run along."""
         group, strides = self.group, self.strides
-        loops, inner = loops_of(group.cuts), 1
+        loops = loops_of(group.cuts)
         outer = len(loops)
-        while group.row is not None and inner < group.row:
+        inner: Size = 1
+        while group.row is not None and inner != group.row:
             outer -= 1
-            inner *= loops[outer].size
+            inner = inner * loops[outer].size
         if outer == 0 and any(item.scan is not None for item in self.by_item):
             loops, outer = [axis("l", "row", 1), *loops], 1  # the only row
         kernel = Kernel(loops, outer if group.row is not None else max(len(loops) - 1, 0))
@@ -699,7 +718,7 @@ class Assembly:
                 buffer, scatter = item.store.buffer, item.store.scatter
                 scan = None if item.scan is None else item.scan[0]
                 index = offset([replaced(i, by) for i in item.store.index], strides[buffer])
-                is_of_rows = item.total < group.total
+                is_of_rows = item.total != group.total
                 writes.append(Write(buffer, index, self.at(self.raw(item)), scan, scatter, is_of_rows))
             elif item.scratch is None:
                 continue
@@ -778,7 +797,7 @@ def _joined(spans: Sequence[Sequence[Variable]]) -> tuple[list[Variable], dict[V
     for loop, span in zip(loops, spans, strict=True):
         rest = loop.size
         for v in span:
-            before, rest = rest, rest // v.size
+            before, rest = rest, exact(rest, v.size)
             index = Index.of(loop)
             by[v] = (index % before if before != loop.size else index) // rest
     return loops, by
@@ -786,8 +805,8 @@ def _joined(spans: Sequence[Sequence[Variable]]) -> tuple[list[Variable], dict[V
 
 def _vector_last(loops: Sequence[Variable], outer: int) -> tuple[Variable, ...]:
     """The loops with another one last where the last is too short for vectors. outer: how many stay where they are."""
-    long = [v for v in loops[outer:] if v.size >= 2 * LEAST_VECTOR]
-    if loops[-1].size >= LEAST_VECTOR or not long:
+    long = [v for v in loops[outer:] if hint(v.size) >= 2 * LEAST_VECTOR]
+    if hint(loops[-1].size) >= LEAST_VECTOR or not long:
         return tuple(loops)
     return (*(v for v in loops if v is not long[-1]), long[-1])
 
@@ -818,13 +837,13 @@ def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
 
 def _range(index: Index) -> int:
     """How many elements of a buffer an index may reach, at most."""
-    return max(1, math.prod(v.size for v in variables_of(index)))
+    return max(1, elements(variables_of(index)))
 
 
 def _apart_seconds(step: int, vector: Variable | None, machine: Machine) -> float:
     """For an element that is `step` bytes from the one before it. Those of neighbours, which are in the same lines of
     the cache, find them there where the lines of one vector loop fit: in the sets that such steps reach."""
-    lines = 0 if vector is None or abs(step) < LINE else vector.size * max(LINE, math.gcd(step, PAGE))
+    lines = 0 if vector is None or abs(step) < LINE else hint(vector.size) * max(LINE, math.gcd(step, PAGE))
     if lines <= machine.caches[0] // 2:
         return machine.gather
     return machine.gather + LINE * machine.byte["L2" if lines <= machine.caches[1] // 2 else "memory"]
@@ -832,16 +851,15 @@ def _apart_seconds(step: int, vector: Variable | None, machine: Machine) -> floa
 
 def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Buffer, Sequence[int]]) -> None:
     """Predicts the bytes and seconds of a kernel."""
-    elements = math.prod(v.size for v in kernel.loops)
-    rows = math.prod(v.size for v in kernel.loops[: kernel.outer])
+    count, rows = elements(kernel.loops), elements(kernel.loops[: kernel.outer])
     vector = kernel.loops[-1] if kernel.loops else None
     used: dict[Buffer, int] = {}
     gathers = 0.0
     for n, index in kernel.loads.items():
         buffer = n.what[0]
-        reach = min(_range(index), math.prod(buffer.shape)) * buffer.dtype.bytes
+        reach = min(_range(index), hint(math.prod(buffer.shape))) * buffer.dtype.bytes
         used[buffer] = max(used.get(buffer, 0), reach)
-        step = index.terms.get(vector, 0) if vector is not None else 0
+        step = hint(index.terms.get(vector, 0)) if vector is not None else 0
         if (
             n.args
             or step not in (0, 1)
@@ -849,10 +867,10 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
         ):
             gathers += _range(index) * _apart_seconds(step * buffer.dtype.bytes, vector, machine)
     for w in (*kernel.writes, *kernel.columns):
-        used[w.buffer] = used.get(w.buffer, 0) + math.prod(w.buffer.shape) * w.buffer.dtype.bytes
+        used[w.buffer] = used.get(w.buffer, 0) + hint(math.prod(w.buffer.shape)) * w.buffer.dtype.bytes
         if vector is not None and w.index.terms.get(vector, 1) != 1:
-            step = w.index.terms.get(vector, 0) * w.buffer.dtype.bytes
-            gathers += math.prod(w.buffer.shape) * _apart_seconds(step, vector, machine)
+            step = hint(w.index.terms.get(vector, 0)) * w.buffer.dtype.bytes
+            gathers += hint(math.prod(w.buffer.shape)) * _apart_seconds(step, vector, machine)
     kernel.bytes = sum(used.values())
     stages = kernel.stages()
     sweeps: dict[int, set[Node]] = {}
@@ -863,16 +881,18 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
     inner = set(kernel.sweep)
     work = 0.0
     if vector is not None:  # the last vector is computed whole
-        elements = elements // vector.size * -(-vector.size // machine.lanes) * machine.lanes
-    work += sum(6 * elements * machine.element["simple"] for w in kernel.writes if w.scan is not None)
+        width = hint(vector.size)
+        count = count // width * -(-width // machine.lanes) * machine.lanes
+    work += sum(6 * count * machine.element["simple"] for w in kernel.writes if w.scan is not None)
     for nodes in sweeps.values():
-        work += elements * seconds_of([n for n in nodes if n.axes & inner], machine)
-        work += elements * machine.element["simple"] * 2 + rows * 2e-8
+        work += count * seconds_of([n for n in nodes if n.axes & inner], machine)
+        work += count * machine.element["simple"] * 2 + rows * 2e-8
     where = "L2" if kernel.bytes < machine.caches[1] * threads else "memory"
     busy, moving = work + gathers, kernel.bytes * machine.byte[where]
     alone = max(busy, moving) + min(busy, moving) / 4  # a thread's loads and functions overlap, not quite
     together = alone / (min(threads, rows) if kernel.outer else threads) + machine.launch
     kernel.is_parallel, kernel.seconds = together < alone, min(together, alone)
+    kernel.least_parallel = int(elements(kernel.loops) * machine.launch * threads / (alone * max(1, threads - 1)))
 
 
 def describe(kernels: Sequence[Kernel]) -> str:

@@ -6,8 +6,10 @@ the size at compile time."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class Undecided(Exception):
@@ -15,12 +17,12 @@ class Undecided(Exception):
 
 
 class Atom:
-    """A number that kernels are given, which is at least `low`."""
+    """A number that kernels are given, which is at least `low`. of: (n, by) of a quotient `n / by`, rounded up."""
 
-    __slots__ = ("name", "low", "hint")
+    __slots__ = ("name", "low", "hint", "of")
 
-    def __init__(self, name: str, low: int, hint: int):
-        self.name, self.low, self.hint = name, low, hint
+    def __init__(self, name: str, low: int, hint: int, of: tuple[Extent, int] | None = None):
+        self.name, self.low, self.hint, self.of = name, low, hint, of
 
     def __lt__(self, other: Atom) -> bool:  # the order of factors
         return self.name < other.name
@@ -155,6 +157,45 @@ def divides(by: int | Extent, n: int | Extent) -> bool:
     return n % by == 0 if isinstance(n, int) and isinstance(by, int) else quotient(n, by) is not None
 
 
+def exact(n: int | Extent, by: int | Extent) -> int | Extent:
+    """n / by, which is known to be whole."""
+    whole = quotient(n, by)
+    assert whole is not None, f"{by} does not divide {n}"
+    return whole
+
+
+def rounded_up(n: int | Extent, by: int) -> int | Extent:
+    """n / by, rounded up: a number that kernels are given where it is no polynomial. n is at least 1."""
+    if isinstance(n, int):
+        return -(-n // by)
+    whole = quotient(n, by)
+    return whole if whole is not None else Extent.of(_rounded_up(n, by))
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounded_up(n: Extent, by: int) -> Atom:
+    name = "_".join(["up", *re.findall(r"\w+|[-+*]", text(n)), str(by)])
+    for sign, word in (("+", "plus"), ("-", "minus"), ("*", "by")):
+        name = name.replace(sign, word)
+    return Atom(name, 1, -(-hint(n) // by), (n, by))
+
+
+def least(ns: Iterable[int | Extent]) -> int | Extent:
+    """The least one. Raises Undecided where that depends on the numbers."""
+    best, *others = ns
+    for n in others:
+        if not at_least(n, best):
+            if not at_least(best, n):
+                raise Undecided
+            best = n
+    return best
+
+
+def largest(ns: Iterable[int | Extent]) -> int | Extent:
+    """The largest one. Raises Undecided where that depends on the numbers."""
+    return -least(-n for n in ns)
+
+
 def floor(n: int | Extent, by: int | Extent) -> int | Extent | None:
     """n // by, where it is the same expression for all numbers; else None."""
     if type(n) is int and type(by) is int:
@@ -198,6 +239,17 @@ def text(n: int | Extent) -> str:
         return str(n)
     parts = [" * ".join([*(a.name for a in m), *([str(c)] if c != 1 or not m else [])]) for m, c in n.terms.items()]
     return " + ".join(parts)
+
+
+def factor_text(n: int | Extent) -> str:
+    """The same as an operand."""
+    words = text(n)
+    return words if isinstance(n, int) or words.isidentifier() else f"({words})"
+
+
+def atoms_of(ns: Iterable[int | Extent]) -> list[Atom]:
+    """The atoms that occur, each once."""
+    return [*dict.fromkeys(a for n in ns if isinstance(n, Extent) for m in n.terms for a in m)]
 
 
 def tuple_text(ns: Sequence[int | Extent]) -> str:

@@ -44,13 +44,16 @@ from thunder.kernels.schedule import (
     Write,
     above_reductions,
     canonical_form,
+    elements,
     groups_of,
     loops_of,
     mapping,
     of_free,
     range_of,
 )
+from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, rounded_up
 
+Size = int | Extent
 MOST_RANGES = 1024  # that a split reduction has
 WIDEST = 16384  # elements of a tile
 WHOLE = 4096  # elements of a row with scans in both directions
@@ -107,12 +110,11 @@ class Launch:
 
 
 def programs_of(kernel: Kernel, tile: Tile) -> int:
-    """How many programs a kernel has."""
-    sizes = [v.size for v in kernel.loops]
+    """How many programs a kernel has, for the sizes that it is made for."""
     if not tile.second:
-        return -(-math.prod(sizes) // tile.first)
-    count = -(-math.prod(sizes[: kernel.outer]) // tile.first)
-    return count if kernel.rows else count * -(-math.prod(sizes[kernel.outer :]) // tile.second)
+        return -(-elements(kernel.loops) // tile.first)
+    count = -(-elements(kernel.loops[: kernel.outer]) // tile.first)
+    return count if kernel.rows else count * -(-elements(kernel.sweep) // tile.second)
 
 
 # ------------------------------------------------------------------------------------------------ items and groups
@@ -132,17 +134,17 @@ class TileItem(Item):
         own = [a for a in self.axes if a not in self._own_bound]
         bound = [a for a in self.axes if a in self._own_bound]
         if self.along is not None:  # in the order in which it combines
-            bound.sort(key=lambda a: -self.by[self.along].terms.get(a, 0))  # type: ignore[index]
+            bound.sort(key=lambda a: -hint(self.by[self.along].terms.get(a, 0)))  # type: ignore[index]
         self.axes = own + bound
         together = [
             n.dtype.bytes for n in loads_of(self.body)
             if any(step == 1 and v in own for v, step in _steps(graph.substitute(n, self.by), strides).items())
         ]  # fmt: skip
-        is_long = bool(together) and power_of_two(self.row or 1) * SEGMENT // max(together) > WIDEST
+        is_long = bool(together) and power_of_two(hint(self.row or 1)) * SEGMENT // max(together) > WIDEST
         self.is_spread = is_long and self.along is None
 
     @property
-    def row(self) -> int | None:
+    def row(self) -> Size | None:
         return None if self.store is not None else math.prod(a.size for a in self._own_bound)
 
     def orders(self, reductions: Reductions) -> Iterator[list[Variable]]:
@@ -153,7 +155,7 @@ class TileItem(Item):
         for n in self.reductions:
             scanned = opened(replaced(n.what[2], self.by)).terms if n.op == "scan" else {}
             at = {v for i in reductions.at[n] for v in variables_of(replaced(i, self.by))}
-            steps = {a: -scanned.get(a, 0) for a in first}
+            steps = {a: -hint(scanned.get(a, 0)) for a in first}
             at = {a for a in at if not steps.get(a)}
             order = sorted(first, key=lambda a: (a in self._own_bound, a not in at, steps[a]))  # which is stable
             if order != first:
@@ -166,7 +168,11 @@ class TileGroup(Group):
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
         assert isinstance(item, TileItem), "schedules of GPUs have such items"
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
-        if self.row is not None and self.row > WHOLE and len({*map(_way, (*self.items, item))} - {None}) > 1:
+        if (
+            self.row is not None
+            and not at_least(WHOLE, self.row)
+            and len({*map(_way, (*self.items, item))} - {None}) > 1
+        ):
             return None  # a loop over the sweep goes one way
         if any(isinstance(r, TileItem) and r.is_spread for r in inside.values()):
             return None
@@ -228,7 +234,7 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     groups = groups_of(items, reductions, graph, TileGroup)
     scratch = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
 
-    def new_buffer(shape: tuple[int, ...], kind: dtype) -> Buffer:
+    def new_buffer(shape: tuple[Size, ...], kind: dtype) -> Buffer:
         nonlocal scratch
         buffer = Buffer("scratch", scratch, shape, kind)
         strides[buffer] = strides_of(shape)
@@ -269,15 +275,15 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
                 axes[value] = free
                 plain |= {value} if is_present else set()
     by, stores = dict[Node, Node](), list[Store]()
-    count = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
+    number = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
     for value, those in of_value.items():
-        elements = math.prod(v.size for v in axes[value])
+        count = elements(axes[value])
         work = instructions(m for m in above_reductions(value) if m.op not in BINDERS)
         places = {tuple((opened(i).constant, *opened(i).terms.values()) for i in at) for at in those.values()}
-        again = (len(places) + (value in plain) - 1) * elements * work * machine.instruction
-        if again <= machine.launch + machine.moving(2.5 * elements * value.dtype.bytes):
+        again = (len(places) + (value in plain) - 1) * count * work * machine.instruction
+        if again <= machine.launch + machine.moving(2.5 * count * value.dtype.bytes):
             continue
-        buffer = Buffer("scratch", count + len(stores), tuple(v.size for v in axes[value]), value.dtype)
+        buffer = Buffer("scratch", number + len(stores), tuple(v.size for v in axes[value]), value.dtype)
         stores.append(Store(buffer, axes[value], value))
         by |= {n: graph.make("load", (), n.dtype, (buffer, at, ())) for n, at in those.items()}
     if not by:
@@ -373,7 +379,7 @@ def materialized(
     graph: Graph,
     strides: Mapping[Buffer, Sequence[int]],
     machine: Gpu,
-    new_buffer: Callable[[tuple[int, ...], dtype], Buffer],
+    new_buffer: Callable[[tuple[Size, ...], dtype], Buffer],
 ) -> list[dict[Node, Shared]]:
     """By group, the values that it writes for later groups or reads of earlier ones: those that take longer to compute
     again. Results that a group writes are there anyway."""
@@ -433,7 +439,7 @@ def _by_size(group: Group, graph: Graph, strides: Mapping[Buffer, Sequence[int]]
             elif n.op == "scan":
                 indices.append(replaced(n.what[2], by))
     runs = _runs(loops_of(group.cuts), {i.key: i for i in indices}.values())
-    count: dict[int, int] = {}
+    count: dict[Size, int] = {}
     there: dict[Variable, Index] = {}
     back: dict[Variable, Index] = {}
     for run in sorted(runs, key=lambda run: -steps.get(run[-1], 0)):
@@ -442,7 +448,7 @@ def _by_size(group: Group, graph: Graph, strides: Mapping[Buffer, Sequence[int]]
         name = axis("n", (size, number), size)
         back[name], inner = Index.of(0), size
         for v in run:
-            outer, inner = inner, inner // v.size
+            outer, inner = inner, exact(inner, v.size)
             back[name] = back[name] + Index.of(v) * inner
             there[v] = (Index.of(name) % outer if outer != size else Index.of(name)) // inner
     return _Names(there, back)
@@ -480,12 +486,12 @@ def _is_dear(node: Node, machine: Gpu, is_there: bool) -> bool:
     if node.op in ("load", "constant", "index", "cast", "tuple") or any(v.name[0] != "n" for v in node.axes):
         return False
     below = [n for n in above_reductions(node) if n.op not in BINDERS and n.axes == node.axes]
-    elements = math.prod(v.size for v in node.axes)
-    again = elements * (instructions(below) * machine.instruction)
+    count = elements(node.axes)
+    again = count * (instructions(below) * machine.instruction)
     again += machine.moving(
-        elements * sum(n.dtype.bytes for n in {n.what[0]: n for n in below if n.op == "load"}.values())
+        count * sum(n.dtype.bytes for n in {n.what[0]: n for n in below if n.op == "load"}.values())
     )
-    return again > machine.moving((1 if is_there else 2.5) * elements * node.dtype.bytes)
+    return again > machine.moving((1 if is_there else 2.5) * count * node.dtype.bytes)
 
 
 # ------------------------------------------------------------------------------------------------ split reductions
@@ -514,27 +520,29 @@ def _binds_scans(node: Node) -> bool:
 
 def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Node:
     combine, bound = node.what
-    body, rows = node.args[0], math.prod(a.size for a in node.axes)
+    body, rows = node.args[0], elements(node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]
     steps = [_steps(n, strides) for n in loads]
     if not steps:
         return node
-    width = math.prod(a.size for a in bound)
+    width = elements(bound)
     moved = sum(n.dtype.bytes * touched(n) for n in loads)
     work = instructions(above_reductions(body)) + 2
     items = [n.dtype.bytes for n, s in zip(loads, steps, strict=True) if any(s.get(a) == 1 for a in node.axes)]
-    longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size > 1))
+    longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size != 1))
+    size = hint(longest.size)
     wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
-    wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)), longest.size)
+    wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)), size)
     if wanted < 2:
         return node
-    count = next((s for s in range(wanted, wanted // 2, -1) if longest.size % s == 0), wanted)
-    length = -(-longest.size // count)
-    count = -(-longest.size // length)
-    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine)
-    together, _ = _best_tile(rows * count, -(-width // count), items, moved, work, 1, machine)
+    count = next((s for s in range(wanted, wanted // 2, -1) if divides(s, longest.size)), wanted)
+    length = rounded_up(longest.size, count)
+    count = count if isinstance(length, Extent) else -(-size // length)  # for smaller sizes some may be empty
+    is_known = all(isinstance(a.size, int) for a in bound)
+    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine, is_known)
+    together, _ = _best_tile(rows * count, -(-width // count), items, moved, work, 1, machine, is_known)
     if not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
-        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine)
+        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine, is_known)
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
@@ -544,11 +552,11 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     )
     at = Index.of(part) * length + Index.of(rest)
     inner = graph.substitute(body, {longest: within(at, longest.size)})
-    if count * length > longest.size:
+    if length * count != longest.size:
         nothing = graph.make("constant", (), node.dtype, neutral(combine, node.dtype))
         inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, longest.size), count * length))
     others = tuple(a for a in bound if a is not longest)
-    bounds = tuple(a for a in (*others, rest) if a.size > 1)
+    bounds = tuple(a for a in (*others, rest) if a.size != 1)
     partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
     return graph.make("reduce", (partial,), node.dtype, (combine, (part,)))
 
@@ -571,12 +579,12 @@ def neutral(combine: Combine, kind: dtype) -> int | float:
 
 
 def _steps(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable, int]:
-    """By axis, how far the elements are apart in memory."""
+    """By axis, how far the elements are apart in memory, for the sizes that kernels are made for."""
     buffer, index, _ = load.what
     steps: dict[Variable, int] = {}
     for atom, factor in opened(offset(index, strides[buffer])).terms.items():
         for v in variables_of(atom.index) if isinstance(atom, Part) else (atom,):
-            steps[v] = max(steps.get(v, 0), abs(factor))
+            steps[v] = max(steps.get(v, 0), abs(hint(factor)))
     return steps
 
 
@@ -585,7 +593,7 @@ def _steps(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable
 
 def _by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Iterator[Kernel]:
     """A kernel for each piece of concatenations whose pieces take longer to compute than a piece takes to write."""
-    cuts: set[int] = set()
+    cuts: set[Size] = set()
     loop = None
     for n in in_order([w.value for w in kernel.writes]) if not kernel.rows else ():
         if n.op != "concat":
@@ -599,11 +607,11 @@ def _by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[i
         if work < SEGMENT * machine.byte["memory"]:
             continue
         loop = v
-        cuts |= {s - along.constant for s in starts if 0 < s - along.constant < v.size}
-    if loop is None or len(cuts) > 16 or loop.size // (len(cuts) + 1) < 16:
+        cuts |= {s - along.constant for s in starts if 0 < hint(s - along.constant) < hint(v.size)}
+    ends = _in_order_of_size(cuts, loop.size) if loop is not None else None
+    if loop is None or ends is None or len(cuts) > 16 or hint(loop.size) // (len(cuts) + 1) < 16:
         yield kernel
         return
-    ends = [*sorted(cuts), loop.size]
     for low, high in zip([0, *ends], ends, strict=False):
         own = axis("l", (loop.name, low), high - low)
         by = {loop: Index.of(own) + low}
@@ -611,6 +619,13 @@ def _by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[i
         for w in kernel.writes:
             piece.writes.append(w.of(graph.substitute(w.value, by), replaced(w.index, by)))
         yield with_loads(piece, strides)
+
+
+def _in_order_of_size(cuts: Iterable[Size], end: Size) -> list[Size] | None:
+    """The ends of ranges that are not empty for any size; None where that is not certain."""
+    ends = [*sorted(cuts, key=hint), end]
+    certain = all(at_least(high - low, 1) for low, high in zip([0, *ends], ends, strict=False))
+    return ends if certain else None
 
 
 def nodes_of(kernel: Kernel) -> list[Node]:
@@ -635,7 +650,7 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
     others: dict[Node, list[Node]] = {}
     for n in loads:
         index = tuple(map(opened, n.what[1]))
-        is_inside = all(i.low >= 0 and i.high < m for i, m in zip(index, n.what[0].shape, strict=True))
+        is_inside = all(i.is_inside(0, m) for i, m in zip(index, n.what[0].shape, strict=True))
         if is_inside and any(a.key != b.key for a, b in zip(index, n.what[1], strict=True)):
             other = graph.make("load", n.args, n.dtype, (n.what[0], index, n.what[2]))
             others.setdefault(other, []).append(n)
@@ -656,14 +671,14 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
 
 def touched(load: Node) -> int:
     """How many elements of memory a value reads, at most."""
-    ranges = math.prod(i.high - i.low + 1 for i in load.what[1])
-    return min(ranges, math.prod(a.size for a in load.axes)) if not load.args else math.prod(a.size for a in load.axes)
+    ranges = math.prod(hint(i.high - i.low + 1) for i in load.what[1])
+    return min(ranges, elements(load.axes)) if not load.args else elements(load.axes)
 
 
 def _accesses(kernel: Kernel) -> list[tuple[Index, int, Buffer]]:
     """The indices at which memory is read and written, with bytes."""
     reads = [(i, n.what[0].dtype.bytes * touched(n), n.what[0]) for n, i in kernel.loads.items()]
-    sizes = [math.prod(v.size for v in written_over(w, kernel)) for w in kernel.writes]
+    sizes = [elements(written_over(w, kernel)) for w in kernel.writes]
     return reads + [(w.index, w.buffer.dtype.bytes * n, w.buffer) for w, n in zip(kernel.writes, sizes, strict=True)]
 
 
@@ -676,7 +691,7 @@ def written_over(w: Write, kernel: Kernel) -> Iterable[Variable]:
 
 def _fastest(index: Index, loops: Sequence[Variable]) -> Variable | None:
     """The loop along which an access is in order, or nearly so."""
-    steps = {v: abs(index.terms.get(v, 0)) for v in loops if v.size > 1}
+    steps = {v: abs(hint(index.terms.get(v, 0))) for v in loops if v.size != 1}
     return min((v for v, s in steps.items() if 0 < s <= 2), key=lambda v: steps[v], default=None)
 
 
@@ -695,13 +710,13 @@ def warps_of(elements: int, share: int) -> int:
 
 
 def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
-    total = math.prod(v.size for v in kernel.loops)
+    total = elements(kernel.loops)
     votes: dict[Variable, int] = {}
     for index, weight, _ in _accesses(kernel):
         v = _fastest(index, kernel.loops)
         if v is not None and len(variables_of(index)) > 1 and weight * 8 > total:
             votes[v] = votes.get(v, 0) + weight
-    long = sorted((v for v in votes if v.size >= 8), key=lambda v: -votes[v])
+    long = sorted((v for v in votes if hint(v.size) >= 8), key=lambda v: -votes[v])
     if len(long) < 2:
         share = total // (4 * machine.multiprocessors)
         first = max(128, min(64 * elements_of_thread(instructions(nodes_of(kernel))), power_of_two(share + 1) // 2))
@@ -712,19 +727,22 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     other = Kernel(loops, len(loops) - 1)
     other.writes, other.loads = kernel.writes, kernel.loads
     side = 64 if total >= 64 * 64 * 2 * machine.multiprocessors else 32
-    second = min(side, power_of_two(b.size))
-    first = min(side * side // second, power_of_two(math.prod(v.size for v in loops[:-1])))
+    second = min(side, power_of_two(hint(b.size)))
+    first = min(side * side // second, power_of_two(elements(loops[:-1])))
     return other, Tile(first, second, max(1, min(8, first * second // 256)))
 
 
 def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
     outer, sweep = kernel.loops[: kernel.outer], kernel.sweep
-    rows, width = math.prod(v.size for v in outer), math.prod(v.size for v in sweep)
+    rows, width = elements(outer), elements(sweep)
     passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(sweep) for w in kernel.writes)
     work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
     moved = sum(size for _, size, _ in _accesses(kernel))
     ways = {n.what[3] for n in kernel.rows if n.op == "scan"}
-    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine, len(ways) > 1)[1]
+    is_known = all(isinstance(v.size, int) for v in sweep)
+    if len(ways) > 1 and not is_known:
+        raise Undecided
+    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine, is_known, len(ways) > 1)[1]
 
 
 def _across(kernel: Kernel) -> list[int]:
@@ -744,11 +762,13 @@ def _best_tile(
     work: float,
     passes: int,
     machine: Gpu,
+    is_known: bool = True,
     is_whole: bool = False,
 ) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
     together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile.
-    is_whole: whether it has to be."""
+    is_known: whether the width is the same for all sizes, so that a tile can have all of it; is_whole: whether it has
+    to have it."""
     share = elements_of_thread(work)
     whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
     most = max(most, whole) if is_whole else most
@@ -756,10 +776,11 @@ def _best_tile(
     first = min(power_of_two(rows), SEGMENT // 2 // max(items)) if items else 1  # half of what is read at least
     while first <= min(128, power_of_two(rows)):
         tiles = []
-        if first * whole <= most and (items or first * whole <= 4096 or first == 1):
+        if is_known and first * whole <= most and (items or first * whole <= 4096 or first == 1):
             tiles.append(Tile(first, whole, warps_of(first * whole, share)))
         is_together = not items or first * max(items) >= 2 * SEGMENT or first >= rows  # what lies together is read so
-        if not is_whole and first * whole > 2048 and is_together and (items or first == 1):
+        is_long = not is_whole and (not is_known or first * whole > 2048)
+        if is_long and is_together and (items or first == 1):
             tiles += [Tile(first, max(8, 32 * w * share // first), w, False) for w in (4, 8, 16)]
         for tile in tiles:
             seconds = _seconds(rows, width, tile, items, moved, work, passes, machine)
@@ -794,10 +815,10 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     used: dict[Buffer, int] = {}
     accesses = _accesses(kernel)
     for _, moved, buffer in accesses:
-        used[buffer] = max(used.get(buffer, 0), min(moved, math.prod(buffer.shape) * buffer.dtype.bytes))
+        used[buffer] = max(used.get(buffer, 0), min(moved, hint(math.prod(buffer.shape)) * buffer.dtype.bytes))
     kernel.bytes = sum(used.values())
     work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
-    rows, width = (math.prod(v.size for v in loops) for loops in (kernel.loops[: kernel.outer], kernel.sweep))
+    rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
     if kernel.rows:
         passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(kernel.sweep) for w in kernel.writes)
         kernel.seconds = _seconds(rows, width, tile, _across(kernel), kernel.bytes, work, passes, machine)
@@ -814,7 +835,7 @@ def _atomic_seconds(kernel: Kernel, machine: Gpu) -> float:
     for w in kernel.writes:
         if w.scatter is not None and w.scatter.combine is not None:
             apart = 1 if _fastest(w.index, kernel.loops) is not None else SEGMENT // w.buffer.dtype.bytes
-            total += math.prod(v.size for v in written_over(w, kernel)) * apart * machine.atomic
+            total += elements(written_over(w, kernel)) * apart * machine.atomic
     return total
 
 

@@ -22,11 +22,14 @@ from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, strides_of
 from thunder.kernels.index import join as joined
-from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, variables_of
+from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, in_order, variables_of
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import Kernel, Write
+from thunder.kernels.sizes import Atom, Extent, at_least, atoms_of, divides, factor_text, text
 from thunder.kernels.tiled import Launch, Tile, neutral, neutrals, programs_of, written_over
 from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
+Size = int | Extent
 LIMIT = 2**31 - 2**20  # of offsets that are computed with 32 bits
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -119,13 +122,23 @@ def literal(value: Any, kind: dtype) -> str:
 
 
 class Emitted(NamedTuple):
-    """A launch: the name and the text of its function, the buffers that it takes, and its programs."""
+    """A launch: the name and the text of its function, the buffers and the numbers that it takes, and its programs, a
+    number or an expression of sizes. limits: what has to be less than LIMIT, and more than -LIMIT."""
 
     name: str
     text: str
     buffers: tuple[Buffer, ...]
-    programs: int
+    numbers: tuple[Atom | Scalar, ...]
+    programs: str
     warps: int
+    limits: tuple[Extent, ...]
+
+
+def limit_tests(limits: Iterable[Extent]) -> list[str]:
+    """Expressions of sizes that hold where 32 bits are too few."""
+    each = [*dict.fromkeys(limits)]
+    tests = [f"{text(n)} >= {LIMIT}" for n in each if not any(m != n and at_least(m, n) for m in each)]
+    return tests + [f"{text(n)} < -{LIMIT}" for n in each if not at_least(n, 0)]
 
 
 class _Scope:
@@ -147,8 +160,9 @@ class _Scope:
 class _Writer:
     """Writes the function of one kernel."""
 
-    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, whole: bool = False):
-        """whole: whether all tiles of one dimension that it computes are inside, so that none is masked."""
+    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, whole: bool = False):
+        """wide: whether indices have 64 bits for any sizes. whole: whether all tiles of one dimension that it computes
+        are inside, so that none is masked."""
         self.kernel, self.tile, self.interpreted = kernel, tile, interpreted
         self.is_flat = not tile.second
         self.first = kernel.loops if self.is_flat else kernel.loops[: kernel.outer]
@@ -156,17 +170,23 @@ class _Writer:
         self.rows, self.width = (math.prod(v.size for v in loops) for loops in (self.first, self.second))
         self.stages = kernel.stages()
         self.buffers: dict[Buffer, str] = {}
+        self.numbers: dict[Atom | Scalar, str] = {}
         self.helpers: dict[str, None] = {}
         self.computed_ops: dict[str, None] = {}
         self.count = 0
         self.top = _Scope()
         self.bound: dict[Variable, tuple[str, Node]] = {}  # the indices that the load which is written has read
-        offsets = [i for i in (*kernel.loads.values(), *(w.index for w in kernel.writes))]
-        reach = [max(abs(i.low), abs(i.high)) for i in offsets]
-        self.is_wide = max([*reach, self.rows * max(1, self.width) * 2]) >= LIMIT
+        reach = _reach(kernel, self.rows * self.width * 2)
+        self.is_wide = wide or any(not isinstance(n, Extent) and abs(n) >= LIMIT for n in reach)
+        self.limits = [n for n in reach if isinstance(n, Extent)] if not self.is_wide else []
         self.integer = "tl.int64" if self.is_wide else "tl.int32"
-        self.masks_first = self.rows % tile.first != 0 and not whole
-        self.masks_second = not self.is_flat and self.width % tile.second != 0
+        self.masks_first = not divides(tile.first, self.rows) and not whole
+        self.masks_second = not self.is_flat and not divides(tile.second, self.width)
+
+    def size(self, n: Size) -> str:
+        """A size as an operand."""
+        self.numbers |= {a: a.name for a in atoms_of([n])}
+        return factor_text(n)
 
     # -------------------------------------------------------------------------------------------- lines
     def fresh(self) -> str:
@@ -197,9 +217,9 @@ class _Writer:
         loops, name = (self.second, "r") if v in self.second else (self.first, "x")
         number = loops.index(v)
         after = math.prod(u.size for u in loops[number + 1 :])
-        text = name if after == 1 else f"{name} // {after}"
+        text = name if after == 1 else f"{name} // {self.size(after)}"
         if number:
-            text = f"({text}) % {v.size}" if after > 1 else f"{text} % {v.size}"
+            text = f"({text}) % {self.size(v.size)}" if after != 1 else f"{text} % {self.size(v.size)}"
         return self.emit_once(self.scope_of([v], scope), text)
 
     def index(self, index: Index, scope: _Scope) -> str:
@@ -208,7 +228,8 @@ class _Writer:
         for atom, factor in index.terms.items():
             if isinstance(atom, Part):
                 inner = self.index(atom.index, scope)
-                text = inner if atom.remainder is None else f"({inner}) {'%' if atom.remainder else '//'} {atom.by}"
+                sign = "%" if atom.remainder else "//"
+                text = inner if atom.remainder is None else f"({inner}) {sign} {self.size(atom.by)}"
                 axes, bound = self.of(atom.index)
                 home = scope if bound else self.scope_of(axes, scope)
                 text = self.emit_once(home, text)
@@ -216,9 +237,9 @@ class _Writer:
                 text = self.bound[atom][0]
             else:
                 text = self.loop(atom, scope)
-            parts.append(text if factor == 1 else f"{text} * {factor}")
+            parts.append(text if factor == 1 else f"{text} * {self.size(factor)}")
         if index.constant or not parts:
-            parts.append(str(index.constant))
+            parts.append(self.size(index.constant))
         return " + ".join(parts)
 
     def of(self, index: Index) -> tuple[set[Variable], bool]:
@@ -283,9 +304,12 @@ class _Writer:
         if n.op == "constant":
             return literal(n.what, n.dtype)
         if n.op == "index":
-            return (
-                f"({self.index(n.what, scope)}).to({_type(n.dtype)})" if n.axes else literal(n.what.constant, n.dtype)
-            )
+            if not n.axes:
+                return self.number(n.what.constant, n.dtype)
+            return f"({self.index(n.what, scope)}).to({_type(n.dtype)})"
+        if n.op == "argument":
+            self.numbers[n.what] = n.what.name
+            return f"tl.full([], {n.what.name}, tl.float64)"
         if n.op == "cast":
             return self.cast(args[0], n.args[0].dtype, n.dtype)
         if n.op == "random":
@@ -301,8 +325,13 @@ class _Writer:
     def random(self, n: Node, seed: str, element: str) -> str:
         self.helpers["_uniform"] = self.computed_ops[n.op] = None
         at = n.args[1]
-        page = f"({element} >> 32).to(tl.int32)" if at.op != "index" or at.what.high >= 1 << 31 else "0"
+        is_short = at.op == "index" and at_least((1 << 31) - 1, at.what.high)
+        page = "0" if is_short else f"({element} >> 32).to(tl.int32)"
         return f"_uniform({seed}, {n.what}, {element}.to(tl.int32), {page})"
+
+    def number(self, n: Size, kind: dtype) -> str:
+        """A number of elements, or one that elements are combined with."""
+        return literal(n, kind) if isinstance(n, int) else f"tl.full([], {self.size(n)}, {_type(kind)})"
 
     def cast(self, x: str, source: dtype, target: dtype) -> str:
         if target.category == BOOL:
@@ -341,7 +370,7 @@ class _Writer:
         if known is not None:
             return known
         masks = self.masks(node.axes) + ([mask] if mask is not None and node.axes else [])
-        inside = f"({argument} >= 0) & ({argument} < {variable.size})"
+        inside = f"({argument} >= 0) & ({argument} < {self.size(variable.size)})"
         if masks:
             inside = f"({inside}) | (({' & '.join(masks)}) == 0)"
         if self.interpreted:  # which has no assertions
@@ -355,11 +384,15 @@ class _Writer:
         """Each piece where it is needed, and one of them for each element."""
         along, starts, end = n.what
         ranges = [*zip(n.args, starts, (*starts[1:], end), strict=True)]
-        reached = [(piece, lo, hi) for piece, lo, hi in ranges if along.low < hi and along.high >= lo]
+        reached = [
+            (piece, lo, hi) for piece, lo, hi in ranges
+            if not at_least(along.low, hi) and not at_least(lo - 1, along.high)
+        ]  # fmt: skip
         at = self.emit_once(self.scope_of(variables_of(along), scope), self.index(along, scope))
         result = ""
         for number, (piece, lo, hi) in reversed([*enumerate(reached)]):
-            tests = [f"({at} >= {lo})"] * (number > 0) + [f"({at} < {hi})"] * (number + 1 < len(reached))
+            tests = [f"({at} >= {self.size(lo)})"] * (number > 0)
+            tests += [f"({at} < {self.size(hi)})"] * (number + 1 < len(reached))
             home = self.scope_of(variables_of(along), scope)
             inside = self.emit_once(home, " & ".join(tests))
             both = inside if mask is None else self.emit_once(scope, f"{inside} & {mask}")
@@ -367,7 +400,7 @@ class _Writer:
             if not result:
                 result = value
             else:
-                test = inside if number else self.emit_once(home, f"{at} < {hi}")
+                test = inside if number else self.emit_once(home, f"{at} < {self.size(hi)}")
                 result = self.emit(scope, f"tl.where({test}, {value}, {result})")
         return result
 
@@ -449,25 +482,31 @@ class _Writer:
         first, second = self.tile.first, self.tile.second
         lines = self.top.lines
         program = "program.to(tl.int64)" if self.is_wide else "program"
-        blocks = -(-self.width // second) if second else 1
+        blocks = self.blocks() if second and not self.kernel.rows and self.tile.is_whole else "1"
         if self.is_flat:
             lines.append(f"x = {program} * {first} + tl.arange(0, {first})")
         else:
-            row = program if self.kernel.rows or blocks == 1 else f"({program} // {blocks})"
+            row = program if blocks == "1" else f"({program} // {blocks})"
             lines.append(f"x = {row} * {first} + tl.arange(0, {first})[:, None]")
             if self.tile.is_whole:
-                start = f"({program} % {blocks}) * {second} + " if not self.kernel.rows and blocks > 1 else ""
+                start = f"({program} % {blocks}) * {second} + " if blocks != "1" else ""
                 lines.append(f"r = {start}tl.arange(0, {second})[None, :]")
                 if self.masks_second:
-                    lines.append(f"r_inside = r < {self.width}")
+                    lines.append(f"r_inside = r < {self.size(self.width)}")
         if self.masks_first:
-            lines.append(f"x_inside = x < {self.rows}")
+            lines.append(f"x_inside = x < {self.size(self.rows)}")
         if self.tile.is_whole:
             self.whole()
         else:
             self.loops()
         body = "\n".join(f"    {line}" for line in self.top.lines)
-        return f"@triton.jit\ndef {name}({', '.join(['program', *self.buffers.values()])}):\n{body}\n"
+        parameters = ["program", *self.buffers.values(), *self.numbers.values()]
+        return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
+
+    def blocks(self) -> str:
+        """How many tiles there are along the second dimension."""
+        self.size(self.width)
+        return quotient_text(self.width, self.tile.second)
 
     def whole(self) -> None:
         for n in (n for n in self.stages if n.op == "reduce"):
@@ -499,12 +538,12 @@ class _Writer:
                 scope.lines.append(f"{name} = {self.combined(n, name, value)}")
             for w in writes.get(stage, ()):
                 self.write(w, scope)
-            start = "start"
+            start, width = "start", self.size(self.width)
             if is_backwards:
-                start = f"{(self.width - 1) // self.tile.second * self.tile.second} - start"
+                start = f"({width} - 1) // {self.tile.second} * {self.tile.second} - start"
             head = [f"r = {start} + tl.arange(0, {self.tile.second})[None, :]"]
-            head += [f"r_inside = r < {self.width}"] if self.masks_second else []
-            self.top.lines.append(f"for start in range(0, {self.width}, {self.tile.second}):")
+            head += [f"r_inside = r < {width}"] if self.masks_second else []
+            self.top.lines.append(f"for start in range(0, {width}, {self.tile.second}):")
             self.top.lines += [f"    {line}" for line in (*head, *scope.lines)]
             for n, name in names.items():
                 self.top.names[n, None] = self.emit(self.top, self.reduced(n, name))
@@ -576,49 +615,103 @@ def _reads(n: Node) -> bool:
 
 
 class _Part(NamedTuple):
-    """Programs of a kernel, from a number on, that one function computes."""
+    """Programs of a kernel, from a number on, that one function computes: all, or all but the last, or that one."""
 
     writer: _Writer
-    first: int
-    count: int
+    first: str
+    count: str
 
 
-def _parts(kernel: Kernel, tile: Tile, interpreted: bool) -> list[_Part]:
+def quotient_text(n: Size, by: int) -> str:
+    """n / by, rounded up, as an operand for Triton and Python. n is at least 1."""
+    if isinstance(n, int):
+        return str(-(-n // by))
+    return factor_text(n) if by == 1 else f"(({factor_text(n)} + {by - 1}) // {by})"
+
+
+def _programs_text(kernel: Kernel, tile: Tile) -> str:
+    """The number of a kernel's programs."""
+
+    def total(loops: Sequence[Variable]) -> Size:
+        return math.prod(v.size for v in loops)
+
+    if not tile.second or kernel.rows:
+        return quotient_text(total(kernel.loops if not tile.second else kernel.loops[: kernel.outer]), tile.first)
+    counts = [quotient_text(total(kernel.loops[: kernel.outer]), tile.first)]
+    counts.append(quotient_text(total(kernel.sweep), tile.second))
+    return _combined_text("*", counts)
+
+
+def _combined_text(sign: str, counts: Sequence[str]) -> str:
+    """A sum or product of counts, of which those that are known are combined."""
+    known = [int(c) for c in counts if c.isdigit()]
+    number = math.prod(known) if sign == "*" else sum(known)
+    texts = [c for c in counts if not c.isdigit()]
+    if number != int(sign == "*") or not texts:
+        texts.append(str(number))
+    return texts[0] if len(texts) == 1 else f"({f' {sign} '.join(texts)})"
+
+
+def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool) -> list[_Part]:
     """Of a kernel with tiles of one dimension, the last one has a function of its own: memory is read and written in
     vectors where nothing is masked."""
-    count = programs_of(kernel, tile)
-    if tile.second or count < 4 or math.prod(v.size for v in kernel.loops) % tile.first == 0:
-        return [_Part(_Writer(kernel, tile, interpreted), 0, count)]
+    count, total = _programs_text(kernel, tile), math.prod(v.size for v in kernel.loops)
+    if tile.second or programs_of(kernel, tile) < 4 or divides(tile.first, total):
+        return [_Part(_Writer(kernel, tile, interpreted, wide), "0", count)]
+    others = str(int(count) - 1) if count.isdigit() else f"({count} - 1)"
     return [
-        _Part(_Writer(kernel, tile, interpreted, whole=True), 0, count - 1),
-        _Part(_Writer(kernel, tile, interpreted), count - 1, 1),
+        _Part(_Writer(kernel, tile, interpreted, wide, whole=True), "0", others),
+        _Part(_Writer(kernel, tile, interpreted, wide), others, "1"),
     ]
 
 
-def emitted(launch: Launch, interpreted: bool) -> Emitted:
-    """The text of a launch."""
-    parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted)]
+def _reach(kernel: Kernel, elements: Size) -> list[Size]:
+    """The bounds of the integers that a kernel computes with: of offsets, of indices of elements, and of what is
+    divided in them."""
+    values = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    stack = [*kernel.loads.values(), *(w.index for w in kernel.writes)]
+    stack += [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
+    reach: dict[Size, None] = {elements: None}
+    while stack:
+        index = stack.pop()
+        reach |= {index.low: None, index.high: None}
+        stack += [a.index for a in index.terms if isinstance(a, Part)]
+    return [*reach]
+
+
+def emitted(launch: Launch, interpreted: bool, wide: bool = False) -> Emitted:
+    """The text of a launch. wide: for any sizes, with indices of 64 bits."""
+    parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted, wide)]
     texts = [p.writer.text(f"kernel_{i}") for i, p in enumerate(parts)]
     helpers = dict.fromkeys(h for p in parts for h in p.writer.helpers)
     buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for p in parts for b in p.writer.buffers))}
+    numbers = dict.fromkeys(n for p in parts for n in p.writer.numbers)
+    if len(parts) > 1:  # and where each kernel begins
+        sizes = [v.size for k, _ in launch.kernels for v in k.loops]
+        numbers |= dict.fromkeys(atoms_of(sizes))
     names = dict.fromkeys(op for p in parts for op in p.writer.computed_ops)
     name = "_".join(["fused", *list(names or ["copy"])[:8]])
     body = "\n".join(f"    {line}" for line in _calls(parts, buffers))
-    entry = f"@triton.jit\ndef {name}({', '.join(buffers.values())}):\n{body}\n"
+    # Triton 3.6 makes no number of an argument for range() with NumPy 2.4, where it interprets
+    parameters = [*buffers.values(), *(f"{n.name}{': tl.constexpr' if interpreted else ''}" for n in numbers)]
+    entry = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
     text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
-    return Emitted(name, text, tuple(buffers), sum(p.count for p in parts), launch.warps)
+    limits = tuple(dict.fromkeys(n for p in parts for n in p.writer.limits))
+    programs = _combined_text("+", [p.count for p in parts])
+    return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits)
 
 
 def _calls(parts: Sequence[_Part], buffers: Mapping[Buffer, str]) -> list[str]:
     """The lines that call the kernel of a program."""
-    calls, start = [], 0
+    calls, ends = [], list[str]()
     for i, part in enumerate(parts):
-        ahead = part.first - start
-        number = "program" if not ahead else f"program {'+' if ahead > 0 else '-'} {abs(ahead)}"
-        start += part.count
-        calls.append((start, f"kernel_{i}({', '.join([number, *(buffers[b] for b in part.writer.buffers)])})"))
+        start = _combined_text("+", ends) if ends else "0"
+        number = _number_text(start, part.first)
+        ends.append(part.count)
+        arguments = [number, *(buffers[b] for b in part.writer.buffers), *part.writer.numbers.values()]
+        calls.append((_combined_text("+", ends), f"kernel_{i}({', '.join(arguments)})"))
 
-    def chosen(calls: Sequence[tuple[int, str]]) -> list[str]:
+    def chosen(calls: Sequence[tuple[str, str]]) -> list[str]:
         if len(calls) == 1:
             return [calls[0][1]]
         middle = len(calls) // 2
@@ -626,3 +719,14 @@ def _calls(parts: Sequence[_Part], buffers: Mapping[Buffer, str]) -> list[str]:
         return [f"if program < {calls[middle - 1][0]}:", *first, "else:", *second]
 
     return ["program = tl.program_id(0)", *chosen(calls)]
+
+
+def _number_text(start: str, first: str) -> str:
+    """The number of a program in its kernel. start: the first of the launch's programs that the part computes; first:
+    the number of that one in its kernel."""
+    if start == first:
+        return "program"
+    if not (start.isdigit() and first.isdigit()):
+        return f"program - {start} + {first}" if first != "0" else f"program - {start}"
+    ahead = int(first) - int(start)
+    return f"program {'+' if ahead > 0 else '-'} {abs(ahead)}"

@@ -11,10 +11,9 @@ import torch
 
 from thunder import compat
 from thunder.core.proxies import map_structure
-from thunder.core.regions import FusedFunction, Region
+from thunder.core.regions import FusedFunction
 from thunder.executors.triton_kernels.binary import Binary
 from thunder.executors.triton_kernels.launcher import Launch
-from thunder.ops.layout import run_line
 from thunder.runtime import disk_cache
 
 
@@ -78,15 +77,6 @@ def own_results(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor])
         found.append(result.clone() if result.untyped_storage().data_ptr() in memory else result)
         memory.add(found[-1].untyped_storage().data_ptr())
     return found
-
-
-def run_operations(region: Region, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a region, each with memory of its own, by PyTorch's operations."""
-    values: dict = dict(zip(region.inputs, tensors, strict=True))
-    with torch.no_grad():
-        for operation in region.bound_symbols:
-            run_line(operation, values)
-    return own_results([values[o] for o in region.outputs], tensors)
 
 
 def launch_as_text(launch: Launch) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Container, Sequence, Set
 from thunder.core.dtypes import FLOAT
 from thunder.executors.triton_kernels.expressions import NONE, Expressions, Term
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, neutral
-from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.parts import Member
 from thunder.executors.triton_kernels.reduction_places import operand_place, partial_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, stored_place, tile_place
@@ -15,6 +14,7 @@ from thunder.executors.triton_kernels.source import Source
 from thunder.executors.triton_kernels.tiles import Tile, part_tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, in_order, indexed_place
 from thunder.kernels.index import Index, opened, split
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import Extent, divides
 from thunder.kernels.sizes import text as text_of
 

@@ -15,12 +15,12 @@ from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import bracketed, compute_type, literal
-from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.reduction_places import reduced_place
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Place, Value, indexed_place, sources
 from thunder.kernels.index import Index, Part, Variable, join, opened, split, strides_of
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import Atom, Extent, at_least, hint
 from thunder.kernels.sizes import text as text_of
 

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from thunder import compat
-from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.errors import warn_user
 from thunder.executors.triton_kernels.autotune import tuned
-from thunder.executors.triton_kernels.by_strides import ByStrides, launch_as_text, own_results
+from thunder.executors.triton_kernels.by_sizes import BySizes
+from thunder.executors.triton_kernels.by_strides import launch_as_text
 from thunder.executors.triton_kernels.emit import emit
 from thunder.executors.triton_kernels.functions import HELPERS
-from thunder.executors.triton_kernels.launcher import ALIGNMENT, Launch, function_text, interpreting
-from thunder.executors.triton_kernels.layout import layout_of
-from thunder.executors.triton_kernels.numbers import Numbers
+from thunder.executors.triton_kernels.launcher import ALIGNMENT, Launch, interpreting
 from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.source import HEADER, Source, joined
 from thunder.executors.triton_kernels.strides import (
-    fit,
-    fits_text,
     ordered,
-    ordered_like,
-    stride_atoms,
-    strides_in_words,
 )
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Program, Value, in_order, program_of
 from thunder.executors.triton_kernels.variants import Compiled, Interpreted
 from thunder.extend.fusion import TooLarge
 from thunder.kernels.index import strides_of
-from thunder.kernels.sizes import Atom, Extent, Undecided, hint
-from thunder.ops.layout import padded_strides, run_line
+from thunder.kernels.sizes import Undecided
+from thunder.ops.layout import padded_strides
 
-GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
 
 
@@ -51,7 +41,7 @@ def _facts(device: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, found.shared_memory_per_multiprocessor
 
 
-class FusedRegion(ByStrides):
+class FusedRegion(BySizes):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     `expect` compiles kernels for strides in the background; those for other strides are compiled at their first call.
@@ -67,8 +57,8 @@ class FusedRegion(ByStrides):
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
-        super().__init__()
-        self.region, self.device = region, device
+        super().__init__(region)
+        self.device = device
         self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self.over = {}
         self.planned = planned
@@ -78,7 +68,6 @@ class FusedRegion(ByStrides):
         self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
         self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
-        self.numbers = Numbers(region)
         self.program = program_of(region, self.numbers)
         tensors = (*(p for p in region.inputs if isinstance(p, TensorProxy)), *region.outputs)
         self.padded = [p in region.padded for p in tensors]  # inputs and outputs
@@ -216,59 +205,6 @@ class FusedRegion(ByStrides):
             for p, v in zip(self.padded, self.program.inputs, strict=False)
         )
 
-    def _parted(self, args: tuple) -> tuple[tuple, tuple]:
-        count = len(self.program.inputs)
-        return args[:count], args[count:]
-
-    def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
-        """The strides of the inputs in terms of the sizes: those of existing kernels, where they fit."""
-        strides = tuple([t.stride() for t in tensors])
-        if not numbers:
-            return strides
-        values = dict(self.numbers.values(numbers))
-        values |= {f"s{i}_{d}": n for i, each in enumerate(strides) for d, n in enumerate(each)}
-        for known in self._variants:
-            if all(fit(k, s, values) for k, s in zip(known, strides, strict=True)):
-                return known
-        inputs = self.program.inputs
-        sizes = [*self.numbers.sizes, *dict.fromkeys(n for v in inputs for n in v.shape if isinstance(n, Extent))]
-
-        def number(i: int) -> Callable[[int], Extent] | None:
-            guesses = {known[i] for known in self._variants}
-            if len(guesses) < GUESSES:
-                return None
-            return lambda d: Extent.of(Atom(f"s{i}_{d}", 1, strides[i][d]))
-
-        return tuple(
-            strides_in_words(v.shape, s, values, sizes, number(i))
-            for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
-        )
-
-    def _check(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Callable | None:
-        """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
-        no check of a list of tensors."""
-        count, inputs = len(tensors), self.program.inputs
-        if all(isinstance(n, int) for v, s in zip(inputs, key, strict=True) for n in (*v.shape, *s)):
-            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
-            if check is None or not self.numbers.names:
-                return check
-            return lambda *args: check(*args[:count])
-        names = [f"in{i}" for i in range(len(tensors))]
-        tests = [
-            f"{name}.is_contiguous()" if s == strides_of(v.shape) else fits_text(name, s)
-            for name, s, v in zip(names, key, self.program.inputs, strict=True)
-        ]
-        lines = [*self.derived(key), f"return {' and '.join(tests)}"]
-        return compile_source(function_text("fits", [*names, *self.numbers.names], lines), "fits", {"math": math})
-
-    def derived(self, key: tuple) -> list[str]:
-        """The lines of Python that compute the arguments of kernels for some strides beside the sizes."""
-        own = [name for strides in key for name in stride_atoms(strides)]
-        return [
-            *(f"{name} = {expression}" for name, expression in self.numbers.derived()),
-            *(f"{name} = in{name[1:].replace('_', '.stride(')})" for name in own),
-        ]
-
     def _first(self, key: tuple, args: tuple) -> Callable:
         """The function for new strides."""
         if self.autotune:
@@ -297,14 +233,6 @@ class FusedRegion(ByStrides):
     def wide(self, *args) -> list[torch.Tensor]:
         """A call with sizes that need 64-bit indices."""
         return self._unusually(args, True)
-
-    def by_operations(self, *args) -> list[torch.Tensor]:
-        """A call under deterministic algorithms of PyTorch, where the kernels add in an order that is not defined."""
-        tensors, numbers = self._parted(args)
-        values: dict = dict(zip(self.region.inputs, tensors, strict=True))
-        for operation in self.region.bound_symbols:
-            run_line(operation, values, lambda n: self.numbers.evaluate(n, numbers))
-        return own_results([values[o] for o in self.region.outputs], tensors)
 
     def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
         tensors, numbers = self._parted(args)
@@ -345,11 +273,7 @@ class FusedRegion(ByStrides):
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
-        if not self.numbers.names:
-            return layout_of(self.region, strides, fakes=not self.planned)
-        seen = [tuple(map(hint, s)) for s in strides]
-        found = layout_of(self.region, seen, fakes=not self.planned, seen=self.numbers.seen)
-        return [ordered_like(v.shape, s) for v, s in zip(outputs, found, strict=True)]
+        return self.layout_for(strides, fakes=not self.planned)
 
 
 def _chooses_layout(operation: BoundSymbol) -> bool:

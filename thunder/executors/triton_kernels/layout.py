@@ -21,7 +21,6 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.values import primitive
 from thunder.kernels.index import strides_of
-from thunder.kernels.ir import Buffer, Program
 from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.rules import kernels
@@ -75,18 +74,6 @@ def layout_of(
                     run_line(operation, values, seen)
                     values.pad(operation)
     return [_of_result(o, values) for o in region.outputs]
-
-
-def strides_of_buffers(
-    region: Region, program: Program, strides: Sequence[tuple]
-) -> tuple[dict[Buffer, Sequence[int]], list[tuple]]:
-    """The strides of a program's inputs and outputs, for inputs of these strides; and those of the region's outputs."""
-    layout = layout_of(region, strides)
-    of_buffers: dict[Buffer, Sequence[int]] = dict(zip(program.inputs, strides, strict=True))
-    for store in program.stores:
-        if store.buffer.kind == "output":
-            of_buffers[store.buffer] = layout[store.buffer.number]
-    return of_buffers, layout
 
 
 def _tensors(proxies: Sequence[Proxy]) -> list[TensorProxy]:

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.values import Value
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import Atom
 
 ALIGNED = 16

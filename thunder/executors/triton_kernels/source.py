@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.parts import Member, joined_text
 from thunder.executors.triton_kernels.values import Value
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import Atom, Extent
 
 HEADER = "import triton\nimport triton.language as tl\n"

@@ -26,10 +26,10 @@ from thunder.core.proxies import (
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.numbers import Numbers
 from thunder.extend.fusion import of_integers
 from thunder.kernels import index as places
 from thunder.kernels.index import Index, within
+from thunder.kernels.numbers import Numbers
 from thunder.kernels.sizes import Extent, at_least
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed

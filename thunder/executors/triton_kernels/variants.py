@@ -21,10 +21,10 @@ from thunder.executors.triton_kernels.launcher import (
     interpreted_line,
     launch_line,
 )
-from thunder.executors.triton_kernels.numbers import Scalar
 from thunder.executors.triton_kernels.source import HEADER, Source
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.kernels.index import strides_of
+from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import at_least, text, tuple_text
 from thunder.ops.torch_types import to_torch_dtype
 

@@ -1,5 +1,5 @@
-"""Sizes that stay symbolic in the Triton fuser, under Triton's interpreter: kernels take them as arguments, are right
-for all of them, and are made once."""
+"""Sizes that stay symbolic in the fusers that write Triton, under its interpreter: kernels take them as arguments, are
+right for all of them, and are compiled once."""
 
 import itertools
 import random
@@ -11,14 +11,16 @@ import torch.nn.functional as F
 
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
+from tests.kernels.test_triton import compiled_lines, requests
+from tests.test_dynamic_sizes import Net, gradients
+from tests.test_triton_fuser import DEVICE, Eager, fusions, within_bound
+from thunder.executors.cpp_fuser import CppFuser
 from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_ir import TritonKernels
 from thunder.executors.triton_kernels import launch, variants
-from thunder.kernels import sizes
+from thunder.kernels import ir, sizes, triton_cuda
 from thunder.kernels.index import Index, Variable, join, split, strides_of
 from thunder.kernels.sizes import Atom, Extent, at_least, floor, quotient, value_of
-
-from .test_dynamic_sizes import Net, gradients
-from .test_triton_fuser import DEVICE, Eager, fusions, within_bound
 
 # numpy says so where the interpreter computes what is not used, or not a number
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -71,16 +73,39 @@ def test_places_that_are_taken_apart_fit_together_again():
 # --------------------------------------------------------------------------------------------------------------- kernels
 
 
-def compiled_for(program, **options):
-    executor = Eager("sizes")
-    return thunder.jit(program, executors=[executor], fallback="error", **options), executor
+class EagerKernels(TritonKernels):
+    """Fuses single operations as well."""
+
+    def should_fuse(self, region):
+        return bool(region.outputs)
+
+
+@pytest.fixture
+def interpreted(monkeypatch, triton_interpreter):
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(params=["triton_fuser", "triton_ir"])
+def executors(request, interpreted):
+    """An executor that fuses single operations, and one as it is."""
+    return {"triton_fuser": (Eager, TritonFuser), "triton_ir": (EagerKernels, TritonKernels)}[request.param]
+
+
+@pytest.fixture
+def compiled_for(executors):
+    def compile_program(program, **options):
+        executor = executors[0]("sizes")
+        return thunder.jit(program, executors=[executor], fallback="error", **options), executor
+
+    return compile_program
 
 
 def check(compiled, program, *inputs):
     torch.testing.assert_close(compiled(*inputs), program(*inputs), rtol=1e-5, atol=1e-5)
 
 
-def test_one_kernel_for_all_lengths():
+def test_one_kernel_for_all_lengths(compiled_for):
     def program(x, w):
         return torch.sin(x * w) + 1
 
@@ -102,7 +127,7 @@ def test_one_kernel_for_all_lengths():
     lambda x: x * torch.arange(x.shape[1], device=x.device)[:, None], lambda x: x[:, : x.shape[1] // 2].cos() + 1,
     lambda x: torch.stack((x, -x), 1) * x.shape[1], lambda x: torch.tril(x @ x.transpose(1, 2)) + 1,
 ])  # fmt: skip
-def test_operations_on_any_size(program):
+def test_operations_on_any_size(program, compiled_for):
     compiled, executor = compiled_for(program)
     counts = []
     for n in (6, 9, 70, 4, 31, 130):
@@ -112,7 +137,7 @@ def test_operations_on_any_size(program):
     assert len(set(counts[1:])) == 1 and fusions(compiled)
 
 
-def test_one_program_of_all_sizes():
+def test_one_program_of_all_sizes(compiled_for):
     def program(x):
         return torch.softmax(x.transpose(0, 2), 0).sum(1)
 
@@ -122,7 +147,7 @@ def test_one_program_of_all_sizes():
     assert thunder.cache_misses(compiled) == 1
 
 
-def test_sizes_of_0_and_1_are_programs_of_their_own():
+def test_sizes_of_0_and_1_are_programs_of_their_own(compiled_for):
     def program(x):
         return x.exp() * 2 + x.sum(0)
 
@@ -132,7 +157,7 @@ def test_sizes_of_0_and_1_are_programs_of_their_own():
     assert thunder.cache_misses(compiled) == 4
 
 
-def test_strides_follow_from_sizes():
+def test_strides_follow_from_sizes(compiled_for):
     """What is a part of something larger has strides that are multiples of sizes."""
 
     def program(q, k, v):
@@ -151,7 +176,7 @@ def test_strides_follow_from_sizes():
     assert thunder.cache_misses(compiled) == 2 and len(region._variants) <= 3
 
 
-def test_strides_that_follow_from_nothing_are_arguments():
+def test_strides_that_follow_from_nothing_are_arguments(compiled_for):
     def program(x):
         return x.exp() + x.transpose(0, 1)
 
@@ -164,11 +189,12 @@ def test_strides_that_follow_from_nothing_are_arguments():
     assert thunder.cache_misses(compiled) == 1 and 4 <= len(region._variants) <= 7
 
 
-def test_places_beyond_32_bits(monkeypatch):
+def test_places_beyond_32_bits(monkeypatch, compiled_for):
     def program(x):
         return (x * 2 + x.sum(-1, keepdim=True)).cos()
 
-    monkeypatch.setattr(variants, "LIMIT", 500)
+    for module in (variants, triton_cuda):
+        monkeypatch.setattr(module, "LIMIT", 500)
     compiled, _ = compiled_for(program)
     for n in (6, 9, 70, 8):
         check(compiled, program, torch.randn(n, 8, device=DEVICE))
@@ -176,9 +202,9 @@ def test_places_beyond_32_bits(monkeypatch):
     assert [wide for *_, wide in region._unusual] == [True], "70 * 8 elements are beyond the limit, the others are not"
 
 
-def test_regions_that_are_alike_are_compiled_once():
+def test_regions_that_are_alike_are_compiled_once(executors):
     """Whatever a program calls its sizes."""
-    executor = Eager("alike")
+    executor = executors[0]("alike")
     first = thunder.jit(lambda x: x.sin() * 2, executors=[executor], dynamic=True)
     second = thunder.jit(lambda s, x: (x[1].sin() * 2, s + 1), executors=[executor], dynamic=True)
     x = torch.randn(5, 7, device=DEVICE)
@@ -190,7 +216,7 @@ def test_regions_that_are_alike_are_compiled_once():
 
 
 @pytest.mark.parametrize("first", (0, 12))
-def test_random_regions_on_other_sizes(first):
+def test_random_regions_on_other_sizes(first, compiled_for):
     fused = missed = recompiled = 0
     for seed in range(first, first + 12):
         region = random_region(seed, SMALL)
@@ -213,7 +239,7 @@ def test_random_regions_on_other_sizes(first):
     assert fused > 8 and missed < 3 and recompiled < 3
 
 
-def test_gradients_of_random_regions_on_other_sizes():
+def test_gradients_of_random_regions_on_other_sizes(compiled_for):
     for seed in range(8):
         region = random_region(seed, SMALL, smooth=True)
         compiled, _ = compiled_for(region.function, dynamic=True)
@@ -236,8 +262,8 @@ def test_gradients_of_random_regions_on_other_sizes():
 # -------------------------------------------------------------------------------------------------------------- training
 
 
-def test_training_on_many_lengths_compiles_regions_twice():
-    module, executor = Net().to(DEVICE), TritonFuser("lengths")
+def test_training_on_many_lengths_compiles_regions_twice(executors):
+    module, executor = Net().to(DEVICE), executors[1]("lengths")
     compiled = thunder.jit(module, executors=[executor], fallback="error")
     generator = torch.Generator().manual_seed(0)
     counts = []
@@ -275,11 +301,12 @@ class Rotating(nn.Module):
         return F.cross_entropy(logits[:, :-1].reshape(-1, 13), ids[:, 1:].reshape(-1))
 
 
-def test_a_block_of_a_llama():
-    module, executor = Rotating().to(DEVICE), TritonFuser("rotating")
+def test_a_block_of_a_llama(executors):
+    module, executor = Rotating().to(DEVICE), executors[1]("rotating")
     compiled = thunder.jit(module, executors=[executor], fallback="error")
     counts = []
-    for n in (9, 5, 17, 30, 4):
+    # the interpreter takes seconds for as many programs as triton_ir has
+    for n in (3, 2, 5) if executors[1] is TritonKernels and DEVICE == "cpu" else (9, 5, 17, 30, 4):
         ids = torch.randint(13, (2, n), device=DEVICE)
         sides = []
         for call in (compiled, module):
@@ -292,7 +319,7 @@ def test_a_block_of_a_llama():
     assert thunder.cache_misses(compiled) <= 3 and len(set(counts[2:])) == 1
 
 
-def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch):
+def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch, compiled_for):
     def program(x):
         return x.exp() * 2
 
@@ -300,7 +327,82 @@ def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch):
         raise sizes.Undecided
 
     monkeypatch.setattr(launch, "emit", unknown)
+    monkeypatch.setattr(triton_cuda, "emitted", unknown)
     compiled, _ = compiled_for(program, dynamic=True)
     check(compiled, program, torch.randn(5, 6, device=DEVICE))
     assert not fusions(compiled)
     assert "# not fused: a kernel would have to know more of sizes" in str(thunder.last_traces(compiled)[-1])
+
+
+OF_SIZES = {
+    "numbers": lambda x: x * x.shape[0] + x.shape[0] / 2,
+    "halves": lambda x: torch.cat((x[: x.shape[0] // 2], x[x.shape[0] // 2 :].exp()), 0) * 2,
+    "padding": lambda x: F.pad(x, (x.shape[0], 1)).sin(),
+    "gather": lambda x: x.gather(0, (x.shape[0] - 1 - torch.arange(x.shape[0], device=x.device))[:, None]) * 2,
+    "index": lambda x: x[torch.arange(x.shape[0], device=x.device).flip(0)].cos() + 1,
+    "embedding": lambda x: F.embedding(torch.arange(x.shape[0], device=x.device) % 3, x) + 1,
+    "scatter": lambda x: x.new_zeros(x.shape[0] + 2, 4).index_add(0, torch.arange(x.shape[0], device=x.device), x) * 2,
+    "constant": lambda x: x.new_ones(x.shape[0]).sum() * x,
+    "range": lambda x: torch.arange(x.shape[0], 2 * x.shape[0], device=x.device)[:, None] * x,
+    "view": lambda x: (x.t().reshape(-1) * 2).view(4, x.shape[0]).sum(1),
+    "pairs": lambda x: (x[:, 0][:, None] * x[:, 1]).sum() + (x[:, 0][:, None] - x[:, 1]).amax(1),
+    "parts": lambda x: torch.cat((x, x)).reshape(2, -1, 4).sum(0) * 2,
+}
+
+
+def sums_and_joins(x, b, scale):
+    y = F.gelu(x * scale + b) * x.shape[0]
+    return torch.softmax(y, -1), y.sum(0), y.sum(1), torch.cat((x.exp(), y), 0).t().contiguous(), y[:, 1:] - x[:, :-1]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_kernels_of_any_size_compile_without_a_gpu(wide, interpreted):
+    compiled = thunder.jit(sums_and_joins, executors=[EagerKernels("sizes")], dynamic=True, fallback="error")
+    compiled(torch.randn(40, 12, device=DEVICE), torch.randn(12, device=DEVICE), 0.5)
+    launches = [launch for region in fusions(compiled) for launch in region.scheduled(region._shown)[0]]
+    lines = compiled_lines(requests(launches, wide), ("cuda", 90, 32))
+    assert launches and [line.endswith(" True") for line in lines] == [True] * len(launches)
+
+
+@pytest.fixture(params=["triton_ir", "cpp"])
+def executor_of_all(request, interpreted):
+    """An executor on the kernel IR that fuses whatever it can."""
+    if request.param == "triton_ir":
+        return EagerKernels("sizes", always=True)
+    executor = CppFuser("sizes", always=True)
+    if DEVICE != "cpu" or executor.unavailable():
+        pytest.skip(executor.unavailable() or "it runs on CPUs")
+    return executor
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_sizes_and_numbers_in_every_place(name, executor_of_all):
+    """Sizes of the results of views and joins, indices, starts of ranges, and numbers that elements are combined
+    with."""
+    executor = executor_of_all
+    compiled = thunder.jit(OF_SIZES[name], executors=[executor], fallback="error", dynamic=True)
+    for n in (5, 3, 37):
+        check(compiled, OF_SIZES[name], torch.rand(n, 4, device=DEVICE) + 0.1)
+    assert thunder.cache_misses(compiled) == 1 and fusions(compiled)
+    for region in fusions(compiled):
+        ir.verify(region.program)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: torch.softmax(x, -1) + 1, lambda x: torch.softmax(x, 1) * x.sum((0, 2), keepdim=True),
+    lambda x: F.layer_norm(x, (x.shape[-1],)).sum(1), lambda x: (x - x.mean(1, keepdim=True)).exp().transpose(1, 2) * 2,
+    lambda x: torch.cat((x.sin(), x[:, 1:]), 1).flip(1) * x.shape[1], lambda x: x.cumsum(-1) * 2, lambda x: x.amax() - x,
+    lambda x: (x.sum(0) * 2, (x * x).amax(2), x.reshape(-1, 4).sum(0)), lambda x: F.pad(x, (1, 2, 3, 0)).cos() * 0.5,
+])  # fmt: skip
+@pytest.mark.parametrize("lengths", [(6, 9, 70, 4, 131), (300, 2, 17)], ids=str)
+def test_kernels_of_cpus_on_any_size(program, lengths):
+    executor = CppFuser("sizes", always=True)
+    if DEVICE != "cpu" or executor.unavailable():
+        pytest.skip(executor.unavailable() or "it runs on CPUs")
+    compiled = thunder.jit(program, executors=[executor], fallback="error", dynamic=True)
+    for n in lengths:
+        for shape in ((3, n, 8), (n, 5, 12), (2, 3, 4 * n)):
+            check(compiled, program, torch.randn(shape))
+    assert thunder.cache_misses(compiled) == 1 and fusions(compiled)
+    for region in fusions(compiled):
+        ir.verify(region.program)
