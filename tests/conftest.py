@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 
+os.environ.setdefault("THUNDER_TIERS", "one")  # tests compile no kernels that they do not ask for
 os.environ.setdefault("THUNDER_FALLBACK", "error")  # a program that is not captured is a failure
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported, whichever test does that

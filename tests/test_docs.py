@@ -54,7 +54,7 @@ def run(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_run_and_print_what_they_show(page):
     path, checker = ROOT / page, doctest.OutputChecker()
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "THUNDER_TIERS": "one"}
     done = fresh.run(__file__, page, "--json", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     shown, printed = 0, json.loads(done.stdout.splitlines()[-1])  # Gloo of torch 2.9 prints before

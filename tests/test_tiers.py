@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import thunder
+from tests import fresh
 from thunder import compat
 from thunder.cache import tiers
 from thunder.errors import OptionError
@@ -198,7 +199,7 @@ def test_a_program_that_is_gone_is_not_compiled():
 
 
 def test_options(monkeypatch):
-    for said, value in {"": "one", "automatic": "automatic", "one": "one", "none": None, "3": 3}.items():
+    for said, value in {"": "automatic", "automatic": "automatic", "one": "one", "none": None, "3": 3}.items():
         monkeypatch.setenv("THUNDER_TIERS", said)
         assert thunder.jit(program).options.tiers == value and thunder.jit(program, tiers=2).options.tiers == 2
     monkeypatch.setenv("THUNDER_TIERS", "later")
@@ -373,6 +374,37 @@ def test_no_process_outlives_the_program(tmp_path, how):
     assert ended(pids)
 
 
+WHOLE = """
+import os, sys, threading, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from thunder.runtime import background
+lock, begun, go = threading.RLock(), threading.Event(), threading.Event()
+def job():
+    with background.whole(lock):
+        begun.set()
+        time.sleep(0.3)
+background.submit(job)
+begun.wait()
+child = os.fork()  # waits for the block, in which the lock is another thread's
+if not child:
+    os._exit(0 if lock.acquire(timeout=5) else 1)
+print(os.waitpid(child, 0)[1])
+with lock:  # of the thread that forks: the block waits
+    background.submit(job)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+print(background.idle(60))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_fork_finds_no_lock_held_by_the_thread_that_compiles():
+    done = fresh.run("-c", WHOLE)
+    assert done.stdout == "0\n0\nTrue\n", done.stderr
+
+
 def test_a_compiler_that_dies_is_an_error_and_started_again(tmp_path, monkeypatch):
     (tmp_path / "dying_jobs.py").write_text("import os\nclass Dies:\n def compile(self): os._exit(3)\n"
         "class Fails:\n def compile(self): raise ValueError('no')\nclass Fine:\n def compile(self): print('noise')\n")  # fmt: skip
@@ -456,7 +488,7 @@ def test_a_process_that_waits_for_long_ends(jobs):
 
 def test_programs_that_kernels_do_not_take_stay_as_they_are(monkeypatch, tmp_path):
     """By default: operations without a decomposition, and sizes that only passes decide by, are no warnings."""
-    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.delenv("THUNDER_TIERS")
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     compiled = thunder.jit(lambda x: torch.nn.functional.rrelu(x, training=True) * 2)
     for _ in range(6):

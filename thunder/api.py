@@ -24,10 +24,10 @@ from thunder.extend.rules import Rule, check_rules
 from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
+    AUTOMATIC,
     CACHE_OPTIONS,
     FALLBACK_OPTIONS,
     NUMERICS_OPTIONS,
-    ONE,
     RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
     DebugOptions,
@@ -58,7 +58,7 @@ def jit(
     cache: CACHE_OPTIONS | str | None = None,
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
-    tiers: int | str | None = ONE,
+    tiers: int | str | None = AUTOMATIC,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -87,8 +87,8 @@ def jit(
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
     tiers: the number of the call from which on a program runs compiled kernels; calls before it run PyTorch's, while
     those of fusion executors are compiled in the background. 0 waits at the first call, None never fuses. On the CPU
-    these are the executor cpp's, which need not be named. Results change by rounding at that call. "one" (the default):
-    the executors run as they are from the first call on. "automatic": 5 for programs on the CPU with the default
+    these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
+    run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
     executors that are not kept on disk, else "one".
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;

@@ -66,7 +66,7 @@ class RNG_OPTIONS(enum.Enum):
 
 
 # values of `tiers`
-AUTOMATIC = "automatic"  # on the CPU compiled kernels from the call AUTOMATIC_CALL on; elsewhere as ONE
+AUTOMATIC = "automatic"  # on the CPU compiled kernels from the call AUTOMATIC_CALL on; elsewhere one tier
 ONE = "one"  # the executors run as they are from the first call on, and no other is added
 AUTOMATIC_CALL = 5
 
@@ -127,7 +127,7 @@ KEEP_PROGRAMS = EnvironmentOption(
 DEBUG = EnvironmentOption(
     "THUNDER_DEBUG", str, "", "what programs look at while they run: nan, inf, shapes, slow, separated by commas"
 )
-TIERS = EnvironmentOption("THUNDER_TIERS", str, ONE, 'the default of tiers=: "one", "automatic", "none" or a call')
+TIERS = EnvironmentOption("THUNDER_TIERS", str, AUTOMATIC, 'the default of tiers=: "one", "none" or a call')
 DISABLE = EnvironmentOption("THUNDER_DISABLE", bool, False, "the original functions run, and nothing is compiled")
 DEBUG_TOPICS = ("nan", "inf", "shapes", "slow")
 
@@ -337,10 +337,10 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
 
 
 def resolve_tiers(given: Any) -> int | str | None:
-    """Raises OptionError for anything but a number of calls, None, "automatic" and "one", which stands for what
+    """Raises OptionError for anything but a number of calls, None, "one" and "automatic", which stands for what
     THUNDER_TIERS says."""
     name = "tiers"
-    if given == ONE and (said := TIERS.value) != ONE:
+    if given == AUTOMATIC and (said := TIERS.value) != AUTOMATIC:
         name, given = TIERS.name, int(said) if said.isdecimal() else None if said == "none" else said
     if given is None or given in (AUTOMATIC, ONE) or type(given) is int and given >= 0:
         return given
@@ -446,7 +446,7 @@ class JitOptions:
     passes: Any = field(default_factory=_default_passes)
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
-    tiers: int | str | None = ONE
+    tiers: int | str | None = AUTOMATIC
     debug: DebugOptions = field(default_factory=DebugOptions)
     default_executors: bool = True
     device: Any = None

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from tests import fresh
 from tests.kernels.programs import gradient_of_largest, random_program
 from thunder.executors import cpp_fuser
 from thunder.executors.cpp_fuser import CppFuser, KernelRegion
@@ -391,7 +394,7 @@ def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them
     def f(x):
         return torch.softmax(x * 2, -1) + x.tanh().exp()
 
-    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.delenv("THUNDER_TIERS")
     compiled = thunder.jit(f)
     for call in range(1, 7):
         torch.testing.assert_close(compiled(x), f(x))
@@ -404,7 +407,7 @@ def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them
 
 def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.delenv("THUNDER_TIERS")
 
     def failing(text):
         raise RuntimeError("g++ fails: out of memory")
@@ -420,7 +423,7 @@ def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monk
 
 
 def test_programs_of_one_tier(monkeypatch, tmp_path):
-    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.delenv("THUNDER_TIERS")
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     x = torch.randn(8, 8)
     nothing, kept = thunder.jit(lambda x: x @ x), thunder.jit(lambda x: x.sin() * 2, keep_programs=True)
@@ -430,12 +433,85 @@ def test_programs_of_one_tier(monkeypatch, tmp_path):
 
 
 def test_a_program_whose_second_tier_has_no_kernels_stays_in_the_first(monkeypatch):
-    monkeypatch.setenv("THUNDER_TIERS", "automatic")
+    monkeypatch.delenv("THUNDER_TIERS")
     monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 0.0)
     compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.0625, -1)), torch.randn(8, 8)
     for _ in range(5):
         compiled(x)
     assert str(compiled.programs[0].tiers) == "first tier: the second has no kernels"
+
+
+def test_by_default_without_a_compiler_nothing_is_added(monkeypatch):
+    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.125, -1) + x), torch.randn(512, 512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(6):
+            assert torch.equal(compiled(x), torch.softmax(x * 2.125, -1) + x)
+    assert compiled.programs[0].tiers is None and background.idle(0)
+
+
+def test_a_measured_machine_draws_none_of_the_programs_numbers():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    measure.measure()
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_copies_and_threads_have_the_kernels_at_their_calls(monkeypatch, tmp_path):
+    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64))
+    compiled, x = thunder.jit(module), torch.randn(512, 64)
+    expected = module(x)
+    compiled(x), compiled(x)
+    copy = deepcopy(compiled)
+    for each in (compiled, copy):
+        for _ in range(6):
+            torch.testing.assert_close(each(x), expected)
+        assert regions_of(each)
+    shared = thunder.jit(lambda x: torch.softmax(x * 2.0078125, -1) + x)
+    with ThreadPoolExecutor(4) as threads:
+        for result in threads.map(lambda _: shared(x), range(24)):
+            torch.testing.assert_close(result, torch.softmax(x * 2.0078125, -1) + x)
+    (entry,) = shared.programs
+    assert entry.tiers.reason == "its kernels have taken over at call 5" and regions_of(shared)
+
+
+FORK_BY_DEFAULT = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import torch, thunder
+torch.set_num_threads(1)
+x = torch.randn(256, 512)
+f, g = (lambda x: torch.softmax(x * 2, -1) + x), (lambda x: torch.softmax(x * 2, -1) + x)
+compiled = thunder.jit(f)
+compiled(x)  # its kernels begin to compile
+child = os.fork()
+if not child:
+    for each in (compiled, thunder.jit(g)):
+        for _ in range(6):
+            assert torch.allclose(each(x), f(x), atol=1e-5)
+        print(each.programs[0].tiers, flush=True)
+    compiled(x[:5])
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+for _ in range(6):
+    assert torch.allclose(compiled(x), f(x), atol=1e-5)
+print(status, compiled.programs[0].tiers)
+"""
+
+
+def test_a_fork_while_kernels_compile_by_default(tmp_path):
+    """The child's program of the same text compiles for itself."""
+    done = fresh.run("-c", FORK_BY_DEFAULT, env={**os.environ, "THUNDER_TIERS": "", "THUNDER_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    taken = "second tier: its kernels have taken over at call 5"
+    first, second, parent = done.stdout.splitlines()
+    assert first in (taken, "first tier: this is a fork of the process that compiles")
+    assert second in (taken, "None") and parent == f"0 {taken}"
 
 
 FORK = """

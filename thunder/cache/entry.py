@@ -54,8 +54,7 @@ class CacheEntry:
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
     traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
     run, those of backwards that were compiled later among them. warm_at: the number of the call that makes their
-    launch loops. tiers: under tiers="background",
-    which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
+    launch loops. tiers: which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
     """
 
     __slots__ = (

@@ -67,8 +67,9 @@ def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
     executors = options.executors
     if options.default_executors and _on_cpu(program):
         compiler = get_executor("cpp")
-        if isinstance(compiler, FusionExecutor) and any(map(compiler.takes, program.bound_symbols)):
-            executors = add_executor_lists((compiler,), executors)
+        if isinstance(compiler, FusionExecutor) and compiler.unavailable() is None:
+            takes_some = any(map(compiler.takes, program.bound_symbols))
+            executors = add_executor_lists((compiler,), executors) if takes_some else executors
     return dataclasses.replace(options, executors=executors) if any(e.compiles_ahead for e in executors) else None
 
 
@@ -115,6 +116,11 @@ class Tiers:
 
     def __str__(self) -> str:
         return f"{self.running} tier: {self.reason}"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether later calls run the kernels that the last one ran."""
+        return self._settled is not None
 
     def begin(self, entry: CacheEntry) -> None:
         """Takes the calls of an entry that the first tier was lowered to."""
@@ -184,7 +190,7 @@ class Tiers:
             return
         del entry
         try:
-            with self._lock:
+            with background.whole(self._lock):
                 second = self._lower()
             forward = second.computation_traces[-1]
             backward = second.backward_traces[-1] if second.backward_traces else None

@@ -42,7 +42,7 @@ _home, __dir__ = names_from(
         "thunder.compat.inductor": ("compile_with_inductor", "compile_for_sizes", "graph_job", "inductor_source"),
         "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
         "existing", "scripted", "scripted_from", "is_disabled", "children_of", "scan_keeps_dim", "has_meta_kernel"),
-        "thunder.compat.probes": ("probing", "drawing_apart"),
+        "thunder.compat.probes": ("probing", "drawing_apart", "quiet"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of", "local_tensor",
         "set_local_tensor", "dtensor_like", "FullyShard", "is_fully_sharded", "fully_sharded", "mixed_precision_of",
         "fully_shard_hooks"),

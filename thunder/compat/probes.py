@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -70,6 +72,13 @@ class probing:  # noqa: N801 - a context manager, used as a function
         if self.stack is not None:
             self.stack.__exit__(kind, error, traceback)
         self.functions.__exit__(kind, error, traceback)
+
+
+def quiet() -> contextlib.AbstractContextManager:
+    """A block of a probe whose warnings are not shown. Filters of warnings are the process's: a thread that sets and
+    resets them takes those away that a block of the user's sets meanwhile, so that only the main thread does."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return warnings.catch_warnings(action="ignore") if is_main else contextlib.nullcontext()
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -151,7 +151,7 @@ class KernelRegion(BySizes):
         self.program: Program = lower.lowered(region, self.numbers, stores_scans=True)
         self.machine = machine()
         self._schedules: dict[tuple, tuple[list[schedule.Kernel], list[tuple]]] = {}
-        self._libraries: dict[tuple, Future] = {}
+        self._texts: dict[tuple, str] = {}  # of what is compiled, by strides
         usual = self.usual_strides()
         try:
             kernels, _ = self.scheduled(usual)
@@ -203,21 +203,20 @@ class KernelRegion(BySizes):
 
     def finish(self) -> None:
         """Waits for all kernels. Raises RuntimeError where one cannot be compiled."""
-        for library in [*self._libraries.values()]:
-            library.result()
+        for text in [*self._texts.values()]:
+            compile_soon(text).result()
 
     def _library(self, strides: tuple) -> Future:
-        if strides not in self._libraries:
+        if strides not in self._texts:
             self._shown = strides
-            self._libraries[strides] = compile_soon(self._emitted(strides).text)
-        return self._libraries[strides]
+            self._texts[strides] = self._emitted(strides).text
+        return compile_soon(self._texts[strides])
 
     # ---------------------------------------------------------------------------------------------- calls
     def _first(self, key: tuple, args: tuple) -> Callable:
         try:
             emitted, library = self._emitted(key), self._library(key).result()
         except (RuntimeError, OSError, schedule.TooComplex, Undecided) as error:
-            self._libraries.pop(key, None)
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"the executor cpp: PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations
@@ -307,8 +306,15 @@ def compile_soon(source: str) -> Future[Any]:
         if known is None or known.done() and (known.cancelled() or known.exception() is not None):
             if not _pool:
                 _pool.append(ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="thunder_cpp"))
-            known = _compiling[key] = _pool[0].submit(cpp.compiled, source)
+            known = _compiling[key] = _pool[0].submit(_compiled, source)
         return known
+
+
+def _compiled(source: str) -> ctypes.CDLL:
+    """In a thread of the pool, which Python waits for at the end of the process: nothing is compiled by then."""
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("the process ends")
+    return cpp.compiled(source)
 
 
 def _after_fork() -> None:

@@ -6,7 +6,6 @@ same examples say in PyTorch's words why it refuses arguments.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -158,7 +157,7 @@ def typed_on_meta(function: Callable) -> Callable:
             dtype = from_tensor_dtype(x.dtype)
             return TensorProxy(shape=tuple(x.shape), dtype=dtype, device=device, requires_grad=x.requires_grad)
 
-        with compat.probing(grad), warnings.catch_warnings(action="ignore"):
+        with compat.probing(grad), compat.quiet():
             return map_structure(typed, function(*map_structure(given, args), **map_structure(given, kwargs)))
 
     return meta

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -119,7 +118,7 @@ def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwar
         inputs: list[torch.Tensor] = []
         try:
             probing = compat.probing(grad=True, draws=made is real)
-            with probing, mode(), warnings.catch_warnings(action="ignore"):
+            with probing, mode(), compat.quiet():
                 given = _with_inputs(
                     wanted,
                     map_structure(made, args),

@@ -1,6 +1,6 @@
 """Background compilation: one thread of the program, and one process that compiles for it.
 
-Jobs run one after the other, in order, in a daemon thread that the first one starts. A job compiles graphs by
+Jobs run one after the other, in order, in a daemon thread that ends with the last one. A job compiles graphs by
 `elsewhere`, in a process of its own (see `processes.py`). The program then finds the results in the caches of the
 compiler on disk. At exit waiting jobs are dropped and the process is killed: nobody waits for a compiler.
 """
@@ -12,7 +12,8 @@ import collections
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from thunder.runtime.processes import CompilerProcess, Died
@@ -48,9 +49,8 @@ class _Background:
             with self.condition:
                 self.busy = False
                 self.condition.notify_all()
-                while not self.jobs and not self.ended:
-                    self.condition.wait()
-                if self.ended:
+                if not self.jobs or self.ended:
+                    self.thread = None
                     return
                 job, self.busy = self.jobs.popleft(), True
             with contextlib.suppress(Ended):
@@ -118,13 +118,35 @@ def idle(timeout: float | None = None) -> bool:
     return _BACKGROUND.idle(timeout)
 
 
+# held while a job holds locks of the program, which a child would find held by nobody: a fork waits for it
+_WHOLE = threading.RLock()
+
+
+@contextlib.contextmanager
+def whole(lock: threading.RLock) -> Iterator[None]:
+    """A block of a job under a lock of the program. A fork in another thread waits until it has ended, unless that
+    thread holds the lock: then the block waits."""
+    while True:
+        _WHOLE.acquire()
+        if lock.acquire(blocking=False):
+            break
+        _WHOLE.release()
+        time.sleep(0.002)
+    try:
+        yield
+    finally:
+        lock.release()
+        _WHOLE.release()
+
+
 def _forked() -> None:
     """The thread and the process are another program's."""
     global _BACKGROUND
     _OF_PARENTS.append(_BACKGROUND)
     _BACKGROUND = _Background()
+    _WHOLE.release()
 
 
 atexit.register(lambda: _BACKGROUND.end())
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_WHOLE.acquire, after_in_parent=_WHOLE.release, after_in_child=_forked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -40,8 +39,7 @@ def check_overlap(function: Callable | None, target: TensorProxy, args: tuple, k
     repeats = memory.repeats(target)
     if not (others or repeats) or function is None:
         return
-    with compat.probing(draws=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with compat.probing(draws=True), compat.quiet():
         try:
             with undecided():
                 layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
