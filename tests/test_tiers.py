@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -186,13 +188,34 @@ def test_a_new_shape_is_a_program_with_tiers_of_its_own():
     assert [e.tiers.running for e in compiled.programs] == ["first", "second"]
 
 
+def test_a_module_is_freed_while_its_second_tier_is_compiled(monkeypatch):
+    lowers, may = threading.Event(), threading.Event()
+    lowered_again = tiers._lowered_again
+
+    def waiting(*args):
+        lowers.set()
+        assert may.wait(WAIT)
+        return lowered_again(*args)
+
+    monkeypatch.setattr(tiers, "_lowered_again", waiting)
+    executor = Ahead("freed")
+    executor.may.set()
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compiled = thunder.jit(module, executors=[executor], tiers=5)
+    compiled(torch.randn(2, 4)).sum().backward()
+    assert lowers.wait(WAIT)
+    alive = weakref.ref(module)
+    del module, compiled
+    gc.collect()
+    assert alive() is None
+    may.set()
+
+
 def test_a_program_that_is_gone_is_not_compiled():
     executor, other = Ahead("first of two"), Ahead("second of two")
     compiled, gone = in_tiers(executor), in_tiers(other)
     compiled(X), gone(X)
     del gone
-    import gc
-
     gc.collect()
     let(executor)
     assert other.strides == {} and not other.may.is_set()

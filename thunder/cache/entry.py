@@ -214,21 +214,21 @@ def lowered(
 ) -> Lowered:
     """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
     options, executed = asked_for(captured.computation, given), list[Trace]()
-    topics = debug_topics()
-    debugged = Watch(captured.where, captured.computation.info.parameters, topics)
+    topics, where = debug_topics(), captured.where  # functions that run hold no `captured`
+    debugged = Watch(where, captured.computation.info.parameters, topics)
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
-            check_results(trace, captured.where)
+            check_results(trace, where)
         else:
-            check_entrances(trace, captured.where)
+            check_entrances(trace, where)
         executed.append(trace)
         return watch(trace, watched_program(trace, debugged) if topics else trace.python_callable())
 
     backward: list[Trace] = []
     connection = None
     if captured.output_requires_grad and not options.disable_torch_autograd:
-        traces, backward, run, connection = _connect(captured.computation, options, modes, program, captured.where)
+        traces, backward, run, connection = _connect(captured.computation, options, modes, program, where)
         run = differentiable(run, modes)
     else:
         traces = lower(captured.computation, options, options.executors)

@@ -53,7 +53,8 @@ def lower_in_tiers(
     key = _key(captured, second) if call > 1 else ""
     if call <= 1 or disk_cache.load(key) is not None:
         return lower_captured(captured, second, modes, model)
-    tiers = Tiers(lambda: _lowered_again(captured, second, modes), second.executors, lock, call, key)
+    program = captured.only_computation()  # so that a module is freed while its second tier is compiled
+    tiers = Tiers(lambda: _lowered_again(program, second, modes), second.executors, lock, call, key)
     entry = lower_captured(captured, first, modes, model, tiers.watched)
     tiers.begin(entry)
     return entry
@@ -181,7 +182,7 @@ class Tiers:
         if entry is not None:
             entry.take(program)
         self._first = self._second = None
-        self._lower, self._executors = _nothing, ()  # these hold the captured program
+        self._lower, self._executors = _nothing, ()  # these hold the program
 
     def _compile(self) -> None:
         """In the background."""
@@ -208,7 +209,7 @@ class Tiers:
             self.reason = f"the second is not compiled: {error}"
         except Exception as error:  # noqa: BLE001  the first tier goes on; the n-th call warns
             self._failure = f"the second cannot be compiled: {type(error).__name__}: {error}"
-        self._lower = _nothing  # it holds the captured program, and so the user's module
+        self._lower = _nothing  # it holds the program
         self._compiled.set()
 
 

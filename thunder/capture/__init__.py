@@ -124,6 +124,13 @@ class Captured:
         """Let go of the call that was captured and keep the program."""
         _close(self._capture)
 
+    def only_computation(self) -> Captured:
+        """What passes read, without the prologue and the epilogue: these hold objects of the user's."""
+        made = object.__new__(Captured)
+        for name in ("computation_traces", "decisions", "path", "host_calls", "may_fail_over"):
+            setattr(made, name, getattr(self, name))
+        return made
+
     def _computation(self, c: Capture, output) -> None:
         operations, generators = _with_generators(c)
         used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
@@ -201,7 +208,8 @@ class Captured:
                 known[variable] = placement
         return {a: known[a.name] for a in self.computation.args if isinstance(a, TensorProxy) and a.name in known}
 
-    def where(self, location) -> tuple:
+    @staticmethod
+    def where(location) -> tuple:
         """(filename, line, function, source line) of a line's location."""
         return place(location)
 
