@@ -42,6 +42,7 @@ from thunder.tests.measuring import (
     paired_ratio,
     parse_systems,
     repetitions,
+    settle,
 )
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
@@ -115,6 +116,7 @@ def measure(workload: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
         steps[system] = step_of(compile_with(system, model), model, workload, tokens)
         results = steps[system]()
         row["first"] = time.perf_counter() - start
+        settle(system, steps[system])
         errors = [difference(a, b) for a, b in zip(results, reference, strict=False)]
         row |= {"error": errors[0], "gradient_error": max(errors[1:], default=None)} if errors else {}
     if chosen.first_call:

@@ -54,6 +54,7 @@ from thunder.tests.measuring import (
     paired_ratio,
     parse_systems,
     repetitions,
+    settle,
 )
 
 ROUND_SECONDS = 0.02  # a turn is as many steps as take about this long
@@ -175,14 +176,6 @@ def kernels_of(step: Callable, most: int = 10) -> dict[str, Any]:
     }
 
 
-def settled(system: str, step: Callable) -> None:
-    """Steps until nothing is compiled any more."""
-    step()
-    if system == "thunder_tiers":
-        for _ in range(5):
-            step()
-
-
 def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) -> list[dict[str, Any]]:
     """A row of the table for each system. ready: called when everything is compiled; measuring begins behind it."""
     torch.set_num_threads(chosen.threads)
@@ -213,7 +206,8 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
             if exact is not None:
                 found["gradient"] = distance(results, exact)
             del results
-            settled(system, step)
+            step()
+            settle(system, step)
             if exact is not None and task.mode != "step":
                 found["gradient"] = max(found["gradient"], distance(step(), exact))
             found["peak"] = peak_of(step, chosen.device)

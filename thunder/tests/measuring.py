@@ -26,6 +26,7 @@ __all__ = [
     "compile_with",
     "interleaved",
     "repetitions",
+    "settle",
     "median",
     "median_interval",
     "paired_ratio",
@@ -54,6 +55,15 @@ def compile_with(system: str, fn: Callable) -> Callable:
         executors = [system.removeprefix("thunder_")] if system in ("thunder_cpp", "thunder_inductor") else None
         return thunder.jit(fn, executors=executors, tiers=5 if system == "thunder_tiers" else "automatic")
     raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
+
+
+def settle(system: str, step: Callable[[], object]) -> None:
+    """Runs a step, whose first run has ended, until the kernels run that stay."""
+    if system.startswith("thunder"):
+        from thunder.options import AUTOMATIC_CALL
+
+        for _ in range(AUTOMATIC_CALL):
+            step()
 
 
 def parse_systems(text: str) -> list[str]:
