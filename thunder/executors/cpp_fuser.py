@@ -203,8 +203,8 @@ class KernelRegion(BySizes):
 
     def finish(self) -> None:
         """Waits for all kernels. Raises RuntimeError where one cannot be compiled."""
-        for text in [*self._texts.values()]:
-            compile_soon(text).result()
+        for source in [*self._texts.values()]:
+            compile_soon(source).result()
 
     def _library(self, strides: tuple) -> Future:
         if strides not in self._texts:
