@@ -6,10 +6,22 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tests.kernels.test_triton import check, interpreted, schedule_of  # noqa: F401
+import thunder
+from tests.kernels.test_ir import region_of, text_of
+from tests.kernels.test_triton import (
+    check,
+    check_offsets,
+    compiles,
+    interpreted,  # noqa: F401
+    regions_of,
+    requests,
+    schedule_of,
+)
 from thunder.core.dtypes import float32
-from thunder.kernels import ir, rules, tiled
+from thunder.executors.triton_ir import TritonKernels
+from thunder.kernels import combining, ir, lower, rules, tiled
 from thunder.kernels.index import Index
 from thunder.kernels.ir import Buffer, Graph, Program, Store, axis
 
@@ -79,12 +91,6 @@ def test_16_bits_are_summed_up_in_float32(dtype, interpreted):  # noqa: F811
     check(lambda x: ((x * 1).cumsum(1),), [x], 0.0)
 
 
-def text_of(f, *inputs) -> str:
-    from tests.kernels.test_ir import text_of as text
-
-    return text(f, *inputs)
-
-
 def test_a_scan_is_a_node():
     assert text_of(lambda x: (x * 2).cumsum(1), torch.randn(2, 3)) == (
         "    v0: float32 = load input0[d0, r1_0]\n"
@@ -126,3 +132,98 @@ def test_scans_of_long_rows_that_go_both_ways_are_two_kernels():
     for width, count in (4096, 1), (5000, 2):
         kernels = [k for launch in schedule_of(f, torch.randn(600, width)) for k, _ in launch.kernels]
         assert len(kernels) == count
+
+
+def cat_before(x, y):
+    """The weights of a NeRF as its authors write them."""
+    alpha = 1 - torch.exp(-torch.relu(x) * y)
+    before = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], -1), -1)[:, :-1]
+    return (alpha * before).sin()
+
+
+def cat_after(x, y):
+    """Those of a sum of densities."""
+    density = torch.relu(x) * y
+    before = torch.cumsum(density[..., :-1], dim=-1)
+    before = torch.cat([torch.zeros_like(before[..., :1]), before], -1)
+    return ((1 - torch.exp(-density)) * torch.exp(-before)).sin()
+
+
+GRADIENTS = {
+    "cat before": (cat_before, [1, 2]),
+    "cat after": (cat_after, [1, 2]),
+    "products of columns": (lambda x, y: torch.cumprod(x * y, 0).sin(), [1, 3]),
+    "sums": (lambda x, y: torch.cumsum(x * y, 1).sin(), [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name, interpreted):  # noqa: F811
+    """Also of products of which some factors are 0."""
+    program, kernels = GRADIENTS[name]
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 24, dtype=torch.float64), torch.rand(12, 24, dtype=torch.float64)
+    x[3, 3] = x[5, 7] = x[9, 7] = x[9, 9] = 0
+    compiled, results = thunder.jit(program, executors=[TritonKernels("tiles", always=True)]), []
+    for run in (program, compiled):
+        leaves = [t.clone().requires_grad_() for t in (x, y)]
+        out = run(*leaves)
+        results.append([out, *torch.autograd.grad((out * torch.arange(24).cos()).sum(), leaves)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+    regions = regions_of(compiled)
+    for region in regions:
+        ir.verify(region.program)
+        for launch in region.scheduled(region._shown)[0]:
+            check_offsets(launch)
+    assert [sum(len(launch.kernels) for launch in r.scheduled(r._shown)[0]) for r in regions] == kernels
+
+
+def test_gradients_compile_without_a_gpu(interpreted):  # noqa: F811
+    compiled = thunder.jit(cat_before, executors=[TritonKernels("tiles", always=True)])
+    compiled(torch.randn(6, 24, requires_grad=True), torch.rand(6, 24)).sum().backward()
+    launches = [launch for r in regions_of(compiled) for launch in r.scheduled(r._shown)[0]]
+    assert any("_cumlinear" in request.text for request in requests(launches))
+    compiles(launches, ("cuda", 90, 32))
+
+
+def test_the_gradient_of_cumulative_products_is_autograds():
+    for dtype, shape, dim in ((torch.float64, (5, 7), 0), (torch.float32, (6,), -1), (torch.complex128, (3, 4), 1)):
+        torch.manual_seed(0)
+        x = torch.randn(shape, dtype=dtype)
+        x.view(-1)[2] = 0
+        leaves = [x.clone().requires_grad_() for _ in "ab"]
+        program = lambda x, dim=dim: torch.cumprod(x, dim)  # noqa: E731
+        grads = [
+            torch.autograd.grad(run(leaf).abs().square().sum(), leaf)[0]
+            for run, leaf in zip((program, thunder.jit(program)), leaves, strict=True)
+        ]
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("executors", [["torch"], [TritonKernels("tiles", always=True)]], ids=["torch", "tiles"])
+def test_the_second_derivative_of_cumulative_products(executors, interpreted):  # noqa: F811
+    def f(x):
+        (g,) = torch.autograd.grad(torch.cumprod(x, 0).square().sum(), x, create_graph=True)
+        return g.sin().sum()
+
+    x = torch.rand(5, dtype=torch.float64) + 0.5
+    leaves = [x.clone().requires_grad_() for _ in "ab"]
+    for run, leaf in zip((f, thunder.jit(f, executors=executors)), leaves, strict=True):
+        run(leaf).backward()
+    torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
+
+
+@pytest.mark.parametrize(
+    "f, expected",
+    [
+        (lambda x: torch.cat([x[:, :1] * 0, x.cumsum(1)[:, :-1]], 1), "over r1_at_-1:6 up to"),
+        (lambda x: torch.cat([x[:, :1] * 0, x], 1).cumsum(1)[:, :-1], "over r1_at_0:6 up to"),
+        (lambda x: F.pad(x.flip(1).cumsum(1).flip(1)[:, 1:], (0, 1)), "over r1_at_1:6 from"),
+        (lambda x: F.pad(x.cumsum(1)[:, 1:], (0, 1)), "over r1_0:6 up to"),  # the first one combines two
+        (lambda x: torch.cat([x[:, :1] * 0, x.cumsum(1)[:, :-1]], 1) + x.cumsum(1), "over r1_0:6 up to"),
+    ],
+)
+def test_scans_are_aligned_with_those_that_read_them(f, expected):
+    program = combining.aligned_scans(lower.lowered(region_of(f, torch.randn(3, 6))))
+    ir.verify(program)
+    assert expected in str(program)

@@ -123,8 +123,8 @@ class CppFuser(FusionExecutor):
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has what a primitive is lowered to: scans of rows; others are PyTorch's."""
     if lower.is_scan(primitive):
-        a, dim = primitive.args
-        return dim % len(a.shape) == len(a.shape) - 1
+        a, dim = primitive.args[:2]
+        return primitive.sym.id.startswith("ltorch.") and dim % len(a.shape) == len(a.shape) - 1
     return not lower.is_scatter(primitive)
 
 

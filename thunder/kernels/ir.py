@@ -43,8 +43,9 @@ class Combine(enum.StrEnum):
 COMBINES = frozenset(Combine)
 EXTREMES = (Combine.AMAX, Combine.AMIN)
 SCANS = (Combine.SUM, Combine.PROD)  # that are written to memory
-# what a scan combines, by the operands of its body: the last one's combination is its value
-SCANNED = {"sum": 1, "prod": 1}
+# how a scan combines, and how many operands; the last one's combination is its value. linear: of a and b, the sequence
+# h = a * (the one before) + b
+SCANNED = {"sum": 1, "prod": 1, "linear": 2}
 BINDERS = ("reduce", "scan")  # nodes that bind axes
 
 

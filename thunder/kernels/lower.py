@@ -310,12 +310,35 @@ def _scan(to: Lowering, b: BoundSymbol) -> Node:
     return to.node("scan", (body,), body.dtype, (_SCANS[b.sym.id], bound, here[d], False))
 
 
+def _product_gradient(to: Lowering, b: BoundSymbol) -> Node:
+    """The gradient of a cumulative product: the product of the elements before one, times the sum over those from it
+    on, `s = g + (the next element) * (the next s)`. Nothing is divided, so that an element may be 0."""
+    g, a, dim, y = b.args
+    d, kind, n = dim % len(a.shape), computed(_out(b).dtype), a.shape[dim]
+    here = _here(a.shape)
+    cotangent, element, product = (to.cast(to.values[x], kind) for x in (g, a, y))
+    if n == 1:
+        return cotangent
+    bound = axis("r", (max(x.depth for x in (cotangent, element, product)) + 1, 0), n)
+    one = to.constant(1, kind)
+
+    def at(x: Node, index: Index) -> Node:
+        return to.at(x, [*here[:d], index, *here[d + 1 :]], a.shape)
+
+    ahead = at(element, within(Index.of(bound) + 1, n))
+    ahead = to.node("concat", (ahead, one), kind, (Index.of(bound), (0, n - 1), n))
+    body = to.node("tuple", (ahead, at(cotangent, Index.of(bound))), kind)
+    sums = to.node("scan", (body,), kind, ("linear", bound, here[d], True))
+    before = to.node("concat", (one, at(product, within(here[d] + -1, n))), kind, (here[d], (0, 1), n))
+    return to.map("mul", before, sums)
+
+
 _SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD}
 
 
 def is_scan(b: BoundSymbol) -> bool:
     """Whether a primitive is a scan, which not every target has."""
-    return b.sym.id in _SCANS
+    return b.sym.id in _SCANS or ROWS[b.sym.id] is _product_gradient
 
 
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
@@ -517,12 +540,12 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
-    **_SCATTERS,
+    **_SCATTERS, "aten.cumprod_backward.default": _product_gradient,
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
 
-DEAR_ROWS = {_reduce, _along, _take, _index, _scan, *_SCATTERS.values()}
+DEAR_ROWS = {_reduce, _along, _take, _index, _scan, _product_gradient, *_SCATTERS.values()}
 
 # ------------------------------------------------------------------------------------------------ which operations
 
@@ -550,6 +573,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return _is_function(b)
     if row is _scan:
         return len(b.args[0].shape) > 0
+    if row is _product_gradient:
+        return len(b.args[0].shape) > 0 and all(x.dtype.category == FLOAT for x in b.inputs)  # type: ignore[union-attr]
     if is_scatter(b):
         return _is_scattered(b)
     if row is _reduce:

@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from thunder.core.dtypes import FLOAT, dtype
+from thunder.core.dtypes import dtype
+from thunder.kernels.combining import aligned_scans, neutral
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of, within
 from thunder.kernels.ir import (
     BINDERS,
     Buffer,
-    Combine,
     Graph,
     Node,
     Program,
@@ -219,7 +219,7 @@ def loads_of(body: Node) -> list[Node]:
 
 def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> list[Launch]:
     """The launches of a program, for buffers of these strides. Raises TooComplex."""
-    strides, program = dict(strides), stored_moves(program, machine)
+    strides, program = dict(strides), stored_moves(aligned_scans(program), machine)
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
     program = split_reductions(program, strides, machine)
@@ -559,23 +559,6 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     bounds = tuple(a for a in (*others, rest) if a.size != 1)
     partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
     return graph.make("reduce", (partial,), node.dtype, (combine, (part,)))
-
-
-def neutrals(combine: str, operands: Sequence[Node]) -> list[int | float]:
-    """What changes nothing when a scan combines it, for each operand."""
-    return [neutral(Combine(combine), operands[0].dtype)]
-
-
-def neutral(combine: Combine, kind: dtype) -> int | float:
-    """What changes nothing when it is combined."""
-    if combine == Combine.SUM or combine == Combine.PROD:
-        number = int(combine == Combine.PROD)
-        return float(number) if kind.category == FLOAT else number
-    if kind.category == FLOAT:
-        return -math.inf if combine == Combine.AMAX else math.inf
-    bits = 8 * kind.bytes
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind.signed else (0, (1 << bits) - 1)
-    return low if combine == Combine.AMAX else high
 
 
 def _steps(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable, int]:

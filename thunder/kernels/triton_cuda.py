@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.combining import neutral, neutrals
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, strides_of
 from thunder.kernels.index import join as joined
@@ -26,7 +27,7 @@ from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, in_orde
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import Kernel, Write
 from thunder.kernels.sizes import Atom, Extent, at_least, atoms_of, divides, factor_text, text
-from thunder.kernels.tiled import Launch, Tile, neutral, neutrals, programs_of, written_over
+from thunder.kernels.tiled import Launch, Tile, programs_of, written_over
 from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
 Size = int | Extent
@@ -71,6 +72,12 @@ def _product(a, b):
 @triton.jit
 def _cumsum(a, b):
     return a + b
+""",
+    # of h = a * (the one before) + b
+    "_cumlinear": """
+@triton.jit
+def _cumlinear(a, b, c, d):
+    return c * a, c * b + d
 """,
     "_cumprod": """
 @triton.jit
@@ -595,6 +602,7 @@ class _Writer:
 
 
 _SCANS = {"sum": "tl.cumsum({0}, 1, reverse={reverse})", "prod": "tl.cumprod({0}, 1, reverse={reverse})"}
+_SCANS["linear"] = "tl.associative_scan(({0}, {1}), 1, _cumlinear, reverse={reverse})"
 _ATOMIC = {Combine.SUM: "add", Combine.AMAX: "max", Combine.AMIN: "min"}
 
 

@@ -7,7 +7,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops import ltorch
+from thunder.ops import backward, ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import composite, torch_prim
@@ -71,6 +71,16 @@ def _(a, dim, *, dtype=None):
     if not a.shape or (type(a.shape[d]) is int and a.shape[d] == 1):
         return (g,)
     return (ltorch.flip(cumsum(ltorch.flip(g, (d,)), d), (d,)),)
+
+
+cumprod_backward = backward.kernel("cumprod_backward", "default", lambda g, a, dim, y: like(a))
+
+
+@cumprod.vjp
+def _(a, dim, *, dtype=None):
+    y = cumprod(a, dim, dtype=dtype)
+    g = yield y
+    return (cumprod_backward(ltorch.to(g, dtype=a.dtype), a, dim, y),)
 
 
 def _scan_pair_rule(symbol: Symbol):
