@@ -11,7 +11,7 @@ from thunder.ops import backward, ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import composite, torch_prim
-from thunder.ops.rules import batching, derivatives
+from thunder.ops.rules import batching, derivatives, effects
 from thunder.ops.shape_rules import require
 
 
@@ -74,6 +74,7 @@ def _(a, dim, *, dtype=None):
 
 
 cumprod_backward = backward.kernel("cumprod_backward", "default", lambda g, a, dim, y: like(a))
+effects.synchronises.add(cumprod_backward)  # PyTorch asks whether an element is 0
 
 
 @cumprod.vjp
