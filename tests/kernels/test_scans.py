@@ -49,7 +49,7 @@ PROGRAMS = {
     "transposed": (lambda x: (x * 2).cumsum(1).t().contiguous() + 1, 1),
     "of one row": (lambda x: (x * 2).reshape(-1).cumsum(0) * 2, 1),
     "of booleans": (lambda x: (x > 0).cumsum(1) * 2, 1),
-    "joined": (lambda x: torch.cat([x, x.cumsum(1)], 1) * 2, 2),
+    "joined": (lambda x: torch.cat([x, x.cumsum(1)], 1) * 2, 1),
 }
 
 

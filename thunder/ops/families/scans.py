@@ -11,7 +11,7 @@ from thunder.ops import backward, ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import composite, torch_prim
-from thunder.ops.rules import batching, derivatives, effects
+from thunder.ops.rules import batching, derivatives, effects, kernels
 from thunder.ops.shape_rules import require
 
 
@@ -97,6 +97,9 @@ def _scan_pair_rule(symbol: Symbol):
 
 _scan_pair_rule(cummax)
 _scan_pair_rule(cummin)
+
+
+kernels.layout.set("row-major", cumsum, cumprod, logcumsumexp, cummax, cummin, cumprod_backward)
 
 
 # PyTorch composes it of the same operations
