@@ -28,6 +28,8 @@ from thunder.kernels.ir import Buffer, Graph, Program, Store, axis
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
 pytest.importorskip("triton", reason="kernels need Triton")
+# NumPy, which the interpreter computes with, warns of what makes infinities and nan
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 # by program: how many kernels of whole rows it is
 PROGRAMS = {
@@ -82,6 +84,38 @@ def test_types(dtype, interpreted):  # noqa: F811
     torch.manual_seed(0)
     x = torch.randn(9, 21) if dtype.is_floating_point else torch.randint(-9, 9, (9, 21)).to(dtype)
     check(lambda x: ((x * 2).cumsum(1), (x + 1).cumprod(0), (x * 2).cumsum(0, dtype=x.dtype)), [x], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("d", [0, 1])
+def test_extremes_so_far(dtype, d, interpreted):  # noqa: F811
+    """With the number of the last element that is one; NaN is."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 9, (7, 13)).to(dtype)
+    tolerance = 1e-12 if dtype.is_floating_point else 0.0  # NaN is equal to none
+    if dtype.is_floating_point:
+        x[2, 3] = x[4, 3] = float("nan")
+        x[5, 0] = float("-inf")
+    check(lambda x: (*torch.cummax(x * 2, d), *torch.cummin(x.flip(d), d)), [x], tolerance)
+    check(lambda x: (torch.cummax(x, d)[0].flip(d) * 2, torch.cummin(x.flip(d), d)[1].flip(d) + 1), [x], tolerance)
+
+
+def test_the_gradient_of_extremes_so_far(interpreted):  # noqa: F811
+    torch.manual_seed(0)
+    x, results = torch.randn(5, 9, dtype=torch.float64), []
+    compiled = thunder.jit(lambda x: torch.cummax(x * 2, 1)[0].sin(), executors=[TritonKernels("tiles", always=True)])
+    for run in (lambda x: torch.cummax(x * 2, 1)[0].sin(), compiled):
+        leaf = x.clone().requires_grad_()
+        results.append(torch.autograd.grad((run(leaf) * torch.arange(9)).sum(), leaf)[0])
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_logarithms_of_sums_of_exponentials(dtype, interpreted):  # noqa: F811
+    torch.manual_seed(0)
+    x = torch.randn(4, 9).to(dtype) * 10
+    x[0, 2], x[1, :3], x[2, 4], x[3, 2] = float("inf"), float("-inf"), float("nan"), float("-inf")
+    check(lambda x: (torch.logcumsumexp(x + 1, 1), torch.logcumsumexp(x * 2, 0)), [x], 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

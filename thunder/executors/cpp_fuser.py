@@ -124,7 +124,7 @@ def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has what a primitive is lowered to: scans of rows; others are PyTorch's."""
     if lower.is_scan(primitive):
         a, dim = primitive.args[:2]
-        return primitive.sym.id.startswith("ltorch.") and dim % len(a.shape) == len(a.shape) - 1
+        return lower.is_stored_scan(primitive) and dim % len(a.shape) == len(a.shape) - 1
     return not lower.is_scatter(primitive)
 
 

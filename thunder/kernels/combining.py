@@ -27,6 +27,10 @@ def neutrals(combine: str, operands: Sequence[Node]) -> list[int | float]:
     """What changes nothing when a scan combines it, for each operand."""
     if combine == "linear":  # h = a * (the one before) + b
         return [1.0, 0.0]
+    if combine == "logsumexp":
+        return [-math.inf]
+    if combine in ("argmax", "argmin"):
+        return [neutral(Combine(combine.replace("arg", "a")), operands[0].dtype), 0]
     return [neutral(Combine(combine), operands[0].dtype)]
 
 

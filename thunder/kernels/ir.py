@@ -44,8 +44,8 @@ COMBINES = frozenset(Combine)
 EXTREMES = (Combine.AMAX, Combine.AMIN)
 SCANS = (Combine.SUM, Combine.PROD)  # that are written to memory
 # how a scan combines, and how many operands; the last one's combination is its value. linear: of a and b, the sequence
-# h = a * (the one before) + b
-SCANNED = {"sum": 1, "prod": 1, "linear": 2}
+# h = a * (the one before) + b; argmax, argmin: of elements and numbers, the number of the last one that is an extreme
+SCANNED = {"sum": 1, "prod": 1, "amax": 1, "amin": 1, "logsumexp": 1, "linear": 2, "argmax": 2, "argmin": 2}
 BINDERS = ("reduce", "scan")  # nodes that bind axes
 
 

@@ -30,7 +30,7 @@ from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
-from thunder.kernels.ir import Buffer, Combine, Graph, Node, Program, Scatter, Store, axis
+from thunder.kernels.ir import SCANS, Buffer, Combine, Graph, Node, Program, Scatter, Store, axis
 from thunder.kernels.numbers import Numbers, Scalar
 from thunder.kernels.rules import rewrite
 from thunder.kernels.sizes import Extent, Undecided, at_least
@@ -333,12 +333,30 @@ def _product_gradient(to: Lowering, b: BoundSymbol) -> Node:
     return to.map("mul", before, sums)
 
 
-_SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD}
+def _extremes(to: Lowering, b: BoundSymbol) -> tuple[Node, Node]:
+    """The extreme so far, and the number of the last element that is one."""
+    a, dim = b.args
+    value, d, n = to.values[a], dim % len(a.shape), a.shape[dim]
+    if n == 1:
+        return value, to.constant(0, int64)
+    combine, bound, here = b.sym.name.removeprefix("cum"), axis("r", (value.depth + 1, 0), n), _here(a.shape)
+    body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], a.shape)
+    numbered = to.node("tuple", (body, to.node("index", (), int64, Index.of(bound))), int64)
+    extreme = to.node("scan", (body,), body.dtype, (Combine(f"a{combine}"), bound, here[d], False))
+    return extreme, to.node("scan", (numbered,), int64, (f"arg{combine}", bound, here[d], False))
+
+
+_SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD, "ltorch.logcumsumexp": "logsumexp"}
 
 
 def is_scan(b: BoundSymbol) -> bool:
     """Whether a primitive is a scan, which not every target has."""
-    return b.sym.id in _SCANS or ROWS[b.sym.id] is _product_gradient
+    return ROWS[b.sym.id] in (_scan, _product_gradient, _extremes)
+
+
+def is_stored_scan(b: BoundSymbol) -> bool:
+    """Whether a scan can be a store."""
+    return _SCANS.get(b.sym.id) in SCANS
 
 
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
@@ -530,7 +548,7 @@ def _out(b: BoundSymbol) -> TensorProxy:
     return b.outputs[0]  # type: ignore[return-value]
 
 
-ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
+ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node | tuple[Node, ...]]] = {
     **{f"prims.{name}": _elementwise for name in (*FUNCTIONS, *FORMULAS, *NAMES)},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "image_layout", "stride_order", "positive")},
     **{f"prims.{name}": _reduce for name in Combine},
@@ -541,11 +559,12 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node]] = {
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
     **_SCATTERS, "aten.cumprod_backward.default": _product_gradient,
+    "ltorch.cummax": _extremes, "ltorch.cummin": _extremes,
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
 
-DEAR_ROWS = {_reduce, _along, _take, _index, _scan, _product_gradient, *_SCATTERS.values()}
+DEAR_ROWS = {_reduce, _along, _take, _index, _scan, _product_gradient, _extremes, *_SCATTERS.values()}
 
 # ------------------------------------------------------------------------------------------------ which operations
 
@@ -564,15 +583,15 @@ def _is_primitive(b: BoundSymbol) -> bool:
     if b.sym.id not in ROWS:
         return False
     tensors = [p for p in (*b.inputs, *b.outputs) if isinstance(p, TensorProxy)]
-    if len(b.outputs) != 1 or any(t.dtype.name not in TYPES or 0 in t.shape for t in tensors):
-        return False
-    if not _knows_numbers(b):
-        return False
     row = ROWS[b.sym.id]
+    if len(b.outputs) != (2 if row is _extremes else 1):
+        return False
+    if any(t.dtype.name not in TYPES or 0 in t.shape for t in tensors) or not _knows_numbers(b):
+        return False
     if row is _elementwise:
         return _is_function(b)
-    if row is _scan:
-        return len(b.args[0].shape) > 0
+    if row is _scan or row is _extremes:
+        return len(b.args[0].shape) > 0 and (row is _scan or b.args[0].dtype.category != BOOL)
     if row is _product_gradient:
         return len(b.args[0].shape) > 0 and all(x.dtype.category == FLOAT for x in b.inputs)  # type: ignore[union-attr]
     if is_scatter(b):
@@ -747,8 +766,11 @@ def _wide_load(to: Lowering, buffer: Buffer) -> Node:
 
 def _lower(to: Lowering, b: BoundSymbol) -> None:
     if is_primitive(b):
-        to.values[_out(b)] = ROWS[b.sym.id](to, b)
-        _check_axes(to, _out(b))
+        result = ROWS[b.sym.id](to, b)
+        results = result if isinstance(result, tuple) else (result,)
+        to.values |= dict(zip(b.outputs, results, strict=True))
+        for out in b.outputs:
+            _check_axes(to, out)
         return
     for sub in b.subsymbols:
         _lower(to, sub)

@@ -79,6 +79,38 @@ def _cumsum(a, b):
 def _cumlinear(a, b, c, d):
     return c * a, c * b + d
 """,
+    # NaNs are extremes, the last of equal ones counts
+    "_cumamax": """
+@triton.jit
+def _cumamax(a, b):
+    return tl.where((b >= a) | (b != b), b, a)
+""",
+    "_cumamin": """
+@triton.jit
+def _cumamin(a, b):
+    return tl.where((b <= a) | (b != b), b, a)
+""",
+    "_cumargmax": """
+@triton.jit
+def _cumargmax(a, i, b, j):
+    last = (b >= a) | (b != b)
+    return tl.where(last, b, a), tl.where(last, j, i)
+""",
+    "_cumargmin": """
+@triton.jit
+def _cumargmin(a, i, b, j):
+    last = (b <= a) | (b != b)
+    return tl.where(last, b, a), tl.where(last, j, i)
+""",
+    "_cumlogsumexp": """
+@triton.jit
+def _cumlogsumexp(a, b):
+    high = tl.maximum(a, b)
+    part = tl.exp(tl.minimum(a, b) - high)
+    above = 1 + part
+    total = tl.where(tl.abs(high) == float("inf"), high, high + tl.log(above) + (part - (above - 1)) / above)
+    return tl.where((a != a) | (b != b), a + b, total)
+""",
     "_cumprod": """
 @triton.jit
 def _cumprod(a, b):
@@ -602,7 +634,10 @@ class _Writer:
 
 
 _SCANS = {"sum": "tl.cumsum({0}, 1, reverse={reverse})", "prod": "tl.cumprod({0}, 1, reverse={reverse})"}
-_SCANS["linear"] = "tl.associative_scan(({0}, {1}), 1, _cumlinear, reverse={reverse})"
+_SCANS |= {c: f"tl.associative_scan({{0}}, 1, _cum{c}, reverse={{reverse}})" for c in ("amax", "amin", "logsumexp")}
+_SCANS |= {
+    c: f"tl.associative_scan(({{0}}, {{1}}), 1, _cum{c}, reverse={{reverse}})" for c in ("linear", "argmax", "argmin")
+}
 _ATOMIC = {Combine.SUM: "add", Combine.AMAX: "max", Combine.AMIN: "min"}
 
 
