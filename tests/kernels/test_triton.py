@@ -285,7 +285,9 @@ def norms_and_moves(x, w):
 def scans(x, w):
     long = x.reshape(2, -1).repeat(1, 8)
     both = torch.softmax(x.cumsum(1), 1) + x.flip(1).cumsum(1).flip(1)
-    return both * w, (x.bfloat16() + 1).cumprod(0) * 2, torch.softmax(long.cumsum(1), 1), (x > 0).cumsum(0) * 2
+    extremes = *torch.cummax(x, 1), torch.logcumsumexp(x.double(), 0), torch.logcumsumexp(long, 1)
+    sums = torch.softmax(long.cumsum(1), 1), (x > 0).cumsum(0) * 2
+    return both * w, (x.bfloat16() + 1).cumprod(0) * 2, *sums, *extremes
 
 
 @pytest.mark.parametrize("f", [norms_and_moves, scatters, scans])
