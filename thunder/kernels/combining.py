@@ -68,6 +68,8 @@ def _alignment(scan: Node) -> tuple[Variable, int] | None:
     if not isinstance(v, Variable) or factor != 1:
         return None
     shift = plain.constant
+    if any(type(n) is not int for n in (v.size, bound.size, shift)):
+        return None
     is_inside = v.size + shift >= bound.size if is_backwards else shift <= 0
     return (v, shift) if is_inside else None
 

@@ -354,6 +354,16 @@ def is_scan(b: BoundSymbol) -> bool:
     return ROWS[b.sym.id] in (_scan, _product_gradient, _extremes)
 
 
+def _is_scanned(b: BoundSymbol) -> bool:
+    """Whether a scan has a row: not of one number, and other ones than sums and products have known sizes."""
+    a, row = b.args[0], ROWS[b.sym.id]
+    if row is _scan or not a.shape or has_numbers(a.shape):
+        return row is _scan and len(a.shape) > 0
+    if row is _extremes:
+        return a.dtype.category != BOOL
+    return all(x.dtype.category == FLOAT for x in b.inputs)  # type: ignore[union-attr]
+
+
 def is_stored_scan(b: BoundSymbol) -> bool:
     """Whether a scan can be a store."""
     return _SCANS.get(b.sym.id) in SCANS
@@ -590,10 +600,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return False
     if row is _elementwise:
         return _is_function(b)
-    if row is _scan or row is _extremes:
-        return len(b.args[0].shape) > 0 and (row is _scan or b.args[0].dtype.category != BOOL)
-    if row is _product_gradient:
-        return len(b.args[0].shape) > 0 and all(x.dtype.category == FLOAT for x in b.inputs)  # type: ignore[union-attr]
+    if row in (_scan, _extremes, _product_gradient):
+        return _is_scanned(b)
     if is_scatter(b):
         return _is_scattered(b)
     if row is _reduce:
