@@ -261,3 +261,16 @@ def test_scans_are_aligned_with_those_that_read_them(f, expected):
     program = combining.aligned_scans(lower.lowered(region_of(f, torch.randn(3, 6))))
     ir.verify(program)
     assert expected in str(program)
+
+
+def test_a_region_that_pytorch_runs_faster_stays_with_it(interpreted):  # noqa: F811
+    """One long row is one program here, and many in PyTorch's kernel."""
+
+    def f(x):
+        return (x * 2).cumsum(-1) + 1
+
+    for shape, is_fused in ((400, 30), True), ((30000,), False):
+        compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+        x = torch.randint(0, 5, shape).float()
+        assert torch.equal(compiled(x), f(x))
+        assert bool(regions_of(compiled)) == is_fused

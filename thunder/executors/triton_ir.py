@@ -19,7 +19,7 @@ import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, region_bytes, rules
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
@@ -150,7 +150,19 @@ def seconds_of_operations(region: Region, on: Gpu) -> float:
     if not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
         return math.inf
     operations = [operation for operation in region.bound_symbols if not may_view(operation)]
-    return sum(rules.of(o.sym).kernels * on.launch + on.moving(bytes_moved(o)) for o in operations)
+    return sum(
+        rules.of(o.sym).kernels * on.launch + max(on.moving(bytes_moved(o)), _column_seconds(o, on)) for o in operations
+    )
+
+
+def _column_seconds(operation: BoundSymbol, on: Gpu) -> float:
+    """What PyTorch waits in scans along other dimensions than the last: a thread has a column, and reads one element of
+    it after the other. That takes about an eighth of a launch, which waits for memory as well."""
+    total = 0.0
+    for p in lower.primitives(operation):
+        if lower.is_stored_scan(p) and p.args[1] % len(p.args[0].shape) != len(p.args[0].shape) - 1:
+            total += number_value(p.args[0].shape[p.args[1]]) * on.launch / 8
+    return total
 
 
 class TileRegion(BySizes):
