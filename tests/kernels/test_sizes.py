@@ -406,3 +406,24 @@ def test_kernels_of_cpus_on_any_size(program, lengths):
     assert thunder.cache_misses(compiled) == 1 and fusions(compiled)
     for region in fusions(compiled):
         ir.verify(region.program)
+
+
+@pytest.mark.parametrize("first", [0, 16])
+def test_random_regions_of_cpus_on_other_sizes(first):
+    executor, fused = CppFuser("sizes", always=True), 0
+    if DEVICE != "cpu" or executor.unavailable():
+        pytest.skip(executor.unavailable() or "it runs on CPUs")
+    for seed in range(first, first + 12):
+        region = random_region(seed, SMALL)
+        if any(0 in x.shape for x in region.inputs):
+            continue
+        compiled = thunder.jit(region.function, executors=[executor], dynamic=True, fallback="error")
+        for more in (0, 2, 40):
+            region = region.resized(more)
+            sides = compiled(*region.inputs), region(region.inputs), region.exact(region.inputs)
+            for number, deviation in enumerate(judge(*sides)):
+                assert within_bound(deviation, region, number), f"{deviation} for seed {seed}, {more}:\n{region.text}"
+        for function in fusions(compiled):
+            ir.verify(function.program)
+        fused += bool(fusions(compiled))
+    assert fused > 8

@@ -106,15 +106,15 @@ class Lowering:
         return self.node("load", (), buffer.dtype, (buffer, _here(shape), ()))
 
     def at(self, a: Node, index: Sequence[Index], shape: Sequence[Size]) -> Node:
-        """A value of this shape at an index."""
-        return self.graph.substitute(a, dict(zip(axes_of(shape), index, strict=True)))
+        """A value of this shape at an index, which is inside even where sizes do not show it."""
+        return self.graph.substitute(a, dict(zip(axes_of(shape), _inside(index, shape), strict=True)))
 
     def like(self, p: TensorProxy, other: TensorProxy) -> Node:
         """A value over the axes of another one of the same sizes, which need not be the same expressions."""
         shape, there = self.shape(p), self.shape(other)
         if shape == there or not shape:
             return self.values[p]
-        return self.at(self.values[p], _inside(_here(there), shape), shape)
+        return self.at(self.values[p], _here(there), shape)
 
 
 def computed(kind: dtype) -> dtype:
@@ -128,6 +128,10 @@ def axes_of(shape: Sequence[Size]) -> tuple[Variable, ...]:
 
 def _here(shape: Sequence[Size]) -> tuple[Index, ...]:
     return tuple(map(Index.of, axes_of(shape)))
+
+
+def _inside(index: Sequence[Index], shape: Sequence[Size]) -> list[Index]:
+    return [within(i, n) for i, n in zip(index, shape, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ the rows
@@ -216,9 +220,8 @@ def _broadcast_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> l
     return [Index.of(0) if n == 1 else here[d] for n, d in zip(to.shape(b.args[0]), b.args[2], strict=True)]
 
 
-def _reshape_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
-    shape = to.shape(b.args[0])
-    return _inside(split(joined(here, strides_of(to.shape(_out(b)))), shape), shape)
+def _reshape_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> tuple[Index, ...]:
+    return split(joined(here, strides_of(to.shape(_out(b)))), to.shape(b.args[0]))
 
 
 def _permuted_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
@@ -228,17 +231,12 @@ def _permuted_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> li
 
 def _sliced_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
     starts = [to.numbers.extent(n, 0) for n in b.args[1]]
-    return _inside([i * step + n for i, n, step in zip(here, starts, b.args[3], strict=True)], to.shape(b.args[0]))
+    return [i * step + n for i, n, step in zip(here, starts, b.args[3], strict=True)]
 
 
 def _flipped_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
     dims, shape = {d % len(here) for d in b.args[1] if here}, to.shape(b.args[0])
     return [i * -1 + (n - 1) if d in dims else i for d, (i, n) in enumerate(zip(here, shape, strict=True))]
-
-
-def _inside(index: Sequence[Index], shape: Sequence[Size]) -> list[Index]:
-    """The index of an element, which is inside even where sizes do not show it."""
-    return [within(i, n) for i, n in zip(index, shape, strict=True)]
 
 
 def _cat(to: Lowering, b: BoundSymbol) -> Node:
@@ -280,7 +278,7 @@ def _pad(to: Lowering, b: BoundSymbol) -> Node:
             node = inner
         else:
             node = to.node("concat", [p for _, p in parts], kind, (here[d], tuple(s for s, _ in parts), shape[d]))
-    return to.at(node, _inside(_here(to.shape(_out(b))), shape), shape)
+    return to.at(node, _here(to.shape(_out(b))), shape)
 
 
 def _reduce(to: Lowering, b: BoundSymbol) -> Node:

@@ -740,6 +740,8 @@ def emitted(launch: Launch, interpreted: bool, wide: bool = False) -> Emitted:
     entry = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
     text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
     limits = tuple(dict.fromkeys(n for p in parts for n in p.writer.limits))
+    if not all(p.writer.is_wide for p in parts):  # and an argument fits
+        limits += tuple(Extent.of(n) for n in numbers if isinstance(n, Atom))
     programs = _combined_text("+", [p.count for p in parts])
     return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits)
 
