@@ -739,11 +739,15 @@ def emitted(launch: Launch, interpreted: bool, wide: bool = False) -> Emitted:
     parameters = [*buffers.values(), *(f"{n.name}{': tl.constexpr' if interpreted else ''}" for n in numbers)]
     entry = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
     text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
-    limits = tuple(dict.fromkeys(n for p in parts for n in p.writer.limits))
-    if not all(p.writer.is_wide for p in parts):  # and an argument fits
-        limits += tuple(Extent.of(n) for n in numbers if isinstance(n, Atom))
+    limits = _limits(parts, numbers) if not wide else ()
     programs = _combined_text("+", [p.count for p in parts])
     return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits)
+
+
+def _limits(parts: Sequence[_Part], numbers: Iterable[Atom | Scalar]) -> tuple[Extent, ...]:
+    """What has to fit into 32 bits: what kernels compute with them, and arguments."""
+    arguments = [Extent.of(n) for n in numbers if isinstance(n, Atom)]
+    return tuple(dict.fromkeys([*(n for p in parts for n in p.writer.limits), *arguments]))
 
 
 def _calls(parts: Sequence[_Part], buffers: Mapping[Buffer, str]) -> list[str]:
