@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +36,7 @@ from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.state import Request
-from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back
+from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back, written_unseen
 from thunder.core.codegen import failing_line, line_owners
 from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, recording
@@ -50,6 +51,8 @@ from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
+
+_NAME = operator.attrgetter("name")
 
 
 class Captured:
@@ -159,6 +162,7 @@ class Captured:
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
+            unseen=frozenset(map(_NAME, written_unseen(c))),
             backwards=c.engine.backwards, strides=_strides(c, tensors),
         )  # fmt: skip
         self.computation_traces = [

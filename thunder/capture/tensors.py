@@ -14,7 +14,7 @@ from thunder.capture import opaque_values
 from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask, value_at
 from thunder.capture.numbers import is_marked, number_at, size
 from thunder.capture.sources import Source
-from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure
+from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure, same_shape
 from thunder.core.symbol import recording
 from thunder.distributed.boundary import held
 from thunder.distributed.placement import Placement, is_dtensor, placement_of
@@ -22,8 +22,9 @@ from thunder.distributed.prepared import described
 from thunder.errors import ThunderError
 from thunder.ops import ltorch
 from thunder.ops.functionalize import inplace
-from thunder.ops.functionalize.histories import grad_enabled, is_unseen
+from thunder.ops.functionalize.histories import grad_enabled, holding, is_unseen
 from thunder.ops.functionalize.parts import are_disjoint, part_shown
+from thunder.ops.infer import saved_by_autograd
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
@@ -302,7 +303,7 @@ def write_back(c) -> None:
     if not memory.active:
         return
     memory.end()
-    showed = {inner: p for p, inner in c.tensors.rebound.items()}
+    last, showed = _last_values(c), {inner: p for p, inner in c.tensors.rebound.items()}
     with recording(c.recorder):
         for base in list(c.tensors.mutated):
             value, target = memory.latest(base), showed.get(base, base)
@@ -338,6 +339,36 @@ def write_back(c) -> None:
         memory.settle()
         for base in c.tensors.written_after:
             _stands_for_itself(c, base)
+        _save_memory(c, last)
+
+
+def written_unseen(c) -> list[TensorProxy]:
+    """The tensors from outside that are written to behind autograd's back, and those whose `.data` are set."""
+    memory, rebound = c.recorder.memory, c.tensors.rebound
+    written = (base for base in c.tensors.mutated if base in memory.filled and base not in memory.counted)
+    return [*written, *rebound, *rebound.values()]
+
+
+def _last_values(c) -> dict[TensorProxy, TensorProxy]:
+    """The last values of the tensors that are written to behind autograd's back, and of their views, with these."""
+    memory, rebound = c.recorder.memory, c.tensors.rebound
+    shown = (x for base in written_unseen(c) for x in (base, *(() if base in rebound else memory.below(base))))
+    return {memory.current.get(x, x): x for x in shown if x not in memory.stale}
+
+
+def _save_memory(c, last: dict[TensorProxy, TensorProxy]) -> None:
+    """Backwards read tensors in the place of their last values, where autograd saves them: it saves memory, and a later
+    call may write to that before the backward runs."""
+    saved: dict[TensorProxy, None] = {}
+    for operation in list(c.recorder.bound_symbols) if last else ():
+        derived = any(type(o) is TensorProxy and o.requires_grad for o in operation.outputs)
+        for i in operation.inputs if derived and operation.sym is not holding else ():
+            if i in last and i not in saved and saved_by_autograd(operation, i):
+                saved[i] = None
+    for value in saved:
+        tensor = last[value] if last[value] in c.tensors.rebound else c.recorder.memory.latest(last[value])
+        if tensor is not value and same_shape(tensor.shape, value.shape) and tensor.dtype is value.dtype:
+            inplace.saved_from.record(c.recorder, (value, tensor), {}, None)
 
 
 def without_history(c, value: TensorProxy) -> TensorProxy:

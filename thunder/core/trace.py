@@ -42,9 +42,9 @@ class TraceInfo:
     objects: by name, the objects in bound symbols that are text (prologue, epilogue). parameters: by argument, the name
     of the parameter or buffer. held: arguments that are parameters or buffers of other modules as well. written: by
     value that the program writes over an older one in place, the older value. copies: results of views that are copies,
-    by their strides at capture. strides: by argument, those of the captured call, as a hint. layouts: by
-    value, how ranks hold it along axes of a mesh, where they hold parameters together. compiled: objects of executors
-    that live as long as the program.
+    by their strides at capture. unseen: arguments that it writes to behind autograd's back. strides: by argument, those
+    of the captured call, as a hint. layouts: by value, how ranks hold it along axes of a mesh, where they hold
+    parameters together. compiled: objects of executors that live as long as the program.
 
     backwards: the number of backwards in the program; contexts of bound symbols have the number of theirs. recomputed:
     by backward, the values of its forward that it recomputes. cut: the forward and the backward of a joint trace.
@@ -59,6 +59,7 @@ class TraceInfo:
     held: Set[str] = frozenset()
     written: Mapping[str, str] = dataclasses.field(default_factory=dict)
     copies: Set[str] = frozenset()
+    unseen: Set[str] = frozenset()
     strides: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     layouts: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -24,6 +24,7 @@ from thunder.extend import resolve_executors
 from thunder.ops import ltorch
 from thunder.ops.families.parts import add_part, part_of_zeros
 from thunder.ops.functionalize.histories import holding
+from thunder.ops.functionalize.inplace import saved_from
 from thunder.ops.rules.derivatives import accepts_missing_cotangents
 from thunder.transforms.derivative import Derivative, derivatives
 from thunder.transforms.phases import get_grad_symbol, marked
@@ -125,7 +126,8 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
     """
-    linear = Linearization(trace.bound_symbols, executors)
+    table = {b.args[0]: b.args[1] for b in trace.bound_symbols if b.sym is saved_from}
+    linear = Linearization([b for b in trace.bound_symbols if b.sym is not saved_from], executors)
     outputs = dict.fromkeys(
         o
         for o in trace.output_proxies
@@ -142,7 +144,7 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
     number = trace.info.backwards + 1
-    backward = marked(recorder.bound_symbols, number)
+    backward = marked([b if b.sym is get_grad_symbol else b.swap(table) for b in recorder.bound_symbols], number)
     operations = with_sizes([*linear.forward, *backward], trace.args, trace.names)
     info = trace.info.replace(backwards=number, cotangents=_names_of(grads, recorder.bound_symbols, trace))
     operations = _without_histories(operations)

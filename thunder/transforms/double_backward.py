@@ -11,7 +11,7 @@ from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import OpTags
 from thunder.core.trace import ForwardBackward, Trace
-from thunder.ops.functionalize.inplace import writes_back
+from thunder.ops.functionalize.inplace import saved_from, writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.dce import dce
@@ -27,9 +27,11 @@ def gradient_program(
     the first.
 
     Its arguments are those, then the cotangents that are not missing. It does not repeat the writes to arguments. Where
-    the computation wrote to an argument that the gradients depend on, the program raises PyTorch's error.
+    the computation wrote to an argument that the gradients depend on, the program raises PyTorch's error, also where
+    autograd did not see the write.
     """
-    operations = marked([b.copied() for b in acquired.bound_symbols if not writes_back(b)], 0)
+    computes = (b for b in acquired.bound_symbols if not writes_back(b) and b.sym is not saved_from)
+    operations = marked([b.copied() for b in computes], 0)
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:
@@ -38,11 +40,13 @@ def gradient_program(
     forward = acquired.replace(bound_symbols=operations, info=acquired.info.replace(backwards=0))
     gradients = gradients_of(dce(forward), cotangents, outputs, executors)
     refused = without_overwritten(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
-    errors = [b for b in leading_to(refused or (), gradients.output_proxies) if b.sym is modified_in_place]
-    if errors:  # which no derivative leads through
-        raise_error = modified_in_place.bind(errors[0].args[0], output=None)
-        gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
+    errors = [b.args[0] for b in leading_to(refused or (), gradients.output_proxies) if b.sym is modified_in_place]
     read = {p for b in gradients.bound_symbols for p in b.inputs} | set(gradients.output_proxies)
+    errors += [a.name for a in acquired.args if a in read and a.name in acquired.info.unseen]
+    if errors:  # which no derivative leads through
+        raise_error = modified_in_place.bind(errors[0], output=None)
+        gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
+        read = set()
     needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
     return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
 

@@ -167,7 +167,7 @@ class _Flow:
         self.bases, self.maybe_bases = alias_bases(self.forward), alias_bases(self.forward, maybe=True)
         written = {
             self.maybe_bases[a] for operation in self.forward if writes_back(operation) for a in operation.inputs[:1]
-        }
+        }.union(a for a in joint.args if isinstance(a, TensorProxy) and a.name in joint.info.unseen)
         # values whose memory the forward writes to: a backward would read other contents
         self.gone = {
             v

@@ -182,6 +182,16 @@ also_written = _written("also_written", "also_written", lambda target: None, _no
 written_after = _written("written_after", "written_after", lambda target: None, _nothing)
 
 
+def _remains(value: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Run in programs that nobody differentiates."""
+
+
+saved_from = Symbol(
+    "saved_from", lambda value, tensor: None, module="ltorch", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_remains
+)
+"""Backwards read `tensor` in the place of `value`: eager PyTorch saves memory that later calls may write to."""
+
+
 def in_grad_mode(enabled: bool, function: Callable, *args, **kwargs):
     """What a function gives that autograd sees or does not, in whatever mode the program is called."""
     with torch.set_grad_enabled(enabled):
