@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import pytest
@@ -142,3 +143,36 @@ def test_another_thread_does_not_repeat_its_numbers():
         torch.rand(2)
     draw()
     torch.testing.assert_close(drawn, wanted)
+
+
+def decides_by_random_numbers(x):
+    noise = torch.rand(4)
+    return x * noise if torch.nn.functional.dropout(noise, 0.5).sum() > 1 else x + noise
+
+
+def draws_until_it_fits(x):
+    return x * torch.nn.init.trunc_normal_(torch.empty(4), a=-1.0, b=1.0)
+
+
+@pytest.mark.parametrize("program", [decides_by_random_numbers, draws_until_it_fits])
+def test_a_capture_does_not_set_the_default_generator(program):
+    """Another thread would repeat the numbers that it draws in between."""
+    states = []
+
+    def look(frame, event, argument):
+        if event == "c_call" and argument.__name__ in ("set_state", "manual_seed"):
+            states.append(argument.__self__)
+
+    for seed in range(4):
+        x, compiled = torch.ones(4, requires_grad=True), thunder.jit(program, fallback="error")
+        torch.manual_seed(seed)
+        sys.setprofile(look)
+        try:
+            found = compiled(x)
+        finally:
+            sys.setprofile(None)
+        after = torch.rand(2)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(found, program(x))
+        torch.testing.assert_close(after, torch.rand(2))
+    assert states and all(generator is not torch.default_generator for generator in states)

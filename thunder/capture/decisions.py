@@ -43,8 +43,10 @@ from thunder.errors import CaptureError, FallbackWarning, warn_user
 from thunder.executors.torchex import no_autocast
 from thunder.ops import eager_calls
 from thunder.ops.eager_calls import Outcome, versions_of
+from thunder.ops.families.random import generator_of
 from thunder.ops.infer import as_torch
 from thunder.ops.layout import assign
+from thunder.ops.rules import effects
 
 
 class RaisesBefore(CaptureError):
@@ -255,6 +257,11 @@ def _may_draw(b: BoundSymbol) -> bool:
     return not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))
 
 
+def _moves_generators(b: BoundSymbol) -> bool:
+    """Whether an operation may use the default generators by other means than PyTorch's random operations."""
+    return b.sym is host_call or OpTags.OPAQUE in b.sym.tags or effects.holds_generator.of(b.sym)
+
+
 def _in_order(b: BoundSymbol) -> bool:
     return _may_draw(b) or b.sym is host_call and b.args[0] is not None
 
@@ -294,7 +301,9 @@ class _Values:
         self.ran: set[BoundSymbol] = set()  # of these, those that have
         self.seen: list[BoundSymbol] = []
         self.copies: dict[int, torch.Generator] = {}  # of the user's generators
-        self.generators: dict = {}  # device -> state of its default generator behind the last draw
+        self.generators: dict[
+            torch.device, torch.Tensor
+        ] = {}  # device -> state of its default generator behind the last draw
 
     def number(self, x):
         """The value of a number, or of a constant. Raises CaptureError where it cannot be computed yet."""
@@ -311,7 +320,7 @@ class _Values:
         )
         self.of(proxies, everything_before=index is not None)
         states = eager_calls.states_of_generators() if connects else []
-        with self._run_mode(False), logged(self.log):
+        with self._run_mode(), logged(self.log):
             args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
                 args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
@@ -375,7 +384,7 @@ class _Values:
 
     def _set_back(self, before: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         """Gives tensors the values that they had. Says whether they had others."""
-        with self._run_mode(False):
+        with self._run_mode():
             changed = any(
                 x.shape != values.shape or not torch.isclose(x, values, 0, 0, equal_nan=True).all()
                 for x, values in before
@@ -391,7 +400,7 @@ class _Values:
         read = dict.fromkeys(p for b in bound_symbols for p in b.inputs if type(p) is TensorProxy and p in real)
         if not read:
             return []
-        with self._run_mode(False):
+        with self._run_mode():
             reach, tensors = Reach(called), [real[p][0] for p in read]
             tensors = [x for x in tensors if x.layout is torch.strided and not _is_below_half(x.dtype)]
             return [(x, x.clone()) for x in tensors if reach.reaches_memory(x)]
@@ -413,7 +422,7 @@ class _Values:
             for i in before:
                 self._check(bound_symbols[i])
                 needed |= self._slice(bound_symbols[i].inputs)
-        with self._run_mode(any(_may_draw(bound_symbols[i]) for i in needed)), logged(self.log):
+        with self._run_mode([bound_symbols[i] for i in needed]), logged(self.log):
             for i in sorted(needed):
                 try:
                     self._run(bound_symbols[i])
@@ -520,23 +529,33 @@ class _Values:
         return as_torch(x)
 
     @contextlib.contextmanager
-    def _run_mode(self, random: bool) -> Iterator[None]:
-        """PyTorch as programs of ours find it; generators as the program would find them, and back."""
-        with recording(None), compat.DisableTorchFunction(), compat.without_dispatch_modes(), torch.no_grad():
-            if not random:
-                yield
-                return
-            with self._generators_of_program():
-                yield
+    def _run_mode(self, operations: Sequence[BoundSymbol] = ()) -> Iterator[None]:
+        """PyTorch as programs of ours find it, for these operations; generators as the program would find them."""
+        drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if any(map(_may_draw, operations)):
+            drawing = self._generators_of_program() if any(map(_moves_generators, operations)) else self._apart()
+        with recording(None), compat.DisableTorchFunction(), compat.without_dispatch_modes(), torch.no_grad(), drawing:
+            yield
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Generators of the capture in the states of the default ones, which other threads do not see move."""
+        states = self.generators or _states_of_generators()
+        generators = {device: torch.Generator(device).set_state(state) for device, state in states.items()}
+        with compat.drawing_apart(generators):
+            yield
+        self.generators = {device: generator.get_state() for device, generator in generators.items()}
 
     @contextlib.contextmanager
     def _generators_of_program(self) -> Iterator[None]:
         """The default generators as the program would find them here, and back."""
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(devices=devices):
-            if self.generators:
-                torch.set_rng_state(self.generators["cpu"])
-                for i in devices:
-                    torch.cuda.set_rng_state(self.generators[i], i)
+        with torch.random.fork_rng(devices=[d.index for d in _states_of_generators() if d.type == "cuda"]):
+            for device, state in self.generators.items():
+                generator_of(device).set_state(state)
             yield
-            self.generators = {"cpu": torch.get_rng_state(), **{i: torch.cuda.get_rng_state(i) for i in devices}}
+            self.generators = _states_of_generators()
+
+
+def _states_of_generators() -> dict[torch.device, torch.Tensor]:
+    """By device, the state of its default generator."""
+    return {g.device: g.get_state() for g, _ in eager_calls.states_of_generators()}

@@ -87,7 +87,8 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def drawing_apart(generators: Mapping[torch.device, torch.Generator]) -> contextlib.AbstractContextManager:
     """A block whose operations draw from these generators in the place of the default ones of their devices; from new
-    ones of devices that have none here."""
+    ones of devices that have none here. Only attention and recurrent layers with dropout on GPUs, whose kernels take no
+    generator, and dropout there, if the numbers matter, move the default one meanwhile."""
     return _drawing_apart()(generators)
 
 
@@ -96,7 +97,7 @@ def _drawing_apart() -> type:
     class DrawingApart(compat.TorchDispatchMode):
         def __init__(self, generators: Mapping[torch.device, torch.Generator]):
             super().__init__()
-            self.generators = dict(generators)
+            self.generators, self.exact = dict(generators), bool(generators)
 
         def __torch_dispatch__(
             self, operation: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -121,6 +122,8 @@ def _drawing_apart() -> type:
                 if kwargs.get("generator") is None:
                     kwargs = {**kwargs, "generator": generator}
                 return taking(*args, **kwargs)
+            if operation is torch.ops.aten.native_dropout.default and (device.type == "cpu" or not self.exact):
+                return _dropout(generator, *args, **kwargs)
             default = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
             before = default.get_state()
             default.set_state(generator.get_state())
@@ -131,6 +134,17 @@ def _drawing_apart() -> type:
                 default.set_state(before)
 
     return DrawingApart
+
+
+def _dropout(
+    generator: torch.Generator, x: torch.Tensor, p: float, train: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`native_dropout`, which takes no generator, with the numbers that the CPU's kernel draws."""
+    share = 1.0 - p if train is not False else 1.0
+    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device).fill_(True)
+    if train is not False and x.numel():
+        mask.bernoulli_(share, generator=generator)
+    return x.mul(mask).mul_(1.0 / share if share else 0.0), mask
 
 
 @functools.cache
