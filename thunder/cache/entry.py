@@ -26,6 +26,7 @@ from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.eager_calls import State, asking_again, with_state
+from thunder.ops.leaf_order import leaf_order
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions, debug_topics
@@ -400,6 +401,7 @@ def connect(
         names=given.names,
         tensors=given.tensors,
         unreached=given.unreached,
+        order=lambda: None if given.computation is None else leaf_order(given.computation),
         own=given.own,
         shown=given.shown,
     )

@@ -19,6 +19,7 @@ import torch
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
 from thunder.core.utils import without_collection
+from thunder.errors import FallbackWarning, warn_user
 from thunder.ops.families.random import generator_of
 from thunder.ops.wanted import backward_of
 from thunder.runtime.saved import SavedTogether
@@ -75,7 +76,9 @@ class ThunderFunction(torch.autograd.Function):
             compat.saved_by_hooks() if hooked else contextlib.nullcontext(),
             backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
         ):
-            return (None, *run(saved, given))
+            found = run(saved, given)
+        program.check_order()
+        return (None, *found)
 
 
 def _chosen(program: _Program, given: list, missing: tuple, numbers: Sequence) -> Callable | None:
@@ -221,7 +224,7 @@ class _Program:
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "make_watched", "made", "lock", "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
-        "decisions", "names", "tensors", "local", "make_parts", "places",
+        "decisions", "names", "tensors", "local", "make_parts", "places", "leaves", "order",
     )  # fmt: skip
 
     def __init__(
@@ -241,12 +244,38 @@ class _Program:
         self.local: list[int] | None = None
         self.make_parts = make_parts
         self.places: list[int] | None = None  # of the inputs that are tensors; known at the first call
+        # weak references to the leaves of the first call; the order of their gradients, where hooks see it
+        self.leaves: list[weakref.ref] = []
+        self.order: Sequence[int] | None = None
         self.made: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
         self.inputs, self.random, self.dense = inputs, random, dense
         self.derived = [(i, others) for i, others in enumerate(derived) if others]
+
+    def meet(self, inputs: Sequence, order: Callable[[], Sequence[int] | None]) -> None:
+        """Notes the inputs of the first call."""
+        self.places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self.leaves = [weakref.ref(x) for i in self.places if (x := inputs[i]).requires_grad and x.is_leaf]
+        if self._are_observed():
+            self.order = order()
+
+    def _are_observed(self) -> bool:
+        """Whether hooks see the order in which gradients are accumulated."""
+        leaves = [x for leaf in self.leaves if (x := leaf()) is not None and x._post_accumulate_grad_hooks]
+        return len(leaves) > 1
+
+    def check_order(self) -> None:
+        """At the end of a backward: warns where hooks that the first call has not met are called in another order."""
+        if self.order is None and self._are_observed():
+            self.order = ()
+            warn_user(
+                "hooks behind the accumulation of gradients (register_post_accumulate_grad_hook) run in another order "
+                "than eager PyTorch's: they were registered after the first call of a compiled function, or its "
+                "program comes from disk. Register them before the first call",
+                FallbackWarning,
+            )
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Tell the node of the results which of them it must find unobserved."""
@@ -297,7 +326,7 @@ def connected(
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
     decisions: Decisions, names: Sequence[str], tensors: Sequence[str], unreached: Sequence[int],
     own: Sequence[int], shown: Sequence[int], make_watched: Callable | None = None,
-    make_parts: Callable | None = None,
+    make_parts: Callable | None = None, order: Callable[[], Sequence[int] | None],
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -312,8 +341,9 @@ def connected(
     random: the devices whose generators the forward may draw from; None where it cannot be recomputed. dense: places of
     the cotangents that are materialized where they are broadcast. derived: by output, the places of outputs that are
     computed from it. decisions: those by symbolic numbers, to which later
-    programs add; names: those of the inputs that are no tensors. unreached: places of inputs that autograd's graph does
-    not lead to.
+    programs add; names: those of the inputs that are no tensors. order: gives places of inputs in the order in which
+    eager's backward accumulates gradients, None where it is not known. unreached: places of inputs that autograd's
+    graph does not lead to.
     """
     program = _Program(
         backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, derived, decisions,
@@ -350,13 +380,25 @@ def connected(
         if unreached:
             linked = [None if i in unreached else x for i, x in enumerate(inputs)]
         if program.places is None:
-            program.places = [i for i, x in enumerate(linked) if isinstance(x, torch.Tensor)]
+            program.meet(linked, order)
+        if program.order:
+            linked = _in_order(linked, program.order)
         outputs = ThunderFunction.apply(given, *linked) if transforming() else apply(given, *linked)
         if program.derived:
             program.watch(outputs)
         return rebuild(inputs, outputs)
 
     return run
+
+
+def _in_order(inputs: Sequence, order: Sequence[int]) -> list:
+    """Each input behind a node of autograd. Autograd runs the last node that was made first, and behind each of these
+    the accumulation of a gradient."""
+    linked = list(inputs)
+    for i in reversed(order):
+        if isinstance(linked[i], torch.Tensor):
+            linked[i] = linked[i].view_as(linked[i])
+    return linked
 
 
 def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
