@@ -259,7 +259,7 @@ def _may_draw(b: BoundSymbol) -> bool:
 
 def _moves_generators(b: BoundSymbol) -> bool:
     """Whether an operation may use the default generators by other means than PyTorch's random operations."""
-    return b.sym is host_call or OpTags.OPAQUE in b.sym.tags or effects.holds_generator.of(b.sym)
+    return b.sym is host_call or OpTags.OPAQUE in b.sym.tags or bool(effects.holds_generator.of(b.sym))
 
 
 def _in_order(b: BoundSymbol) -> bool:

@@ -292,7 +292,7 @@ def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
             hidden = hidden or reach.reads_global(owner, name)
         elif kind == "context":
             hidden = True
-        elif reach.reaches(owner):
+        elif reach.reaches(_seen_by(c, owner)):
             value = c.writes.overlay[key]
             hidden = hidden or kind != "attr" or not _is_plain(owner) or type(value) is TensorProxy
             shown.append((owner, name, value))

@@ -117,6 +117,8 @@ def native_binary(c, symbol, a, b):
     if type(b) is HostProxy and b.kind in changing.TEXTS and issubclass(type(a), _GROWING.get(symbol, ())):
         b = changing.settled(c, b)
     ta, tb = type(a), type(b)
+    if tb is HostProxy and symbol.endswith("=") and issubclass(ta, MUTABLE):
+        return _changed_by_host(c, symbol, a, b)
     if ta is HostProxy or tb is HostProxy or _is_numpys(ta, tb):
         return host_lines.operate(c, ARITHMETIC[symbol], a, b)
     if type(a) is str and symbol == "%":
@@ -134,6 +136,16 @@ def native_binary(c, symbol, a, b):
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return _of_tensors(c, symbol, a, b)
     return _without_tensors(c, symbol, a, b)
+
+
+def _changed_by_host(c, symbol: str, a, b: HostProxy):
+    """`a += b` of a container that the program holds and a value of the host: the program changes the container."""
+    base = next((base for base in MUTABLE if isinstance(a, base)), list)
+    method = _CHANGES.get(symbol, "")
+    if not hasattr(base, method) or base is set and not issubclass(b.kind, (set, frozenset)):
+        c.refuse(f"{symbol} changes a {type(a).__name__} by a value of the host", f"write a = a {symbol[:-1]} b")
+    c.call(getattr(base, method).__get__(a), [b], {})
+    return a
 
 
 def _without_tensors(c, symbol, a, b):
@@ -189,6 +201,10 @@ def _is_no_operand(c, a, b, symbol: str) -> bool:
     return type(tensor) is TensorProxy
 
 
+_CHANGES = {
+    "+=": "extend", "|=": "update", "&=": "intersection_update", "-=": "difference_update",
+    "^=": "symmetric_difference_update",
+}  # fmt: skip
 _GROWING = {"+=": (list, collections.deque), "|=": dict}  # these iterate over the other operand
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
 

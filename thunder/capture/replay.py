@@ -4,12 +4,16 @@ results of the calls that others have seen from the log of the program that was 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from thunder.core.host_calls import Effect, Log, next_or_end
 from thunder.interpreter import Host
 from thunder.interpreter.attributes import plain_attribute
+from thunder.interpreter.host import UNARY
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops.eager_calls import Outcome, happened, module_of
 
 
@@ -31,12 +35,46 @@ class Replay(Host):
             return self._taken(args, kwargs)
         return super().call_native(f, [self._steps(a) if self._has_stepped(a) else a for a in args], kwargs)
 
+    def getitem(self, value, key):
+        return self._once(operator.getitem, super().getitem, value, key)
+
+    def setitem(self, value, key, new):
+        self._once(operator.setitem, super().setitem, value, key, new)
+
+    def delitem(self, value, key):
+        self._once(operator.delitem, super().delitem, value, key)
+
+    def contains(self, value, item):
+        return self._once(operator.contains, super().contains, value, item)
+
+    def load_attr(self, value, name):
+        return self._once(getattr, super().load_attr, value, name)
+
+    def store_attr(self, value, name, new):
+        self._once(setattr, super().store_attr, value, name, new)
+
+    def delete_attr(self, value, name):
+        self._once(delattr, super().delete_attr, value, name)
+
+    def binary(self, symbol, a, b):
+        return self._once(ARITHMETIC[symbol], functools.partial(super().binary, symbol), a, b)
+
+    def unary(self, symbol, value):
+        return self._once(UNARY[symbol], functools.partial(super().unary, symbol), value)
+
+    def compare(self, symbol, a, b):
+        return self._once(COMPARISONS[symbol], functools.partial(super().compare, symbol), a, b)
+
+    def _once(self, function, perform, *args):
+        """What an operator or an access of an attribute does, by the function that the log knows it by."""
+        return self._taken(args, {}) if self._is_next(function, args) else perform(*args)
+
     def native_iter(self, value):
         return self._steps(value) if self._has_stepped(value) else iter(value)
 
-    def native_next(self, iterator):
+    def next(self, iterator):  # one of a class in Python, too
         if not self._has_stepped(iterator):
-            return next(iterator)
+            return super().next(iterator)
         found = self._effects.pop().value
         if found is None:
             raise StopIteration
@@ -50,7 +88,7 @@ class Replay(Host):
     def _steps(self, iterator: Any) -> Iterator:
         while True:
             try:
-                element = self.native_next(iterator)
+                element = self.next(iterator)
             except StopIteration:
                 return
             yield element
