@@ -52,7 +52,7 @@ def reduced(c, f, args, kwargs):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state = found[2] if len(found) > 2 else None
-    own = dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
+    own = dict(c.materialize(c.load_attr(o, "__dict__"))) if hasattr(o, "__dict__") else None
     if type(state) is tuple and type_attribute(type(o), "__reduce__") is not object.__reduce__:
         return call_native(c, f, args, kwargs)  # of a partial: the class says what its state is
     if type(state) is tuple:

@@ -98,6 +98,9 @@ def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     settle(c, s)
     look = c.containers.lazy.pop(id(s))
+    if (known := c.containers.attribute_dicts.get(id(s))) is not None:
+        _fill_attributes(c, known, look)
+        return
     source, value = look.source, look.original
     base = container_base(type(value))
     if type(value) in (list, dict) and len(value) > LARGE and _is_settled(c, look) and is_data(value):
@@ -200,6 +203,11 @@ def dict_item(c, s, k, *default):
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
     k, look = real_id(c, k), c.containers.lazy[id(s)]
+    if (known := c.containers.attribute_dicts.get(id(s))) is not None:
+        found = _attribute(c, known, look, k)
+        if found is MISSING and not default:
+            raise KeyError(k)
+        return default[0] if found is MISSING else found
     outside, item = entry(c, look.source, k)
     if dict.__contains__(look.original, outside):
         child = c.read(dict.__getitem__(look.original, outside), item)
@@ -222,6 +230,10 @@ def has_key(c, s, k) -> bool:
     settle(c, s)
     if k in s:
         return True
+    if (known := c.containers.attribute_dicts.get(id(s))) is not None:
+        written = c.writes.overlay.get((id(known.owner), k), NULL)
+        if written is not NULL:
+            return not _is_deleted(written)
     return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
 
 
@@ -306,23 +318,52 @@ def _hides_missing(s) -> bool:
 # ---------------------------------------------------------------- changes
 
 
-def attribute_dict(c, o, value: dict, source):
-    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute; the same one each
-    time."""
-    if (known := c.containers.attribute_dicts_of.get(id(o))) is not None:
-        return known
-    c.ask(source.attr("__dict__"), KEYS)
-    names = [*value, *(n for i, n in c.writes.overlay if i == id(o) and n not in value)]
-    entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
-    hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
-    copy = {
-        k: c.writes.overlay[id(o), k] if (id(o), k) in c.writes.overlay else c.read(value[k],
-            entries.item(k) if k in hidden else source.attr(k)) for k in names
-    }  # fmt: skip
-    copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
-    c.containers.attribute_dicts[id(copy)] = AttributeDict(copy, o, dict(copy))
-    c.containers.attribute_dicts_of[id(o)] = copy
+def attribute_dict(c, o, value: dict, source) -> dict:
+    """`o.__dict__` of an outside object: a plain dict, the same one each time, which is filled like a snapshot. Each
+    entry is read through its attribute."""
+    if (copy := c.containers.attribute_dicts_of.get(id(o))) is None:
+        copy = c.containers.attribute_dicts_of[id(o)] = {}
+        c.containers.attribute_dicts[id(copy)] = AttributeDict(copy, o, {})
+        c.containers.lazy[id(copy)] = Look(value, source.attr("__dict__"))
     return copy
+
+
+def _attribute(c, known: AttributeDict, look: Look, name):
+    """One entry of `o.__dict__`, as the program has it; MISSING where there is none."""
+    copy, o, was = known
+    if name not in copy:
+        found = c.writes.overlay.get((id(o), name), NULL)
+        if found is NULL:
+            found = _outside_attribute(c, o, look, name)
+        if found is MISSING or _is_deleted(found):
+            return MISSING
+        copy[name] = was[name] = found
+    return copy[name]
+
+
+def _is_deleted(value) -> bool:
+    """Whether the program has deleted the attribute that stands under this value."""
+    return type(value).__name__ == "_Deleted"
+
+
+def _outside_attribute(c, o, look: Look, name):
+    item, entries = look.source.item(name), look.original
+    if name not in entries:
+        c.ask(item, PRESENT)
+        return MISSING
+    hidden = hasattr(type(type_attribute(type(o), name)), "__set__")  # by a class's descriptor
+    return c.read(entries[name], item if hidden else look.source.base.attr(name))
+
+
+def _fill_attributes(c, known: AttributeDict, look: Look) -> None:
+    """Somebody looks at all of an `o.__dict__`."""
+    copy, o, was = known
+    c.ask(look.source, KEYS)
+    names = [*look.original, *(n for i, n in c.writes.overlay if i == id(o) and n not in look.original)]
+    found = {name: x for name in names if (x := _attribute(c, known, look, name)) is not MISSING}
+    for table in (copy, was):
+        table.clear()
+        table.update(found)
 
 
 def write_attributes(c, d) -> None:
