@@ -89,19 +89,13 @@ class Materialized(torch.autograd.Function):
         return a * 2 + torch.exp(-b) + places.sum()
 
 
-def test_a_backward_that_is_told_of_missing_cotangents_is_refused_in_words():
-    with pytest.raises(thunder.errors.CaptureError, match="Told, of several results, is told which cotangents"):
-        thunder.jit(Told.apply, fallback="error")(leaf(3), leaf(3))
-
-
-@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 @pytest.mark.parametrize("used", [slice(0, 1), slice(1, 2), slice(2, 3), slice(0, 2), slice(1, 3), slice(0, 3)])
 @pytest.mark.parametrize("where", ["in the program", "outside"])
 def test_a_backward_that_is_told_of_missing_cotangents(used, where):
     if where == "outside":
-        same(gradients_of(Told.apply, used), (3,), (3,), fallback="eager")
+        same(gradients_of(Told.apply, used), (3,), (3,))
     else:
-        same(gradients_of(lambda x, y: Told.apply(x * 2, y)[used]), (3,), (3,), fallback="eager")
+        same(gradients_of(lambda x, y: Told.apply(x * 2, y)[used]), (3,), (3,))
 
 
 @pytest.mark.parametrize("used", [slice(0, 1), slice(2, 3), slice(0, 3, 2)])

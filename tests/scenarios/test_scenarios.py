@@ -29,7 +29,7 @@ BY_THE_ORIGINAL = frozenset(
     asyncio_inside thread_inside pool_inside
     fn_needs_input_grad grad_outputs_batched
     grad_fn_name view_as_complex_argument swap_tensors hook_on_leaf_inside retain_grad_inside retain_grad_stored
-    fn_inplace fn_two fn_two_other
+    fn_inplace
     checkpoint_bn checkpoint_bn_reentrant ck_bn_inner_step ck_list ck_print ck_counter module_backward_hook_inside module_backward_hook_outside
     pickle_module_inside data_to module_to_inside
     module_half_inside version_counters torch_function_wrapper subclass_made_inside function_mode lossy_saved

@@ -4,6 +4,7 @@ with that derivative. Where a transform of torch.func asks for a `vmap` or a `jv
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ def apply(c, f, args, kwargs):
     _check_writes(c, cls, forward, before)
     function = _Function(cls, inputs, forward, result)
     outputs = _outputs(c, function, {id(x) for x in proxies_in(function.result, [])} - plain)
-    function.read_backward(c, ctx, outputs)
+    function.read_backwards(c, ctx, outputs)
     values = _values_known(c, function)
     function.close()
     function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
@@ -134,6 +135,9 @@ def _is_once(function) -> bool:
     return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
 
 
+_MOST_VARIANTS = 4  # results: a backward that is told of missing cotangents is read for each of 15 sets of them
+
+
 class _Read(NamedTuple):
     """A backward: its operations, and for each input what it gives."""
 
@@ -146,7 +150,8 @@ class _Function:
 
     inputs: of `apply`. result: what the forward returns. free: the live-ins of all beside the inputs; the operation
     takes them as further arguments. cotangents: placeholders, None for results that are not differentiable.
-    contiguous: those that the backward was told to be so.
+    contiguous: those that the backward was told to be so. backwards: by the places of the cotangents that are
+    missing; {(): ...} alone where these are zeros.
     """
 
     def __init__(self, cls, inputs: list, forward: Recorder, result):
@@ -154,7 +159,7 @@ class _Function:
         self.recorder, self.forward = forward, forward.bound_symbols
         self.cotangents: list[TensorProxy | None] = []
         self.contiguous: set[TensorProxy] = set()
-        self.backward = _Read([], ())
+        self.backwards: dict[tuple[int, ...], _Read] = {}
         self.free: list[Proxy] = []
         self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
@@ -171,31 +176,41 @@ class _Function:
             finally:
                 c.outer_recorders.remove(self.recorder)
 
-    def read_backward(self, c, ctx: FunctionContext, outputs) -> None:
+    def read_backwards(self, c, ctx: FunctionContext, outputs) -> None:
         """outputs: the results in the program around, which say what is differentiable."""
         for o in proxies_in(outputs, []):
             placeholder = like(o) if o.requires_grad else None
             if placeholder is not None:
                 placeholder.name = c.recorder.context.names.make()
             self.cotangents.append(placeholder)
-        if not ctx._materializes and sum(g is not None for g in self.cotangents) > 1:
+        self.backwards[()] = self._read_backward(c, ctx, outputs, ())
+        places = [i for i, g in enumerate(self.cotangents) if g is not None]
+        if ctx._materializes or len(places) < 2:
+            return
+        if len(places) > _MOST_VARIANTS:
             c.refuse(
-                f"{self.cls.__name__}, of several results, is told which cotangents are missing",
+                f"{self.cls.__name__}, of more than {_MOST_VARIANTS} results, is told which cotangents are missing",
                 "leave set_materialize_grads(False) out",
             )
-        self.backward = self._operations(c, ctx, outputs)
+        for n in range(1, len(places)):
+            for missing in itertools.combinations(places, n):
+                self.backwards[missing] = self._read_backward(c, ctx, outputs, missing)
 
-    def _operations(self, c, ctx: FunctionContext, outputs) -> _Read:
+    def _read_backward(self, c, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> _Read:
         name, before, attributes = self.cls.__name__, containers.state(c), dict(vars(ctx))
         known = [p for p in self.cotangents if p is not None]
         # in eager, too, it runs after the forward's autocast is left
         with self.behind_forward(c) as backward, compat.autocast_off():
             c.tensors.cotangents.update(dict.fromkeys(known, False))
             try:
-                given = self._given(ctx, outputs)
+                given = self._given(ctx, outputs, missing)
                 found = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *given], {}))
                 gradients = self._checked(c, found)
-            except DerivativeError as error:
+            except c.uncatchable:
+                raise
+            except Exception as error:
+                if not isinstance(error, DerivativeError) and not missing:
+                    raise
                 gradients = self._raising(str(error), known)
             finally:
                 self.contiguous.update(p for p in known if c.tensors.cotangents.pop(p))
@@ -212,13 +227,13 @@ class _Function:
         vars(ctx).update(attributes)
         return _Read(self._without_decisions(c, backward.bound_symbols), gradients)
 
-    def _given(self, ctx: FunctionContext, outputs) -> list:
-        """The cotangents that the backward is called with: of no tensor there is None, of one without a gradient zeros
-        or None."""
+    def _given(self, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> list:
+        """The cotangents that the backward is called with: of no tensor there is None, of a missing one zeros or
+        None."""
         given, places = [], iter(range(len(self.cotangents)))
         for o in outputs if isinstance(outputs, tuple) else (outputs,):
             place = next(places) if isinstance(o, TensorProxy) else None
-            cotangent = None if place is None else self.cotangents[place]
+            cotangent = self.cotangents[place] if place is not None and place not in missing else None
             if cotangent is None and place is not None and ctx._materializes:
                 cotangent = ltorch.zeros(o.shape, device=o.device, dtype=o.dtype)
             given.append(cotangent)
@@ -265,9 +280,10 @@ class _Function:
 
     def close(self) -> None:
         """All is read."""
+        backwards = self.backwards.values()
         self.free = _live_ins(
-            [*self.forward, *self.backward.operations],
-            [self.result, self.backward.results],
+            [b for backward in backwards for b in [*self.forward, *backward.operations]],
+            [self.result, [backward.results for backward in backwards]],
             [*proxies_in(self.inputs, []), *self.cotangents],
         )
         symbol, tags = self.symbol, {tag for operation in self.forward for tag in operation.sym.tags}
@@ -347,7 +363,7 @@ class _Function:
         for p in self.contiguous:
             cotangents[p] = cotangents[p].contiguous()
         if len(cotangents) == 1 and not self.once:
-            operations, gradients = self.backward
+            operations, gradients = self.backwards[()]
             recorder, table = current_recorder(), table | cotangents
             recorder.bound_symbols += _again(renamed(operations, recorder.context.names, table), again)
             return tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in gradients)
@@ -355,9 +371,9 @@ class _Function:
 
     def as_one(self, table: dict, cotangents: list, again: bool) -> tuple:
         """A backward as one operation, which is told of missing cotangents, or cannot be differentiated itself."""
-        operations, gradients = self.backward
-        live = _live_ins(operations, gradients, self.cotangents)
-        wanted = [i for i, g in enumerate(gradients) if g is not None]
+        reads = [(b, g) for b, g in self.backwards.values()]
+        live = _live_ins([x for b, _ in reads for x in b], [g for _, g in reads], self.cotangents)
+        wanted = [i for i in range(len(self.inputs)) if any(g[i] is not None for _, g in reads)]
         places = [i for i, p in enumerate(self.cotangents) if p is not None]
 
         def meta(values, cotangents):
@@ -368,12 +384,18 @@ class _Function:
 
         def decomposition(values, cotangents):
             recorder, known = current_recorder(), dict(zip(live, values, strict=True))
+            missing = tuple(i for i, g in zip(places, cotangents, strict=True) if g is None)
             for i, g in zip(places, cotangents, strict=True):
                 p = self.cotangents[i]
                 assert p is not None, "places are those of cotangents"
                 known[p] = ltorch.zeros(p.shape, device=p.device, dtype=p.dtype) if g is None else g
+            operations, gradients = self.backwards.get(missing) or self.backwards[()]
             recorder.bound_symbols += _again(renamed(operations, recorder.context.names, known), again)
-            return tuple(known.get(gradients[i], gradients[i]) for i in wanted)
+            found = ((gradients[i], self.inputs[i]) for i in wanted)
+            return tuple(known.get(g, g) if g is not None else zeros_for(x) for g, x in found)
+
+        def zeros_for(x):
+            return ltorch.zeros(x.shape, device=x.device, dtype=x.dtype)
 
         key = ("autograd_function_backward", id(self), again)
         symbol = Symbol(f"{self.symbol.name}_backward", meta, id=key, decomposition=decomposition)
