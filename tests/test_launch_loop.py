@@ -334,3 +334,23 @@ def test_a_loop_keeps_no_value_alive():
     del x
     gc.collect()
     assert dies() is None
+
+
+def test_making_loops_is_seen_by_no_profiler_and_no_mode():
+    def program(x, y):
+        return arithmetic(x[None, :], y[None])
+
+    compiled, x = thunder.jit(program, executors=[]), torch.rand(4, 4)
+    compiled(x, x)
+    operators = []
+    with torch.no_grad(), Watching(operators.append), torch.profiler.profile(acc_events=True) as profiler:
+        assert take_loops(compiled.programs[0].forward)
+    assert operators == [] and not [e.name for e in profiler.events() if e.name.startswith("aten::")]
+
+
+def test_a_profile_may_reach_the_call_that_makes_them():
+    compiled, x = thunder.jit(arithmetic, executors=[]), torch.rand(4, 4)
+    for _ in range(entries.WARM - 15):
+        compiled(x, x)
+    assert len(thunder.profile(compiled, x, x).costs) > 2
+    assert lines_in_python(compiled) == [], "notes are taken away again"

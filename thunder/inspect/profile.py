@@ -348,6 +348,8 @@ def profiler_ranges(fn: Callable) -> Iterator[None]:
         module = b.location[2] if b.location else None
         return f"{module or 'thunder'}: {b.sym.qualified_name}"
 
+    for entry in compiled.programs:
+        entry.warm()  # which replaces the code of functions, as notes do
     noted = _Noted([t for entry in compiled.programs for t in entry.executed])
     with noted.taking(_ranges(name)):
         yield
@@ -387,6 +389,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
     while entry.tiers is not None and not entry.tiers.is_settled:  # calls are counted: this ends
         entry = step()[1]
     check_symbols(entry)
+    entry.warm()  # which replaces the code of functions, as notes do
     traces, plain, noted = entry.executed, [], []
     notes, clock = _Noted(traces), _Clock(traces)
     started = time.perf_counter()

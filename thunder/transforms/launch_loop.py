@@ -51,11 +51,8 @@ def take_loops(trace: Trace) -> int:
         return 0
     names, filename = function.__globals__, function.__code__.co_filename
     lines = [*linecache.getlines(filename)]
-    numbered = _numbered(trace, lines)
-    if numbered is None:
-        return 0
-    with torch.no_grad(), compat.without_function_modes():
-        loops = _loops(trace.bound_symbols, _Observer(native, names, numbered))
+    with torch.no_grad(), compat.without_function_modes(), compat.without_dispatch_modes():
+        numbered, loops = native.unseen(lambda: _lines_and_loops(trace, lines, native, names))
     taken = {*names, *function.__code__.co_varnames}
     variable = _free("inputs", taken)
     for loop in loops:
@@ -87,6 +84,15 @@ def _numbered(trace: Trace, lines: list[str]) -> dict[BoundSymbol, range] | None
         found[operation] = range(line + 1, line + 1 + len(own))
         line += len(own)
     return found
+
+
+def _lines_and_loops(
+    trace: Trace, lines: list[str], native: types.ModuleType, names: dict[str, Any]
+) -> tuple[dict[BoundSymbol, range], list[_Loop]]:
+    """The numbers of the lines of each bound symbol, and the loops; none where another text than the trace's runs."""
+    numbered = _numbered(trace, lines)
+    loops = [] if numbered is None else _loops(trace.bound_symbols, _Observer(native, names, numbered))
+    return numbered or {}, loops
 
 
 def _free(stem: str, taken: set[str]) -> str:

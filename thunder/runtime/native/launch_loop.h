@@ -8,6 +8,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -290,6 +291,12 @@ inline PyObject* observed(PyObject*, PyObject* given) {
     if (!mark_last(made->instructions, number)) made->instructions.back().dead.push_back(number);
   return PyCapsule_New(made.release(), LINE, forget_line);
   END_HANDLE_TH_ERRORS
+}
+
+// Calls a function, the operators of which no profiler sees.
+inline PyObject* unseen(PyObject*, PyObject* function) {
+  at::DisableRecordFunctionGuard quiet;
+  return PyObject_CallNoArgs(function);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the loop
