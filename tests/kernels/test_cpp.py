@@ -111,6 +111,15 @@ def test_functions_of_special_values(dtype, always):
             assert torch.equal(result.signbit() & zero, want.signbit() & zero), f"{name}: the sign of zeros"
 
 
+@pytest.mark.parametrize("function", [torch.tanh, torch.erf])
+def test_functions_of_our_own_are_within_2_ulp(function, always):
+    x = torch.cat([torch.linspace(-6, 6, 100003), torch.logspace(-37, 0, 20001), torch.tensor([0.625, 0.9375, 4.0])])
+    result, exact = thunder.jit(lambda x: function(x) * 1.0, executors=[always])(x), function(x.double())
+    size = exact.float().abs()
+    ulp = (torch.nextafter(size, torch.tensor(2.0)) - size).double()
+    assert ((result.double() - exact).abs() <= 2 * ulp).all()
+
+
 FORMULAS_OF_ONE = ("frac", "deg2rad", "rad2deg", "sinc", "angle")
 FORMULAS_OF_TWO = ("remainder", "floor_divide", "fmod", "logaddexp", "logaddexp2", "xlogy", "heaviside", "ldexp")
 

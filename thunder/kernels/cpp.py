@@ -118,15 +118,17 @@ def _torch_library() -> ctypes.CDLL:
 _VECTOR_FUNCTIONS = {
     **{f"{n}_": (n, "_u10", n) for n in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-        "cosh", "atanh", "erf", "lgamma",
+        "cosh", "atanh", "lgamma",
     )},
     "erfc_": ("erfc", "_u15", "erfc"), "tanh_of_sleef": ("tanh", "_u10", "tanh"),
+    "erf_of_sleef": ("erf", "_u10", "erf"),
     # those of Sleef overflow above 1e19
     **{f"{n}_": (f"no {n}", "", n) for n in ("asinh", "acosh")},
 }  # fmt: skip
 _OF_TWO = {"pow_": ("pow", "_u10", "pow"), "atan2_": ("atan2", "_u10", "atan2"), "hypot_": ("hypot", "_u05", "hypot"),
            "fmod_": ("fmod", "", "fmod")}  # fmt: skip
-# In float32, half of the time of Sleef's, within 2 ulp: a series where the closed form cancels.
+# In float32, faster than those of Sleef, within 2 ulp: a series where the closed form cancels. The polynomials of erf
+# are minimax: of erf(x) / x - 1 in the square of x, and of -log(1 - erf(x)) / x up to 4, above which erf rounds to 1.
 _FASTER = """
 static inline V<double> tanh_(V<double> x) { return tanh_of_sleef(x); }
 static inline V<float> tanh_(V<float> x) {
@@ -134,6 +136,16 @@ static inline V<float> tanh_(V<float> x) {
   V<float> near = -0.05374348908662796f + s * (0.020650558173656464f + s * -0.00571701442822814f);
   near = a * (1 + s * (-0.3333328366279602f + s * (0.13331490755081177f + s * near)));
   V<float> e = exp_(-2 * a), r = (a < 0.625f) ? near : 1 - 2 * e / (1 + e);
+  return bits<V<float>>(bits<V<i32>>(r) | (bits<V<i32>>(x) & (i32)0x80000000));
+}
+static inline V<double> erf_(V<double> x) { return erf_of_sleef(x); }
+static inline V<float> erf_(V<float> x) {
+  V<float> s = x * x, a = abs_(x), t = (a > 4.0f) ? splat<float>(4.0f) : a;
+  V<float> near = -0.02675703469829473f + s * (0.0049791299573252405f + s * -0.0005919415984805673f);
+  near = 0.12837914581214f + s * (-0.3761246863784963f + s * (0.11281552480967165f + s * near));
+  V<float> far = -0.022873711315153433f + t * (0.0032099130622378473f + t * -0.0002133759825771324f);
+  far = 1 - exp_(-(t * (1.128508557753449f + t * (0.6357377958809797f + t * (0.10523634549581308f + t * far)))));
+  V<float> r = (a < 0.9375f) ? a + a * near : far;
   return bits<V<float>>(bits<V<i32>>(r) | (bits<V<i32>>(x) & (i32)0x80000000));
 }
 """
