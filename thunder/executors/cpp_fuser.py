@@ -173,6 +173,11 @@ class KernelRegion(BySizes):
             )  # fmt: skip
         return self._schedules[strides]
 
+    @property
+    def strides(self) -> list[tuple]:
+        """Those of inputs that it was called with."""
+        return [*self._variants]
+
     def layout(self, strides: tuple) -> list[tuple]:
         return self.scheduled(strides)[1]
 
@@ -270,7 +275,8 @@ def seconds_of_operations(region: Region, on: Machine) -> float:
         moved, elements = sum(map(nbytes, tensors)), max(map(element_count, tensors), default=1)
         where = "L2" if moved < on.caches[1] * threads else "memory"
         suffix = "16" if any(t.dtype.bytes == 2 for t in tensors) else ""
-        work = max((on.eager[c + suffix] for c in _classes(operation)), default=0.0) * elements
+        classes = {operation.sym.name} if operation.sym.name in on.eager else _classes(operation)
+        work = max((on.eager[c + suffix] for c in classes), default=0.0) * elements
         total += on.call + max(work, moved * on.byte[where]) / (threads if elements > 32768 else 1)
     return total
 
