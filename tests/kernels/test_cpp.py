@@ -398,6 +398,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_the_operations(monkeypatch, tmp
 
 def test_kernels_take_over_at_the_fifth_call_and_other_processes_begin_with_them(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 1.0)
     x = torch.randn(2048, 1024)
 
     def f(x):
@@ -421,6 +422,7 @@ def test_a_program_whose_kernels_cannot_be_compiled_stays_in_the_first_tier(monk
     def failing(text):
         raise RuntimeError("g++ fails: out of memory")
 
+    monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 1.0)
     measure.machine()
     monkeypatch.setattr(cpp, "_compile", failing)
     compiled, x = thunder.jit(lambda x: torch.softmax(x * 2.015625, -1) + x), torch.randn(2048, 1024)
@@ -472,6 +474,7 @@ def test_a_measured_machine_draws_none_of_the_programs_numbers():
 def test_copies_and_threads_have_the_kernels_at_their_calls(monkeypatch, tmp_path):
     monkeypatch.delenv("THUNDER_TIERS")
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpp_fuser, "seconds_of_operations", lambda region, machine: 1.0)
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64))
     compiled, x = thunder.jit(module), torch.randn(512, 64)
     expected = module(x)
@@ -493,6 +496,8 @@ FORK_BY_DEFAULT = """
 import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import torch, thunder
+from thunder.executors import cpp_fuser
+cpp_fuser.seconds_of_operations = lambda region, machine: 1.0
 torch.set_num_threads(1)
 x = torch.randn(256, 512)
 f, g = (lambda x: torch.softmax(x * 2, -1) + x), (lambda x: torch.softmax(x * 2, -1) + x)
