@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,7 @@ from thunder.executors.triton_ir import TileRegion, TritonKernels
 from thunder.executors.triton_kernels.binary import Request
 from thunder.executors.triton_kernels.launcher import POINTERS
 from thunder.kernels import ir, lower, tiled, triton_cuda
-from thunder.kernels.index import opened, strides_of
+from thunder.kernels.index import Part, opened, strides_of
 from thunder.kernels.machine import planned_gpu
 from thunder.kernels.numbers import Scalar
 from thunder.ops.torch_types import to_torch_dtype
@@ -34,6 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 ROOT = str(Path(thunder.__file__).parent.parent)
 # a GPU on which everything is split: so many multiprocessors that small programs leave them idle, and free launches
 EAGER_TO_SPLIT = dataclasses.replace(planned_gpu(), multiprocessors=1 << 14, launch=1e-12)
+# one with free memory, so that all that several kernels compute is stored
+EAGER_TO_STORE = dataclasses.replace(planned_gpu(), byte={"L2": 1e-17, "memory": 1e-17}, launch=1e-12)
 
 
 @pytest.fixture
@@ -41,12 +45,14 @@ def interpreted(monkeypatch, triton_interpreter):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(params=["whole rows", "loops and ranges"])
+@pytest.fixture(params=["whole rows", "loops and ranges", "stored values"])
 def schedules(request, monkeypatch):
     """Schedules for small tensors, and those that larger ones have."""
     if request.param == "loops and ranges":
         monkeypatch.setattr(triton_ir, "planned_gpu", lambda: EAGER_TO_SPLIT)
         monkeypatch.setattr(tiled, "WIDEST", 64)
+    if request.param == "stored values":
+        monkeypatch.setattr(triton_ir, "planned_gpu", lambda: EAGER_TO_STORE)
 
 
 def regions_of(compiled) -> list[TileRegion]:
@@ -73,17 +79,65 @@ def check(f, inputs, tolerance: float) -> list[TileRegion]:
 
 
 def check_offsets(launch: tiled.Launch) -> None:
-    """What is read and written unmasked is inside of its buffer."""
+    """What is read is inside of its buffer wherever it is read: in all of the loops, or in the range of a piece of a
+    concatenation."""
     for kernel, _ in launch.kernels:
-        for n in kernel.loads:
-            if not n.args and all(opened(i).key == i.key for i in n.what[1]):
-                assert all(i.low >= 0 and i.high < m for i, m in zip(n.what[1], n.what[0].shape, strict=True))
+        grid = dict(zip(kernel.loops, np.indices([v.size for v in kernel.loops], sparse=True), strict=True))
+        stack = [(n, ()) for n in (*kernel.rows.values(), *(w.value for w in kernel.writes))]
+        seen = set(stack)
+        while stack:
+            n, guards = stack.pop()
+            below = [(a, guards) for a in n.args if n.op != "reduce"]
+            if n.op == "load":
+                for value in (0, -1):  # the least and the largest of what indices may be that are read
+                    at = grid | {v: np.asarray(range(v.size)[value]) for v in n.what[2]}
+                    inside = [index_at(along, at) for along, _, _ in guards]
+                    reached = [(i >= low) & (i < high) for i, (_, low, high) in zip(inside, guards, strict=True)]
+                    for i, size in zip(n.what[1], n.what[0].shape, strict=True):
+                        places = index_at(opened(i), at)
+                        outside = functools.reduce(np.logical_and, reached, (places < 0) | (places >= size))
+                        assert not outside.any(), f"{ir.line(n)} reads outside of its buffer"
+            elif n.op == "concat":
+                along, starts, end = n.what
+                ranges = zip(n.args, starts, (*starts[1:], end), strict=True)
+                below = [(piece, (*guards, (along, low, high))) for piece, low, high in ranges]
+            stack += [b for b in below if b not in seen]
+            seen.update(below)
+
+
+def index_at(index, at) -> np.ndarray:
+    """An index at numbers for its variables."""
+    total = np.asarray(index.constant)
+    for atom, factor in index.terms.items():
+        if isinstance(atom, Part):
+            inner = index_at(atom.index, at)
+            inner = inner if atom.remainder is None else inner % atom.by if atom.remainder else inner // atom.by
+            total = total + factor * inner
+        else:
+            total = total + factor * at[atom]
+    return total
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed, interpreted, schedules):
     f, inputs = random_program(seed, torch.float64, special=seed % 4 == 3)
     check(f, inputs, 1e-9)
+
+
+def test_a_reduction_of_a_rotation(interpreted):
+    """It is read at all columns, though each piece of the rotation reads some of them."""
+
+    def f(x):
+        y = x.roll(1, 1)
+        return (y - y.amax(0, keepdim=True),)
+
+    check(f, [torch.randn(40, 5)], 1e-6)
+
+
+def test_the_sum_of_an_expanded_tensor(interpreted):
+    """Each of its elements counts as often as it is read."""
+    for x in (torch.randn(1, 3).expand(8, 3), torch.randn(5, 1).expand(5, 4)):
+        check(lambda x: ((x * 2).sum(0), (x * 2).sum(1)), [x], 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(200, 203))

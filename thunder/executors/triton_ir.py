@@ -165,6 +165,12 @@ def _column_seconds(operation: BoundSymbol, on: Gpu) -> float:
     return total
 
 
+def _measured(device: torch.device) -> Gpu:
+    from thunder.kernels.gpu_probe import measured_gpu  # which needs Triton
+
+    return measured_gpu(device)
+
+
 class TileRegion(BySizes):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
@@ -178,7 +184,7 @@ class TileRegion(BySizes):
         self.device = device
         self.interpreted = interpreting()
         self.program: Program = lower.lowered(region, self.numbers)
-        self.machine: Gpu = planned_gpu()
+        self.machine: Gpu = planned_gpu() if self.interpreted or device.type != "cuda" else _measured(device)
         self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
         self._expected: dict[tuple, Variant] = {}
@@ -190,7 +196,7 @@ class TileRegion(BySizes):
                 assert self.source  # which raises Undecided
         except TooComplex as error:
             raise Unfused(str(error)) from None
-        self.seconds = sum(launch.seconds for launch in launches)
+        self.seconds = sum(launch.seconds(self.machine) for launch in launches)
         self.eager_seconds = seconds_of_operations(region, self.machine)
 
     def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:

@@ -137,6 +137,16 @@ class Graph:
         self._nodes: dict[tuple, Node] = {}
         self._rewrite = rewrite
         self._simplified: dict[Node, Node] = {}
+        self._stored: dict[Node, dtype] = {}
+
+    def stored_dtype(self, node: Node) -> dtype:
+        """The type in which a value may be written to memory: the program's, where it is computed in a wider one."""
+        return self._stored.get(node, node.dtype)
+
+    def set_stored_dtype(self, node: Node, kind: dtype) -> None:
+        """A value of the program has this type; one that has several is written in the type that it is computed in."""
+        if self._stored.setdefault(node, kind) is not kind:
+            self._stored[node] = node.dtype
 
     def make(self, op: str, args: Sequence[Node] = (), dtype: dtype | None = None, what: Any = None) -> Node:
         """The node, rewritten to a fixed point."""
@@ -181,6 +191,8 @@ class Graph:
                 stack += missing
             else:
                 known[n] = rebuild(n, tuple(known[a] for a in n.args))
+                if n in self._stored:
+                    self.set_stored_dtype(known[n], self._stored[n])
         return known[node]
 
 

@@ -743,6 +743,9 @@ def lowered(region: Region, numbers: Numbers | None = None, stores_scans: bool =
         to.values[p] = _wide_load(to, buffer)
     for b in region.bound_symbols:
         _lower(to, b)
+        for p in b.outputs:
+            if isinstance(p, TensorProxy) and p in to.values:
+                to.graph.set_stored_dtype(to.values[p], p.dtype)
     stores = []
     for i, p in enumerate(region.outputs):
         assert isinstance(p, TensorProxy), "regions of kernels make tensors"

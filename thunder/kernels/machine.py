@@ -58,5 +58,5 @@ class Gpu:
 
 
 def planned_gpu() -> Gpu:
-    """An H200, by its data sheet and measurements of 2026-11-28."""
-    return Gpu(132, 16, 1 / (132 * 128 * 1.7e9 * 0.6), {"L2": 1 / 5e12, "memory": 1 / 3.8e12}, 1.2e-6, 40 << 20)
+    """An H200, by measurements of 2026-11-29."""
+    return Gpu(132, 16, 3.1e-14, {"L2": 1 / 6e12, "memory": 1 / 4.2e12}, 1.0e-6, 40 << 20)

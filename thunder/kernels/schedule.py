@@ -428,16 +428,23 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
 
 
 def _places(node: Node, v: Variable) -> list[tuple[Index, Size | None]]:
-    """The indices by an axis, with the sizes of their dimensions; None: there are values everywhere."""
-    places: list[tuple[Index, Size | None]] = []
-    for n in in_order([node]):
+    """The indices by an axis, with the sizes of their dimensions; None: there are values everywhere. A concatenation
+    along the axis has values in all of its range, though each of its pieces reads in a part of it."""
+    places: dict[Node, list[tuple[Index, Size | None]]] = {}
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in places or v not in n.axes:
+            continue
         if n.op == "load":
-            places += zip(n.what[1], n.what[0].shape, strict=True)
+            places[n] = [*zip(n.what[1], n.what[0].shape, strict=True)]
         elif n.op == "scan":
-            places.append((n.what[2], n.what[1].size))
-        elif n.op in ("index", "concat"):
-            places.append((n.what, None) if n.op == "index" else (n.what[0], 0))
-    return [(i, size) for i, size in places if v in variables_of(i)]
+            places[n] = [(n.what[2], n.what[1].size)]
+        else:
+            places[n] = [] if n.op not in ("index", "concat") else [(_indices(n)[0], None if n.op == "index" else 0)]
+        if n.op != "concat" or v not in variables_of(n.what[0]):
+            stack += reversed(n.args)
+    return [(i, size) for those in places.values() for i, size in those if v in variables_of(i)]
 
 
 def range_of(node: Node, v: Variable) -> tuple[Size, Size, Size, int, Index, Size] | None:
@@ -643,7 +650,8 @@ class Assembly:
         self.foreign: dict[Node, tuple[Item, tuple[Index, ...]]] = {}  # reductions of other groups, and where
         for n, s in shared.items():
             if s.group < number:
-                self.known[n] = graph.make("load", (), n.dtype, (s.buffer, s.index, ()))
+                read = graph.make("load", (), s.buffer.dtype, (s.buffer, s.index, ()))
+                self.known[n] = read if read.dtype is n.dtype else graph.make("cast", (read,), n.dtype)
         for item, by in self.by_item.items():
             for n in item.reductions:
                 raw = graph.substitute(n, by)
@@ -711,7 +719,10 @@ class Assembly:
         rows = {node: self.at(self.raw(item)) for node, item in self.own.items()}
         writes, columns = [], []
         for n, s in self.written():
-            writes.append(Write(s.buffer, offset(s.index, strides[s.buffer]), self.at(n)))
+            value = self.at(n)
+            if value.dtype is not s.buffer.dtype:
+                value = self.graph.make("cast", (value,), s.buffer.dtype)
+            writes.append(Write(s.buffer, offset(s.index, strides[s.buffer]), value))
         for item, by in self.by_item.items():
             free = [by[a] for a in item.free] if item.store is None else []
             if item.store is not None:

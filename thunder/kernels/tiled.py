@@ -12,10 +12,12 @@ Kernels that do not depend on each other share a launch, where each has a range 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from thunder.core.dtypes import dtype
+from thunder.analysis.min_cut import sink_side
+from thunder.core.dtypes import BOOL, FLOAT, dtype
 from thunder.kernels.combining import aligned_scans, neutral
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of, within
 from thunder.kernels.ir import (
@@ -51,21 +53,22 @@ from thunder.kernels.schedule import (
     of_free,
     range_of,
 )
-from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, rounded_up
+from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, largest, least, rounded_up
 
 Size = int | Extent
 MOST_RANGES = 1024  # that a split reduction has
 WIDEST = 16384  # elements of a tile
 WHOLE = 4096  # elements of a row with scans in both directions
 SEGMENT = 32  # bytes of memory that are read at least
+REGISTERS = 80  # of a thread, for values of elements
 
 
-# instructions for an element of float32, about; of other functions one
+# instructions for an element of float32, by what an H200 takes; of other functions one
 INSTRUCTIONS = {
-    "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 9, "sigmoid": 14, "expm1": 20, "log1p": 20, "tanh": 25,
-    "erf": 25, "sin": 45, "cos": 45, "true_divide": 9, "reciprocal": 8, "sqrt": 8, "rsqrt": 8, "floor_divide": 12,
-    "remainder": 12, "where": 2, "load": 2, "cast": 1, "constant": 0, "index": 2, "random": 80, "tuple": 0,
-    "scan": 12,
+    "exp": 7, "exp2": 7, "log": 28, "log2": 29, "log10": 29, "sigmoid": 18, "expm1": 17, "log1p": 56, "tanh": 25,
+    "erf": 32, "sin": 29, "cos": 31, "true_divide": 9, "reciprocal": 10, "sqrt": 11, "rsqrt": 8, "floor": 7,
+    "ceil": 7, "trunc": 8, "floor_divide": 8, "remainder": 8, "load": 2, "cast": 1, "constant": 0, "index": 2,
+    "random": 80, "tuple": 0, "scan": 12,
 }  # fmt: skip
 
 
@@ -73,9 +76,10 @@ def instructions(nodes: Iterable[Node]) -> float:
     """How many instructions an element of these values takes, about."""
     total = 0.0
     for n in nodes:
-        count = INSTRUCTIONS.get(n.op, 1)
+        is_narrow = n.op == "cast" and n.dtype.category == FLOAT and n.dtype.bytes < 4
+        count = 3 if is_narrow else INSTRUCTIONS.get(n.op, 1)
         is_double = n.dtype.name in ("float64", "int64") and n.op not in ("load", "constant", "index")
-        total += count * (1 if not is_double else 4 if count < 4 else 10)
+        total += count * (1 if not is_double else 2 if count < 4 else 5)
     return total
 
 
@@ -104,9 +108,9 @@ class Launch:
     def warps(self) -> int:
         return max(tile.warps for _, tile in self.kernels)
 
-    @property
-    def seconds(self) -> float:
-        return sum(k.seconds for k, _ in self.kernels)
+    def seconds(self, machine: Gpu) -> float:
+        """The time of its kernels, which share that of a launch."""
+        return sum(k.seconds for k, _ in self.kernels) - (len(self.kernels) - 1) * machine.launch
 
 
 def programs_of(kernel: Kernel, tile: Tile) -> int:
@@ -124,10 +128,11 @@ class TileItem(Item):
     """An item whose axes may have several orders: a reduction's own come before those that it binds.
 
     is_spread: whether what a reduction binds is apart in memory and too much for a tile. What reads it is another
-    kernel, which need not read memory in such an order.
+    kernel, which need not read memory in such an order. is_apart: whether it is no item of a kernel with a reduction
+    that it reads.
     """
 
-    is_spread = False
+    is_spread = is_apart = False
 
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         super().lay_out(graph, strides)
@@ -174,7 +179,7 @@ class TileGroup(Group):
             and len({*map(_way, (*self.items, item))} - {None}) > 1
         ):
             return None  # a loop over the sweep goes one way
-        if any(isinstance(r, TileItem) and r.is_spread for r in inside.values()):
+        if inside and item.is_apart or any(isinstance(r, TileItem) and r.is_spread for r in inside.values()):
             return None
         if not inside and not {b for i in self.items for b in i.buffers} & item.buffers:
             return None
@@ -223,12 +228,27 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
     program = split_reductions(program, strides, machine)
+    apart: frozenset = frozenset()
+    kernels = _kernels(program, dict(strides), machine, apart)
+    while more := _faster_apart(kernels, machine) - apart:
+        apart |= more
+        kernels = _kernels(program, dict(strides), machine, apart)
+    return launches_of([(k, tile) for _, k, tile in kernels], machine)
+
+
+def _kernels(
+    program: Program, strides: dict[Buffer, Sequence[int]], machine: Gpu, apart: Container[Buffer]
+) -> list[tuple[Group, Kernel, Tile]]:
+    """The kernels with the groups that they compute, and their tiles. apart: buffers that are not written by kernels of
+    the reductions that they read."""
     graph, reductions, items = program.graph, Reductions(program.graph, TileItem), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
             if node.op in BINDERS:
                 items += reductions.register(node)
-        items.append(TileItem(store.value, store.axes, (), store))
+        item = TileItem(store.value, store.axes, (), store)
+        item.is_apart = store.buffer in apart
+        items.append(item)
     for item in items:
         item.lay_out(graph, strides)
     groups = groups_of(items, reductions, graph, TileGroup)
@@ -250,9 +270,31 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     kernels = []
     for writer in writers:
         for kernel in _by_pieces(opened_loads(writer.kernel(vectors=False), graph, strides), graph, strides, machine):
-            kernels.append(tiled(kernel, machine))
-            estimate(*kernels[-1], machine)
-    return launches_of(kernels, machine)
+            kernel, tile = tiled(guarded(kernel, graph, strides), machine)
+            estimate(kernel, tile, machine)
+            kernels.append((writer.group, kernel, tile))
+    return kernels
+
+
+def _faster_apart(kernels: Sequence[tuple[Group, Kernel, Tile]], machine: Gpu) -> frozenset[Buffer]:
+    """The buffers of kernels with too few programs: what reads a reduction at each element of its rows is computed
+    faster by a kernel without the reduction, which has programs for all elements."""
+    result: set[Buffer] = set()
+    for group, kernel, tile in kernels:
+        inner = set(kernel.sweep)
+        swept = [w for w in kernel.writes if variables_of(w.index) & inner]
+        if not kernel.rows or not swept or machine.share(programs_of(kernel, tile) * tile.warps) == 1.0:
+            continue
+        rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
+        work = instructions(dict.fromkeys(n for w in swept for n in above_reductions(w.value)))
+        alone = machine.launch + max(machine.moving(kernel.bytes), rows * width * work * machine.instruction)
+        reducing, _ = _best_tile(
+            rows, width, _across(kernel), kernel.bytes / 2, [instructions(nodes_of(kernel)) / 2], 8, machine
+        )
+        if kernel.seconds > 1.2 * (alone + reducing):
+            written = {w.buffer for w in swept}
+            result |= {i.store.buffer for i in group.items if i.store is not None and i.store.buffer in written}
+    return frozenset(result)
 
 
 # ------------------------------------------------------------------------------------------------ moved values
@@ -360,7 +402,10 @@ def _results(
     """By group, the values that its loops compute, in names that all groups have; and those that are results."""
     roots: list[list[Node]] = []
     stored: dict[Node, Shared] = {}
-    changed = {i.store.buffer for g in groups for i in g.items if i.store is not None and i.store.scatter is not None}
+    changed = {
+        i.store.buffer for g in groups for i in g.items
+        if i.store is not None and (i.store.scatter is not None or i.store.scan is not None)
+    }  # fmt: skip
     for number, group in enumerate(groups):
         roots.append([])
         for item, m in group.mappings().items():
@@ -370,7 +415,10 @@ def _results(
             if item.store is not None and item.store.buffer not in changed:
                 index = tuple(by[a] for a in item.store.axes)
                 if all(variables_of(i) <= root.axes for i in index):  # otherwise others may not have all of its axes
-                    stored.setdefault(root, Shared(item.store.buffer, index, number))
+                    result = Shared(item.store.buffer, index, number)
+                    stored.setdefault(root, result)
+                    if root.op == "cast" and graph.stored_dtype(root.args[0]) is root.dtype:
+                        stored.setdefault(root.args[0], result)
     return roots, stored
 
 
@@ -381,35 +429,133 @@ def materialized(
     machine: Gpu,
     new_buffer: Callable[[tuple[Size, ...], dtype], Buffer],
 ) -> list[dict[Node, Shared]]:
-    """By group, the values that it writes for later groups or reads of earlier ones: those that take longer to compute
-    again. Results that a group writes are there anyway."""
+    """By group, the values that it writes for later groups or reads of earlier ones, where that takes less time than
+    computing them again. Results that a group writes are there anyway."""
     names = [_by_size(g, graph, strides) for g in groups]
     roots, stored = _results(groups, graph, names)
-    first: dict[Node, int] = {}  # by value, the first group that has it
-    for number, nodes in enumerate(roots):
-        for n in (n for root in nodes for n in above_reductions(root)):
-            first.setdefault(n, number)
+    users = Counter(n for nodes in roots for n in {n for root in nodes for n in above_reductions(root)})
+    first: dict[Node, int] = {}  # by value, the first group that computes it
     shared: dict[Node, Shared] = {}
-    reads: list[set[Node]] = [set() for _ in groups]
+    reads: list[set[Node]] = []
     for number, nodes in enumerate(roots):
-        stack, seen = [*nodes], set[Node]()
-        while stack:
-            n = stack.pop()
-            if n in seen or n.op in BINDERS:
-                continue
-            seen.add(n)
-            is_there = n in shared or n in stored and stored[n].group < number
-            if first[n] < number and n.axes and _is_dear(n, machine, is_there):
-                if n not in shared and is_there:
-                    shared[n] = stored[n]
-                elif n not in shared:
-                    axes = [v for v in names[first[n]].back if v in n.axes]  # the fastest last
-                    buffer = new_buffer(tuple(v.size for v in axes), n.dtype)
-                    shared[n] = Shared(buffer, tuple(map(Index.of, axes)), first[n])
-                reads[number].add(n)
-                continue
-            stack += n.args
+
+        def price(n: Node, number: int = number) -> float | None:
+            """Seconds for reading a value, and for writing it unless it is in memory; None where it cannot be read."""
+            size = elements(n.axes) * graph.stored_dtype(n).bytes
+            if n in shared or n in stored and stored[n].group < number:
+                return machine.moving(size)
+            if n not in first or not _is_shareable(n):
+                return None
+            return machine.moving(size) * (1 + 1.5 / max(1, users[n] - 1))
+
+        cut = _cheapest_reads(nodes, price, machine)
+        for n in cut.keys() - shared.keys():
+            if n in stored and stored[n].group < number:
+                shared[n] = stored[n]
+            else:
+                axes = [v for v in names[first[n]].back if v in n.axes]  # the fastest last
+                buffer = new_buffer(tuple(v.size for v in axes), graph.stored_dtype(n))
+                shared[n] = Shared(buffer, tuple(map(Index.of, axes)), first[n])
+        for n in _above(nodes, cut):
+            first.setdefault(n, number)
+        reads.append(set(cut))
     return [_in_own_names(graph, shared, read, number, names[number].back) for number, read in enumerate(reads)]
+
+
+def _above(roots: Iterable[Node], read: Container[Node]) -> list[Node]:
+    """The nodes that are computed where these are read, and reductions are there."""
+    order: dict[Node, None] = {}
+    stack = [*roots]
+    while stack:
+        n = stack.pop()
+        if n not in order and n not in read:
+            order[n] = None
+            stack += n.args if n.op not in BINDERS else ()
+    return [*order]
+
+
+def _cheapest_reads(roots: Sequence[Node], price: Callable[[Node], float | None], machine: Gpu) -> dict[Node, None]:
+    """The values to read from memory, so that a kernel takes the least time. price: seconds to read a value.
+
+    This is a minimum cut between memory and what is computed: a node that is behind it is computed, and costs its
+    instructions; one whose operands alone are before it is read. Kernels compute while they wait for memory, so that
+    instructions count less where memory decides: the best of the cuts for several weights is taken."""
+    nodes = _above(roots, ())
+    prices = {
+        n: p
+        for n in nodes
+        if n.op not in ("load", "constant", "index", "tuple", *BINDERS) and (p := price(n)) is not None
+    }
+    if not prices:
+        return {}
+    work = {n: elements(n.axes) * instructions([n]) * machine.instruction for n in nodes}
+    moved = {n: machine.moving(touched(n) * n.dtype.bytes) for n in nodes if n.op == "load"}
+    best: tuple[float, dict[Node, None]] | None = None
+    for weight in (0.25, 0.5, 1.0):
+        edges: list[tuple[Any, Any, float]] = [((n, "value"), "results", math.inf) for n in roots]
+        for n in nodes:
+            if n.op not in BINDERS:
+                edges.append(("memory", (n, "operands"), weight * work[n] + moved.get(n, 0.0)))
+                edges.append(((n, "operands"), (n, "value"), prices.get(n, math.inf)))
+                edges += [((a, "value"), (n, "operands"), math.inf) for a in n.args if a.op not in BINDERS]
+        behind = sink_side(edges, "memory", "results")
+        read = {n: None for n in prices if (n, "value") in behind and (n, "operands") not in behind}
+        computed = _above(roots, read)
+        moving = sum(prices[n] for n in read) + sum(moved.get(n, 0.0) for n in computed)
+        computing = sum(work[n] for n in computed)
+        seconds = max(moving, computing) + min(moving, computing) / 4
+        if best is None or seconds < best[0]:
+            best = seconds, read
+    assert best is not None, "there are weights"
+    return best[1]
+
+
+def _is_shareable(node: Node) -> bool:
+    """Whether a value is one over names that all groups have, and reads memory in all of its range, not just in that of
+    a piece of a concatenation."""
+    if node.op == "cast" and node.args[0].op == "load" or not node.axes or any(v.name[0] != "n" for v in node.axes):
+        return False
+    return reads_inside(node)
+
+
+def reads_inside(node: Node) -> bool:
+    """Whether all that a value reads, other than in pieces of its concatenations, is inside of its buffers. False where
+    that is not known."""
+    return next(_outside([node], ()), None) is None
+
+
+def _outside(nodes: Iterable[Node], known: Container[Node]) -> Iterator[tuple[Node, Index, Size]]:
+    """The loads that may be outside of their buffers, with an index and the size of its dimension. known: values that
+    are computed elsewhere."""
+    stack: list[tuple[Node, tuple]] = [(n, ()) for n in nodes]
+    seen = set(stack)
+    while stack:
+        n, guards = stack.pop()
+        below = [(a, guards) for a in n.args if n not in known]
+        if n.op == "load":
+            for i, size in zip(n.what[1], n.what[0].shape, strict=True):
+                if not _is_inside(i, size, guards):
+                    yield n, opened(i), size
+        elif n.op == "concat":
+            along, starts, end = n.what
+            ranges = zip(n.args, starts, (*starts[1:], end), strict=True)
+            below = [(piece, (*guards, (opened(along), low, high))) for piece, low, high in ranges]
+        stack += [b for b in below if b not in seen]
+        seen.update(below)
+
+
+def _is_inside(index: Index, size: Size, guards: Sequence[tuple[Index, Size, Size]]) -> bool:
+    """Whether an index is one of a dimension, where indices of concatenations are in the ranges of `guards`."""
+    plain = opened(index)
+    is_above, is_below = at_least(plain.low, 0), at_least(size - 1, plain.high)
+    for along, start, end in guards:
+        for sign in (1, -1):
+            rest = plain + along * -sign
+            if not rest.terms:  # the index is that of the concatenation and a number
+                first, last = (start, end - 1) if sign == 1 else (1 - end, -start)
+                is_above |= at_least(first + rest.constant, 0)
+                is_below |= at_least(size - 1, last + rest.constant)
+    return is_above and is_below
 
 
 def _in_own_names(
@@ -481,19 +627,6 @@ def _runs(loops: Sequence[Variable], indices: Iterable[Index]) -> list[list[Vari
     return runs
 
 
-def _is_dear(node: Node, machine: Gpu, is_there: bool) -> bool:
-    """Whether a value takes longer to compute than to read, and to write unless it is there."""
-    if node.op in ("load", "constant", "index", "cast", "tuple") or any(v.name[0] != "n" for v in node.axes):
-        return False
-    below = [n for n in above_reductions(node) if n.op not in BINDERS and n.axes == node.axes]
-    count = elements(node.axes)
-    again = count * (instructions(below) * machine.instruction)
-    again += machine.moving(
-        count * sum(n.dtype.bytes for n in {n.what[0]: n for n in below if n.op == "load"}.values())
-    )
-    return again > machine.moving((1 if is_there else 2.5) * count * node.dtype.bytes)
-
-
 # ------------------------------------------------------------------------------------------------ split reductions
 
 
@@ -503,10 +636,13 @@ def split_reductions(program: Program, strides: Mapping[Buffer, Sequence[int]], 
     sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
     """
     graph = program.graph
+    users = _users_of_reductions(program)
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
-        return _split(graph, node, strides, machine) if node.op == "reduce" and not _binds_scans(node) else node
+        if node.op != "reduce" or _binds_scans(node):
+            return node
+        return _split(graph, node, strides, machine, users.get(n, ()))
 
     known: dict[Node, Node] = {}
     stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
@@ -518,7 +654,21 @@ def _binds_scans(node: Node) -> bool:
     return any(n.op == "scan" and n.axes & set(node.what[1]) for n in above_reductions(node.args[0]))
 
 
-def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Node:
+def _users_of_reductions(program: Program) -> dict[Node, list[Node]]:
+    """By reduction, the values of stores and of other reductions that read it."""
+    roots = [s.value for s in program.stores]
+    roots += [n.args[0] for n in in_order(roots) if n.op == "reduce"]
+    users: dict[Node, list[Node]] = {}
+    for root in roots:
+        for n in above_reductions(root):
+            if n.op == "reduce":
+                users.setdefault(n, []).append(root)
+    return users
+
+
+def _split(
+    graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, users: Sequence[Node]
+) -> Node:
     combine, bound = node.what
     body, rows = node.args[0], elements(node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]
@@ -539,16 +689,30 @@ def _split(graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], ma
     length = rounded_up(longest.size, count)
     count = count if isinstance(length, Extent) else -(-size // length)  # for smaller sizes some may be empty
     is_known = all(isinstance(a.size, int) for a in bound)
-    alone, tile = _best_tile(rows, width, items, moved, work, 1, machine, is_known)
-    together, _ = _best_tile(rows * count, -(-width // count), items, moved, work, 1, machine, is_known)
-    if not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
-        alone, _ = _best_tile(rows, width, items, moved, work, 2, machine, is_known)
+    at_once = elements_at_once([body])
+    # the same programs compute all elements of a row that need the reduction, unless it is split
+    whole = [r for r in users if elements(r.axes) == rows * width]
+    after = instructions(dict.fromkeys(n for r in whole for n in above_reductions(r)))
+    passes = [work, after] if whole else [work]
+    alone, tile = _best_tile(rows, width, items, moved * len(passes), passes, at_once, machine, is_known)
+    together, _ = _best_tile(rows * count, -(-width // count), items, moved, [work], at_once, machine, is_known)
+    if whole:
+        together += machine.launch + max(machine.moving(moved), rows * width * after * machine.instruction)
+    elif not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
+        alone, _ = _best_tile(rows, width, items, moved, [work, work], at_once, machine, is_known)
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
+    return _in_ranges(graph, node, longest, count, length)
+
+
+def _in_ranges(graph: Graph, node: Node, longest: Variable, count: int, length: int) -> Node:
+    """A reduction of reductions over ranges of one of its axes."""
+    combine, bound = node.what
+    body = node.args[0]
     part, rest = (
-        axis("r", (node.depth, "range", node.number), count),
-        axis("r", (node.depth, "in", node.number), length),
+        axis("r", (node.depth, "range"), count),
+        axis("r", (node.depth, "in"), length),
     )
     at = Index.of(part) * length + Index.of(rest)
     inner = graph.substitute(body, {longest: within(at, longest.size)})
@@ -649,6 +813,35 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
     return with_loads(result, strides)
 
 
+def guarded(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> Kernel:
+    """The kernel in which what may be outside of a buffer is read in the range of the buffer alone: a reduction is
+    computed at more indices than it is read at where its axes are split."""
+    outside: dict[Node, dict[Index, Size]] = {}
+    for n, index, size in _outside([*kernel.rows.values(), *(w.value for w in kernel.writes)], kernel.rows):
+        outside.setdefault(n, {})[index] = size
+    if not outside:
+        return kernel
+    by: dict[Node, Node] = {n: n for n in kernel.rows}
+    for n, indices in outside.items():
+        value = n
+        nothing = graph.make("constant", (), n.dtype, False if n.dtype.category == BOOL else 0)
+        for index, size in indices.items():
+            before, behind = not at_least(index.low, 0), not at_least(size - 1, index.high)
+            low, end = least([index.low, 0]), largest([index.high + 1, size])
+            pieces = [(low, nothing)] * before + [(0, value)] + [(size, nothing)] * behind
+            ranges = tuple(start for start, _ in pieces), end
+            value = graph.make("concat", [piece for _, piece in pieces], n.dtype, (index, *ranges))
+        by[n] = value
+    result = Kernel(kernel.loops, kernel.outer)
+
+    def there(node: Node) -> Node:
+        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=by)
+
+    result.rows = {node: there(body) for node, body in kernel.rows.items()}
+    result.writes = [w.of(there(w.value)) for w in kernel.writes]
+    return with_loads(result, strides)
+
+
 # ------------------------------------------------------------------------------------------------ tiles
 
 
@@ -688,6 +881,32 @@ def elements_of_thread(work: float) -> int:
     return 16 if work < 100 else 8 if work < 400 else 4
 
 
+def elements_at_once(roots: Iterable[Node]) -> int:
+    """How many elements of a tile a thread has whose values are in registers at once: where the tile changes its layout
+    between threads, and in loops, which read ahead."""
+    return max(2, min(16, 1 << int(math.log2(max(2, REGISTERS / max(1, live_values(roots)))))))
+
+
+def live_values(roots: Iterable[Node]) -> int:
+    """How many values of an element are needed at once, where they are computed in order."""
+    roots = [*roots]
+    above = {n for root in roots for n in above_reductions(root)}
+    order = [n for n in in_order(roots) if n in above]
+    last = {a: number for number, n in enumerate(order) if n.op not in BINDERS for a in n.args}
+    last |= dict.fromkeys(roots, len(order))
+    ends = Counter(last[n] for n in order if n in last and _has_register(n))
+    most = live = 0
+    for number, n in enumerate(order):
+        live += _has_register(n) and n in last
+        most = max(most, live)
+        live -= ends[number]
+    return most
+
+
+def _has_register(n: Node) -> bool:
+    return bool(n.axes) and n.op not in ("constant", "index")
+
+
 def warps_of(elements: int, share: int) -> int:
     return max(1, min(32, elements // (32 * share)))
 
@@ -709,23 +928,39 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     loops = [*(v for v in kernel.loops if v is not a and v is not b), a, b]
     other = Kernel(loops, len(loops) - 1)
     other.writes, other.loads = kernel.writes, kernel.loads
-    side = 64 if total >= 64 * 64 * 2 * machine.multiprocessors else 32
+    at_once = elements_at_once(w.value for w in kernel.writes)
+    side = 64 if total >= 64 * 64 * 2 * machine.multiprocessors and at_once >= 8 else 32
     second = min(side, power_of_two(hint(b.size)))
     first = min(side * side // second, power_of_two(elements(loops[:-1])))
-    return other, Tile(first, second, max(1, min(8, first * second // 256)))
+    share = min(at_once, 8 if side < 64 else 16)
+    return other, Tile(first, second, min(16, warps_of(first * second, share)))
 
 
 def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
     outer, sweep = kernel.loops[: kernel.outer], kernel.sweep
     rows, width = elements(outer), elements(sweep)
-    passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(sweep) for w in kernel.writes)
-    work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
     moved = sum(size for _, size, _ in _accesses(kernel))
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
     ways = {n.what[3] for n in kernel.rows if n.op == "scan"}
     is_known = all(isinstance(v.size, int) for v in sweep)
     if len(ways) > 1 and not is_known:
         raise Undecided
-    return _best_tile(rows, width, _across(kernel), moved, work, passes, machine, is_known, len(ways) > 1)[1]
+    at_once = elements_at_once(roots)
+    return _best_tile(rows, width, _across(kernel), moved, _passes(kernel), at_once, machine, is_known, len(ways) > 1)[
+        1
+    ]
+
+
+def _passes(kernel: Kernel) -> list[float]:
+    """The instructions for an element of each pass over a row that is no whole tile."""
+    stages, inner = kernel.stages(), set(kernel.sweep)
+    sweeps: dict[int, dict[Node, None]] = {}
+    for node, body in kernel.rows.items():
+        sweeps.setdefault(stages[node], {}).update(dict.fromkeys(above_reductions(body)))
+    for w in kernel.writes:
+        if w.value.axes & inner:
+            sweeps.setdefault(kernel._stage_of(w.value, stages), {}).update(dict.fromkeys(above_reductions(w.value)))
+    return [2 + instructions(n for n in nodes if n.axes & inner) for nodes in sweeps.values()]
 
 
 def _across(kernel: Kernel) -> list[int]:
@@ -742,17 +977,18 @@ def _best_tile(
     width: int,
     items: Sequence[int],
     moved: float,
-    work: float,
-    passes: int,
+    passes: Sequence[float],
+    at_once: int,
     machine: Gpu,
     is_known: bool = True,
     is_whole: bool = False,
 ) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
-    together along rows. moved: bytes. work: instructions for an element. passes: over a row that is no whole tile.
-    is_known: whether the width is the same for all sizes, so that a tile can have all of it; is_whole: whether it has
-    to have it."""
-    share = elements_of_thread(work)
+    together along rows. moved: bytes. passes: the instructions for an element of each pass over a row. at_once: the
+    most elements of a thread where the values of all are in registers. is_known: whether the width is the same for all
+    sizes, so that a tile can have all of it; is_whole: whether it has to have it."""
+    share = elements_of_thread(sum(passes))
+    at_once = min(share, at_once)
     whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
     most = max(most, whole) if is_whole else most
     best: tuple[float, Tile] | None = None
@@ -760,13 +996,13 @@ def _best_tile(
     while first <= min(128, power_of_two(rows)):
         tiles = []
         if is_known and first * whole <= most and (items or first * whole <= 4096 or first == 1):
-            tiles.append(Tile(first, whole, warps_of(first * whole, share)))
+            tiles.append(Tile(first, whole, warps_of(first * whole, at_once if first > 1 else share)))
         is_together = not items or first * max(items) >= 2 * SEGMENT or first >= rows  # what lies together is read so
-        is_long = not is_whole and (not is_known or first * whole > 2048)
+        is_long = not is_whole and (not is_known or first * whole > min(2048, most))
         if is_long and is_together and (items or first == 1):
-            tiles += [Tile(first, max(8, 32 * w * share // first), w, False) for w in (4, 8, 16)]
+            tiles += [Tile(first, max(8, 32 * w * at_once // first), w, False) for w in (4, 8, 16)]
         for tile in tiles:
-            seconds = _seconds(rows, width, tile, items, moved, work, passes, machine)
+            seconds = _seconds(rows, width, tile, items, moved, passes, machine)
             if best is None or seconds < best[0]:
                 best = seconds, tile
         first *= 2
@@ -777,17 +1013,19 @@ def _best_tile(
 
 
 def _seconds(
-    rows: int, width: int, tile: Tile, items: Sequence[int], moved: float, work: float, passes: int, machine: Gpu
+    rows: int, width: int, tile: Tile, items: Sequence[int], moved: float, passes: Sequence[float], machine: Gpu
 ) -> float:
     programs = -(-rows // tile.first)
     share = machine.share(programs * tile.warps)
     waste = max([1.0, *(0.5 + SEGMENT / (tile.first * b) for b in items)])
-    steps = 1 if tile.is_whole else passes * -(-width // tile.second)
+    steps = -(-width // tile.second)
     padded = programs * tile.first * tile.second * steps
-    moving = machine.moving(moved) * waste * (1 if tile.is_whole else 1 + 0.5 * (passes - 1)) / min(1.0, 2 * share)
-    computing = padded * work * machine.instruction / share
+    again = 1.0 if tile.is_whole else 1 + 0.5 * (len(passes) - 1)
+    moving = machine.moving(moved) * waste * again / min(1.0, 2 * share)
+    computing = padded * sum(passes) * machine.instruction / share
     waves = -(-programs * tile.warps // (machine.multiprocessors * 48))
-    return machine.launch * (1 + 0.3 * waves * steps) + max(moving, computing) + min(moving, computing) / 4
+    waiting = 0.3 * waves * (1 if tile.is_whole else steps * len(passes))
+    return machine.launch * (1 + waiting) + max(moving, computing) + min(moving, computing) / 4
 
 
 # ------------------------------------------------------------------------------------------------ cost
@@ -800,12 +1038,11 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     for _, moved, buffer in accesses:
         used[buffer] = max(used.get(buffer, 0), min(moved, hint(math.prod(buffer.shape)) * buffer.dtype.bytes))
     kernel.bytes = sum(used.values())
-    work = instructions(nodes_of(kernel)) + 2 * len(kernel.rows)
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
     if kernel.rows:
-        passes = 1 + max(kernel.stages().values()) + any(w.value.axes & set(kernel.sweep) for w in kernel.writes)
-        kernel.seconds = _seconds(rows, width, tile, _across(kernel), kernel.bytes, work, passes, machine)
+        kernel.seconds = _seconds(rows, width, tile, _across(kernel), kernel.bytes, _passes(kernel), machine)
     else:
+        work = instructions(nodes_of(kernel))
         share = machine.share(programs_of(kernel, tile) * tile.warps)
         moving, computing = machine.moving(kernel.bytes), rows * width * work * machine.instruction
         kernel.seconds = machine.launch + (max(moving, computing) + min(moving, computing) / 4) / share

@@ -445,12 +445,8 @@ class _Writer:
 
     # -------------------------------------------------------------------------------------------- reductions
     def tile_of(self, node: Node, scope: _Scope) -> str:
-        """A value as a whole tile."""
-        value = self.value(node, scope)
-        covers = any(v in self.second for v in node.axes) and (
-            self.tile.first == 1 or any(v in self.first for v in node.axes)
-        )
-        return value if covers else f"tl.broadcast_to({value}, [{self.tile.first}, {self.tile.second}])"
+        """A value as a whole tile: elements that lie in memory once are not loaded for each index."""
+        return f"tl.broadcast_to({self.value(node, scope)}, [{self.tile.first}, {self.tile.second}])"
 
     def counted(self, node: Node, value: str) -> str:
         """A tile with what changes nothing where the sweep has ended."""

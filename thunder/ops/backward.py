@@ -189,10 +189,13 @@ def _(g, y):
 
 @slice_backward.decomposed_by
 def _(g, sizes, dim, start, end, step):
-    if step != 1:
-        return None
     dim = dim % len(sizes)
     start = _begin(start, sizes[dim])
+    if step != 1:  # zeros behind each element
+        before, behind = g.shape[:dim], g.shape[dim + 1 :]
+        apart = prims.reshape(g, (*before, g.shape[dim], 1, *behind))
+        apart = prims.pad(apart, 0, tuple((0, step - 1 if d == dim + 1 else 0) for d in range(len(sizes) + 1)))
+        g = prims.reshape(apart, (*before, g.shape[dim] * step, *behind))
     return prims.pad(g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes)))
 
 

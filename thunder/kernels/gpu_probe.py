@@ -1,0 +1,108 @@
+"""Measures a `Gpu` once: two kernels that run for some milliseconds. The figures are kept on disk for each kind of
+device, so that all processes schedule alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from thunder.kernels.machine import Gpu, planned_gpu
+from thunder.runtime import disk_cache
+
+VERSION = 1  # of what is measured
+WARPS = 16  # of a multiprocessor, which hide the time of an instruction
+_lock = threading.Lock()
+
+
+@triton.jit
+def _multiply(memory, steps, block: tl.constexpr):
+    """A chain of multiplications and additions for each element."""
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    x = tl.load(memory + i)
+    for _ in range(steps):
+        x = x * 0.99 + 0.01
+    tl.store(memory + i, x)
+
+
+@triton.jit
+def _copy(source, target, count, block: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    tl.store(target + i, tl.load(source + i, mask=i < count) + 1.0, mask=i < count)
+
+
+def measured_gpu(device: torch.device) -> Gpu:
+    """The GPU, from the disk where one of its kind was measured before. `planned_gpu()` while a graph is recorded, or
+    where memory is short."""
+    if torch.cuda.is_current_stream_capturing():
+        return planned_gpu()
+    with _lock:
+        try:
+            return _measured(device.index if device.index is not None else torch.cuda.current_device())
+        except torch.OutOfMemoryError:
+            return planned_gpu()
+
+
+@functools.cache
+def _measured(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    key = disk_cache.key_of("gpu", VERSION, properties.name, properties.multi_processor_count, triton.__version__)
+    known = disk_cache.load(key)
+    if known is not None:
+        return Gpu(**json.loads(known[1].read_bytes()))
+    with torch.cuda.device(index), torch.cuda.stream(torch.cuda.Stream(index)):
+        result = _measure(properties)
+    disk_cache.store(key, {}, json.dumps(dataclasses.asdict(result)).encode())
+    return result
+
+
+def _measure(properties: Any) -> Gpu:
+    processors, block = properties.multi_processor_count, 1024
+    programs, cache = processors * 64, properties.L2_cache_size
+    chain = torch.ones(programs * block, device="cuda")
+
+    def multiply(steps: int) -> Callable[[], None]:
+        return lambda: _multiply[(programs,)](chain, steps, block, num_warps=4)
+
+    instruction = (_seconds(multiply(1024)) - _seconds(multiply(512))) / (512 * programs * block)
+    launch = _seconds(lambda: _multiply[(1,)](chain, 0, block, num_warps=4))
+
+    def byte(size: int) -> float:
+        source, target = torch.ones(size // 8, device="cuda"), torch.empty(size // 8, device="cuda")
+        count = source.numel()
+        run = functools.partial(_copy[(-(-count // block),)], source, target, count, block, num_warps=4)
+        return (_seconds(run) - launch) / (8 * count)
+
+    bytes_of = {"L2": _rounded(byte(cache // 2)), "memory": _rounded(byte(3 * cache))}
+    return Gpu(processors, WARPS, _rounded(instruction), bytes_of, _rounded(launch), cache * 2 // 3)
+
+
+def _rounded(seconds: float) -> float:
+    """Two digits: most of what differs between measurements of one device does not change schedules."""
+    return float(f"{seconds:.1e}")
+
+
+def _seconds(run: Callable[[], Any], count: int = 20) -> float:
+    """The least time of a launch among a graph's, which no host delays."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(count):
+            run()
+    times = []
+    for _ in range(5):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3 / count)
+    return min(times)
