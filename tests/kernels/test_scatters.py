@@ -19,6 +19,8 @@ from thunder.kernels.ir import Buffer, Combine, Graph, Program, Scatter, Store, 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
 pytest.importorskip("triton", reason="kernels need Triton")
+# NumPy, which the interpreter computes with, warns of what makes infinities and nan
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 ROWS, COLUMNS, COUNT = 11, 6, 301
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 

@@ -87,7 +87,7 @@ def check_offsets(launch: tiled.Launch) -> None:
         seen = set(stack)
         while stack:
             n, guards = stack.pop()
-            below = [(a, guards) for a in n.args if n.op != "reduce"]
+            below = [(a, guards) for a in n.args if n.op not in ir.BINDERS]
             if n.op == "load":
                 for value in (0, -1):  # the least and the largest of what indices may be that are read
                     at = grid | {v: np.asarray(range(v.size)[value]) for v in n.what[2]}
