@@ -53,7 +53,7 @@ from thunder.kernels.schedule import (
     of_free,
     range_of,
 )
-from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, largest, least, rounded_up
+from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, rounded_up
 
 Size = int | Extent
 MOST_RANGES = 1024  # that a split reduction has
@@ -545,8 +545,11 @@ def _outside(nodes: Iterable[Node], known: Container[Node]) -> Iterator[tuple[No
 
 
 def _is_inside(index: Index, size: Size, guards: Sequence[tuple[Index, Size, Size]]) -> bool:
-    """Whether an index is one of a dimension, where indices of concatenations are in the ranges of `guards`."""
+    """Whether an index is one of a dimension, where indices of concatenations are in the ranges of `guards`. An index
+    that nothing else says more of than its terms is that of a verified program."""
     plain = opened(index)
+    if plain.key == index.key:
+        return True
     is_above, is_below = at_least(plain.low, 0), at_least(size - 1, plain.high)
     for along, start, end in guards:
         for sign in (1, -1):
@@ -827,9 +830,8 @@ def guarded(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]
         nothing = graph.make("constant", (), n.dtype, False if n.dtype.category == BOOL else 0)
         for index, size in indices.items():
             before, behind = not at_least(index.low, 0), not at_least(size - 1, index.high)
-            low, end = least([index.low, 0]), largest([index.high + 1, size])
-            pieces = [(low, nothing)] * before + [(0, value)] + [(size, nothing)] * behind
-            ranges = tuple(start for start, _ in pieces), end
+            pieces = [(index.low, nothing)] * before + [(0, value)] + [(size, nothing)] * behind
+            ranges = tuple(start for start, _ in pieces), index.high + 1 if behind else size
             value = graph.make("concat", [piece for _, piece in pieces], n.dtype, (index, *ranges))
         by[n] = value
     result = Kernel(kernel.loops, kernel.outer)
