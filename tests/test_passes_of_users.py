@@ -13,7 +13,7 @@ import thunder.torch as ltorch
 from thunder.core.rewrite import rewrite
 from thunder.core.symbol import OpTags
 from thunder.errors import OptionError, TraceCheckError
-from thunder.extend import OperatorExecutor
+from thunder.extend import FusionExecutor, OperatorExecutor
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -243,3 +243,25 @@ def test_executors_of_transforms():
 
     with pytest.raises(OptionError, match="brought_along"):
         thunder.jit(lambda x: x, transforms=[Exact()], numerics="eager")
+
+
+class WrongRegions(FusionExecutor):
+    """A fusion executor whose function gives another value than its region."""
+
+    def fuse(self, region, counter):
+        first = region.outputs[0]
+        other = first.replace(shape=(*first.shape, 1))
+        other.name = first.name
+        return self.register_temporary_operation(
+            f"wrong{counter}", lambda *inputs: inputs[0], inputs=region.inputs, outputs=(other,),
+            bsyms=region.bound_symbols,
+        )  # fmt: skip
+
+
+def test_a_fusion_executor_that_breaks_a_program_is_named():
+    executor = WrongRegions("wrong regions")
+    executor.register_supported(ltorch.exp)
+    executor.register_supported(ltorch.add)
+    compiled = thunder.jit(lambda x: (x.exp() + 1).exp(), executors=[executor], fallback="error")
+    with pytest.raises(TraceCheckError, match="the fusion executor wrong regions made a program that cannot run"):
+        compiled(X)

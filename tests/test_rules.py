@@ -293,7 +293,7 @@ def test_explain_and_report_say_how_often_rules_replaced_operations():
 
 NEAR = {
     "an operation": (lambda q: torch.softmax(q @ q.mT + 0.5, -1) @ q, "mul was expected where add is"),
-    "a literal": (lambda q: torch.softmax(q @ q.mT * 0.5, -2) @ q, "-1 was expected where -2 is an argument"),
+    "a literal": (lambda q: torch.softmax(q @ q.mT * 0.5, -2) @ q, "3 was expected where 2 is an argument"),
     "a use": (lambda q: (lambda w: w @ q + w.sum())(torch.softmax(q @ q.mT * 0.5, -1)), "is read elsewhere, too"),
     "an argument": (lambda q: torch.softmax(q * 0.5, -1) @ q, "matmul was expected where q is an argument"),
 }
@@ -305,6 +305,56 @@ def test_explain_says_why_a_rule_replaced_nothing(case):
     compiled = thunder.jit(program, rules=[thunder.rule(attention, fused)])
     (only,) = thunder.explain(compiled, torch.randn(1, 1, 4, 4)).of_kind("rule")
     assert words in only.what
+
+
+def test_no_gradient_flows_through_what_ran_without():
+    def program(q, k, v):
+        with torch.no_grad():
+            weights = torch.softmax(q @ k.mT * 0.5, -1)
+        return weights @ v
+
+    def detached(q, k, v):
+        return torch.softmax((q @ k.mT).detach() * 0.5, -1) @ v
+
+    for one in (program, detached):
+        compiled = thunder.jit(one, rules=[thunder.rule(attention, fused)])
+        given = [torch.randn(1, 1, 4, 4, requires_grad=True) for _ in range(3)]
+        compiled(*given).sum().backward()
+        assert [x.grad is not None for x in given] == [False, False, True] and hits(compiled) == {"attention": 0}
+
+
+def test_a_replacement_that_is_an_argument_is_a_copy_where_the_program_returns_it():
+    rule = thunder.rule(lambda x: x * 1.0, lambda x: x, name="product with one")
+
+    def program(x):
+        y = x * 1.0
+        return y, (y * 1.0).sin()
+
+    compiled, x = thunder.jit(program, rules=[rule]), torch.ones(3)
+    y, z = compiled(x)
+    assert hits(compiled) == {"product with one": 2} and captured(compiled) == ["clone", "sin"]
+    y += 1
+    assert torch.equal(x, torch.ones(3)) and torch.equal(z, torch.ones(3).sin())
+
+
+def test_a_value_that_is_written_in_place():
+    def program(x, y):
+        z = x * 1.0
+        z.add_(y)
+        return z * 2
+
+    rule = thunder.rule(lambda x: x * 1.0, lambda x: x, name="product with one")
+    compiled, x = thunder.jit(program, rules=[rule]), torch.ones(3)
+    assert torch.equal(compiled(x, x), torch.full((3,), 4.0)) and torch.equal(x, torch.ones(3))
+
+
+def test_chains_of_one_rule():
+    """Each match reads the result of another one."""
+    rule = thunder.rule(lambda x, y: (x + y).sin(), lambda x, y: (y + x).cos(), name="cosines")
+    compiled = thunder.jit(lambda x: (((x + x).sin() + x).sin() + x).sin(), rules=[rule])
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), (((x + x).cos() + x).cos() + x).cos())
+    assert hits(compiled) == {"cosines": 3}
 
 
 # ---------------------------------------------------------------------------------------------------------- wrong rules

@@ -165,15 +165,12 @@ class FusionExecutor(Executor):
             items += [self._piece(region, trace)] if all(map(takes, region.bound_symbols)) else region.bound_symbols
         made: list[BoundSymbol] = []
 
-        def shares(core: Region) -> bool:
-            return self.shares_launch(core)
-
         def shorter(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
         outside = _outside(trace)
         items = in_memory_order(items, trace.output_proxies, outside)
-        waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
+        waiting = share_launches(items, self.shares_launch, shorter, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()

@@ -26,11 +26,14 @@ from thunder.core import dtypes
 from thunder.core.numbers import are_equal
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_shapes, numbers_in, proxies_in
 from thunder.core.regions import leading_to
-from thunder.core.symbol import EFFECTS, BoundSymbol, Context, Names, OpTags, Recorder, recording
+from thunder.core.symbol import EFFECTS, BoundSymbol, Context, Names, OpTags, Recorder, Symbol, recording
 from thunder.core.trace import Trace
 from thunder.core.utils import consumers, producers
 from thunder.ops import ltorch, prims
 from thunder.ops.rules.algebra import commutes
+
+# operations that have several names: `x.mT` and `x.transpose(-2, -1)`, `torch.mm` and `@`
+_SEVERAL_NAMES = frozenset((OpTags.SHAPE_OP, OpTags.VIEW, OpTags.MATMUL_OP))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ class Pattern:
     @cached_property
     def producer(self) -> dict[Proxy, BoundSymbol]:
         return producers(self.operations)
+
+    @property
+    def first(self) -> BoundSymbol:
+        """The operation that computes the first result."""
+        return self.producer[self.outputs[0]]
+
+    def may_begin_at(self, symbol: Symbol) -> bool:
+        """Whether an operation may compute the first result."""
+        first = self.first.sym
+        return symbol is first or not first.tags.isdisjoint(symbol.tags & _SEVERAL_NAMES)
 
 
 def traced(function: Callable, arguments: Sequence, context: Context | None = None) -> tuple[list[BoundSymbol], Any]:
@@ -114,6 +127,14 @@ class Flow:
             count += not EFFECTS.isdisjoint(b.sym.tags)
         return [*counts, count]
 
+    @cached_property
+    def by_symbol(self) -> dict[Symbol, list[BoundSymbol]]:
+        """The operations of each symbol, in order."""
+        by_symbol: dict[Symbol, list[BoundSymbol]] = {}
+        for b in self.trace.bound_symbols:
+            by_symbol.setdefault(b.sym, []).append(b)
+        return by_symbol
+
     def producer(self, value: Any) -> BoundSymbol | None:
         """The operation that computes a value; None of an argument of the program."""
         return self.producers.get(value) if isinstance(value, Proxy) else None
@@ -163,9 +184,6 @@ class Match:
 
 # ------------------------------------------------------------------------------------------------------------- matching
 
-# operations that have several names: `x.mT` and `x.transpose(-2, -1)`, `torch.mm` and `@`
-_SEVERAL_NAMES = frozenset((OpTags.SHAPE_OP, OpTags.VIEW, OpTags.MATMUL_OP))
-
 
 @dataclass(frozen=True)
 class _State:
@@ -202,8 +220,7 @@ class Matcher:
 
     def at(self, operation: BoundSymbol) -> Iterator[_State]:
         """The matches whose first result `operation` computes."""
-        first = self.pattern.producer[self.pattern.outputs[0]]
-        for state in self._operation(first, operation, _State()):
+        for state in self._operation(self.pattern.first, operation, _State()):
             yield from self._others(self.pattern.outputs[1:], state)
 
     def _others(self, outputs: Sequence[Proxy], state: _State) -> Iterator[_State]:
@@ -260,6 +277,8 @@ class Matcher:
             for further in self._arguments(one, other, exact, begun):
                 if not exact and self.pattern.literals and not _computes_same(node, operation, further.values):
                     continue
+                if self.pattern.literals and any(map(_loses_gradient, node.outputs, operation.outputs)):
+                    continue
                 values = {**further.values, **dict(zip(node.outputs, operation.outputs))}
                 yield replace(further, values=values, operations={**further.operations, node: operation})
 
@@ -269,7 +288,7 @@ class Matcher:
         exact = self.pattern.literals
         if node.sym is operation.sym:
             args, kwargs = self.pattern.sites.get(node, (node.args, node.kwargs))
-            one, other = _aligned(node.sym, args, kwargs), _aligned(operation.sym, operation.args, operation.kwargs)
+            one, other = _aligned(node, args, kwargs), _aligned(operation, operation.args, operation.kwargs)
             swaps = commutes.holds(node) and commutes.holds(operation)
         else:
             if node.sym.tags.isdisjoint(operation.sym.tags & _SEVERAL_NAMES):
@@ -318,20 +337,35 @@ class Matcher:
             self.attempt.note(state.begun, f"{wanted!r} was expected where {value!r} is an argument")
 
 
+def _loses_gradient(wanted: Proxy, value: Proxy) -> bool:
+    """Whether a value of the program does not require grad, and that of the pattern does."""
+    return getattr(wanted, "requires_grad", False) and not getattr(value, "requires_grad", False)
+
+
 def _is_literal(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex, NumberProxy, torch.dtype, dtypes.dtype))
 
 
-def _aligned(symbol: Any, args: tuple, kwargs: Mapping) -> tuple[tuple, dict]:
-    """Arguments with the defaults of those that a call leaves out."""
-    names = list(symbol.parameters)[len(args) :]
+def _aligned(operation: BoundSymbol, args: tuple, kwargs: Mapping) -> tuple[tuple, dict]:
+    """Arguments with the defaults of those that a call leaves out, and dimensions counted from the first one."""
+    symbol = operation.sym
     rest = []
-    for name in names:
+    for name in list(symbol.parameters)[len(args) :]:
         if name not in symbol.defaults:
             break
         rest.append(symbol.defaults[name])
     keywords = {k: v for k, v in symbol.defaults.items() if k not in symbol.parameters and k not in kwargs}
-    return (*args, *rest), {**kwargs, **keywords}
+    ranks = [len(p.shape) for p in (*operation.inputs[:1], *operation.outputs[:1]) if isinstance(p, TensorProxy)]
+    args = (*args, *rest)
+    if len(ranks) == 2 and 0 < ranks[0] == ranks[1]:
+        args = (
+            tuple(
+                x % ranks[0] if type(x) is int and name.startswith("dim") else x
+                for x, name in zip(args, symbol.parameters)
+            )
+            + args[len(symbol.parameters) :]
+        )
+    return args, {**kwargs, **keywords}
 
 
 def same_literal(a: Any, b: Any) -> bool:
@@ -428,9 +462,15 @@ def placed(state: _State, pattern: Pattern, flow: Flow, arguments: tuple, attemp
             attempt.note(state.begun + 1, f"{b.outputs[0].name} is read elsewhere, too", b)
             return None
     first, last = flow.position(operations[0]), flow.position(operations[-1])
-    contexts = {(b.context.checkpoint, b.context.backward) for b in matched if b.context is not None}
+    contexts = {
+        (b.context.checkpoint, b.context.backward, b.context.grad_enabled) for b in matched if b.context is not None
+    }
     if len(contexts) > 1 or flow.effects[first] != flow.effects[last]:
-        attempt.note(state.begun + 1, "an effect, or the border of a checkpoint or a backward, is inside")
+        attempt.note(
+            state.begun + 1,
+            "an effect, or the border of a checkpoint, of a backward or of no_grad, is inside",
+            matched[0],
+        )
         return None
     begin = max((flow.defined_at(v) for v in proxies_in(arguments, [])), default=-1)
     after = [flow.position(c) for o in outputs for c in flow.consumers(o) if c not in inside]

@@ -30,6 +30,7 @@ from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Symbol, is_outside
 from thunder.errors import DataDependentError, DeclarationError, OptionError
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
+from thunder.ops import ltorch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = ["CAPTURED", "CUT", "EVERY", "JOINT", "Match", "Rule", "check_rules", "rule"]
@@ -71,6 +72,15 @@ class Rule:
         """The pattern as traced on examples."""
         return () if isinstance(self.pattern, Symbol) else _patterns(self, self.examples)
 
+    @cached_property
+    def _takes_matches(self) -> tuple[bool, bool]:
+        """Whether the condition and the replacement have a parameter for the match."""
+        return self.when is not None and _takes_match(self.when), _takes_match(self.replacement)
+
+    @staticmethod
+    def _with_match(takes_match: bool, match: Match) -> dict[str, Match]:
+        return {"match": match} if takes_match else {}
+
     @property
     def is_of_user(self) -> bool:
         """Whether its functions are not thunder's."""
@@ -86,16 +96,29 @@ class Rule:
     # ------------------------------------------------------------------------------------------------------- matching
     def matches(self, flow: Flow, attempt: Attempt) -> Iterator[Match]:
         """The matches in a program, in order; no two of them share an operation."""
-        taken: set[BoundSymbol] = set()
+        taken: dict[BoundSymbol, int] = {}  # and the positions of the replacements
         if not self.where(flow):
             return
-        for operation in flow.trace.bound_symbols:
+        for operation in self._starts(flow):
             if operation in taken:
                 continue
             match = self._match(operation, flow, attempt)
-            if match is not None and taken.isdisjoint(match.operations):
-                taken.update(match.operations)
+            if match is None or not taken.keys().isdisjoint(match.operations):
+                continue
+            place = flow.position(match.anchor)
+            sources = map(flow.producer, proxies_in((match.arguments, match.keywords), []))
+            if all(taken.get(b, -1) < place for b in sources if b is not None):
+                taken |= dict.fromkeys(match.operations, place)
                 yield match
+
+    def _starts(self, flow: Flow) -> Sequence[BoundSymbol]:
+        """The operations that may compute the first result of a match."""
+        if self.pattern is EVERY:
+            return flow.trace.bound_symbols
+        if isinstance(self.pattern, Symbol):
+            return flow.by_symbol.get(self.pattern, ())
+        symbols = {s for s in flow.by_symbol if any(p.may_begin_at(s) for p in self.patterns)}
+        return [b for b in flow.trace.bound_symbols if b.sym in symbols] if symbols else ()
 
     def _match(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Match | None:
         try:
@@ -123,7 +146,9 @@ class Rule:
                     yield match
 
     def _holds(self, match: Match, attempt: Attempt) -> bool:
-        if self.when is None or _call(self.when, match, match.arguments, match.keywords):
+        if self.when is None:
+            return True
+        if self.when(*match.arguments, **match.keywords, **self._with_match(self._takes_matches[0], match)):
             return True
         attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
         return False
@@ -161,12 +186,17 @@ class Rule:
 
         def run(*_, **__):
             results = self._results(match, current.args, current.kwargs)
+            arguments = proxies_in((current.args, current.kwargs), [])
+            for i, (new, old) in enumerate(zip(results, match.outputs)):
+                leaves = old in match.flow.results or old.name in match.flow.written
+                if leaves and any(new is x for x in arguments):  # as the pattern gives new memory
+                    results[i] = ltorch.clone(new)
             return tuple(results) if len(results) > 1 else results[0]
 
         out.trace(run, anchor, wanted)
 
     def _results(self, match: Match, arguments: Sequence, keywords: Mapping) -> list:
-        result = _call(self.replacement, match, arguments, keywords)
+        result = self.replacement(*arguments, **keywords, **self._with_match(self._takes_matches[1], match))
         self._check(result, match.outputs)
         return list(_outputs(result))
 
@@ -196,14 +226,6 @@ def _is_same(value: Proxy, other: Proxy, flow: Flow) -> bool:
 
 def _outputs(result: Any) -> Iterator[Any]:
     return (x for x in leaves(result) if x is not None)
-
-
-def _call(function: Callable, match: Match, arguments: Iterable, keywords: Mapping | None = None) -> Any:
-    """Calls a condition or a replacement, with the match where it has a parameter of that name."""
-    keywords = dict(keywords or {})
-    if _takes_match(function):
-        keywords["match"] = match
-    return function(*arguments, **keywords)
 
 
 def _takes_match(function: Callable) -> bool:

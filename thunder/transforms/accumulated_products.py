@@ -26,7 +26,7 @@ def _sum(total, a, b):
 def _stays_a_sum(total, a, b, *, match: Match) -> bool:
     flow, addition = match.flow, match.operation
     terms = _terms(addition, flow)
-    return bool(flow.lowering.fusers) and terms is not None and terms[0] is total and _is_added_up(addition, flow)
+    return terms is not None and terms[0] is total and _is_added_up(addition, flow)
 
 
 def _terms(b: BoundSymbol | None, flow: Flow) -> tuple[Proxy, Proxy] | None:
@@ -74,4 +74,8 @@ def _is_added_up(addition: BoundSymbol, flow: Flow) -> bool:
         addition = additions[0]
 
 
-ACCUMULATE_PRODUCTS = Rule("Accumulate Products", _sum, ltorch.addmm, _stays_a_sum, CUT)
+def _has_backwards(flow: Flow) -> bool:
+    return bool(flow.lowering.fusers) and any(phase_of(b) > 0 for b in flow.by_symbol.get(ltorch.add, ()))
+
+
+ACCUMULATE_PRODUCTS = Rule("Accumulate Products", _sum, ltorch.addmm, _stays_a_sum, CUT, where=_has_backwards)

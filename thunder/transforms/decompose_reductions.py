@@ -19,8 +19,7 @@ def _is_saved(*_, match: Match, **__) -> bool:
     b, flow = match.operation, match.flow
     phase = phase_of(b)
     return (
-        flow.trace.info.backwards > 0
-        and any(phase_of(c) not in (0, phase) for o in b.outputs for c in flow.consumers(o))
+        any(phase_of(c) not in (0, phase) for o in b.outputs for c in flow.consumers(o))
         and _reduces_inside(b)
         and flow.lowering.fuses(b)
     )
@@ -40,4 +39,7 @@ def _parts(*args, match: Match, **kwargs):
     return match.operation.sym.decomposition(*args, **kwargs)  # type: ignore[misc]
 
 
-DECOMPOSE_REDUCTIONS = Rule("Decompose Reductions", EVERY, _parts, _is_saved, JOINT, exact=True)
+DECOMPOSE_REDUCTIONS = Rule(
+    "Decompose Reductions", EVERY, _parts, _is_saved, JOINT, exact=True,
+    where=lambda flow: flow.trace.info.backwards > 0 and bool(flow.lowering.fusers),
+)  # fmt: skip

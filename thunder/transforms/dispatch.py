@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core.check import is_like
+from thunder.core.check import check_change, is_like
 from thunder.core.proxies import Proxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter, decomposed, rewrite
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.symbol import BoundSymbol, Recorder, adopt, is_outside, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
+from thunder.extend.passes import named
 from thunder.ops.rules import derivatives
 
 
@@ -67,7 +68,11 @@ def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
         made.append(timed_pass("Decompose Lists", trace, lambda t: _without_lists(t, fusers)))
     for fuser in fusers:
         title = "Fusion" if len(fusers) == 1 else f"Fusion by {fuser.name}"
-        made.append(timed_pass(title, made[-1], fuser.fusion_pass))
+        if not is_outside(type(fuser)):
+            made.append(timed_pass(title, made[-1], fuser.fusion_pass))
+            continue
+        with named(f"the fusion executor {fuser.name}"):
+            made.append(check_change(made[-1], timed_pass(title, made[-1], fuser.fusion_pass)))
     return made[1:]
 
 

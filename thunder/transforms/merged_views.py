@@ -57,7 +57,7 @@ def _together(before: _Views, last: _Views) -> _Views:
 
 
 def _are_several(*_, match: Match, **__) -> bool:
-    views = _views(match.operation, match.flow) if match.lowering.fusers else None
+    views = _views(match.operation, match.flow)
     return views is not None and views.count > 1
 
 
@@ -68,4 +68,4 @@ def _merged(*_, match: Match, **__):
     return ltorch.contiguous(merged) if views.is_dense else merged
 
 
-MERGE_VIEWS = Rule("Merge Views", EVERY, _merged, _are_several, CUT)
+MERGE_VIEWS = Rule("Merge Views", EVERY, _merged, _are_several, CUT, where=lambda flow: bool(flow.lowering.fusers))

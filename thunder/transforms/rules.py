@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from thunder.core.check import check_change
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import EFFECTS, BoundSymbol
 from thunder.core.trace import RuleHits, Trace, headed
@@ -31,7 +32,8 @@ def apply_rules(trace: Trace, rules: Sequence[Rule], lowering: Lowering, counted
         with named(f"the rule {one.name}"):
             matches = list(one.matches(flow, attempt))
             if matches:
-                traces.append(headed(f"Rule {one.name}", replaced(traces[-1], one, matches), start))
+                changed = headed(f"Rule {one.name}", replaced(traces[-1], one, matches), start)
+                traces.append(check_change(traces[-1], changed) if one.is_of_user else changed)
         if one in counted:
             before = hits.get(one.name) or trace.info.rules.get(one.name) or RuleHits()
             locations = tuple(m.operation.location for m in matches)

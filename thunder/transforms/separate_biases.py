@@ -45,7 +45,7 @@ def _in_kernels(value: Proxy, flow: Flow) -> bool:
 def _kernels_add_it(*operands, match: Match, **factors) -> bool:
     """Whether a product of matrices in float32, to which a vector is added, is read by kernels alone."""
     b, flow = match.operation, match.flow
-    if not any(e.adds_biases for e in flow.lowering.fusers) or len(operands) != 3 or set(factors.values()) - {1}:
+    if len(operands) != 3 or set(factors.values()) - {1}:
         return False
     bias = operands[2 if b.sym is ltorch.linear else 0]
     if bias is None or len(bias.shape) != 1 or b.output.dtype is not float32 or tensor_cores_multiply_float32():
@@ -53,7 +53,14 @@ def _kernels_add_it(*operands, match: Match, **factors) -> bool:
     return not flow.lowering.fuses(b) and _in_kernels(b.output, flow)
 
 
+def _has_kernels(flow: Flow) -> bool:
+    return any(e.adds_biases for e in flow.lowering.fusers)
+
+
 SEPARATE_BIASES = (
-    Rule("Separate Biases", ltorch.linear, _layer, _kernels_add_it, JOINT, exact=True),
-    Rule("Separate Biases of Sums", ltorch.addmm, _sum_with_product, _kernels_add_it, JOINT, exact=True),
-)
+    Rule("Separate Biases", ltorch.linear, _layer, _kernels_add_it, JOINT, exact=True, where=_has_kernels),
+    Rule(
+        "Separate Biases of Sums", ltorch.addmm, _sum_with_product, _kernels_add_it, JOINT, exact=True,
+        where=_has_kernels,
+    ),
+)  # fmt: skip
