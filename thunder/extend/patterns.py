@@ -466,11 +466,8 @@ def placed(state: _State, pattern: Pattern, flow: Flow, arguments: tuple, attemp
         (b.context.checkpoint, b.context.backward, b.context.grad_enabled) for b in matched if b.context is not None
     }
     if len(contexts) > 1 or flow.effects[first] != flow.effects[last]:
-        attempt.note(
-            state.begun + 1,
-            "an effect, or the border of a checkpoint, of a backward or of no_grad, is inside",
-            matched[0],
-        )
+        border = "an effect, or the border of a checkpoint, of a backward or of no_grad, is inside"
+        attempt.note(state.begun + 1, border, matched[0])
         return None
     begin = max((flow.defined_at(v) for v in proxies_in(arguments, [])), default=-1)
     after = [flow.position(c) for o in outputs for c in flow.consumers(o) if c not in inside]

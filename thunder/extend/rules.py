@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 import thunder
+from thunder.analysis.aliases import may_view
+from thunder.analysis.cost import estimated_time
 from thunder.core import dtypes
 from thunder.core.check import is_like
 from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
@@ -56,7 +58,8 @@ EVERY = Symbol("every_operation", lambda *args, **kwargs: None, is_prim=True)
 
 @dataclass(eq=False)
 class Rule:
-    """A pattern and its replacement: `thunder.rule` makes one. where: whether a program may have matches at all."""
+    """A pattern and its replacement: `thunder.rule` makes one. where: whether a program may have matches at all.
+    cheaper: see `rule`."""
 
     name: str
     pattern: Callable | Symbol
@@ -66,6 +69,7 @@ class Rule:
     exact: bool = False
     examples: Sequence | None = None
     where: Callable[[Flow], bool] = lambda flow: True
+    cheaper: bool = False
 
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
@@ -123,7 +127,7 @@ class Rule:
     def _match(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Match | None:
         try:
             for match in self._candidates(operation, flow, attempt):
-                if self._replaces(match):
+                if self._replaces(match, attempt):
                     return match
         except DataDependentError:  # no answer holds for all sizes
             pass
@@ -153,10 +157,14 @@ class Rule:
         attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
         return False
 
-    def _replaces(self, match: Match) -> bool:
-        """Whether the replacement can be written. Raises DeclarationError where its types are others."""
-        _, result = traced(lambda: self._results(match, match.arguments, match.keywords), (), match.anchor.context)
-        return bool(result)
+    def _replaces(self, match: Match, attempt: Attempt) -> bool:
+        """Whether the replacement can be written, and costs less where it has to. Raises DeclarationError where its
+        types are others."""
+        operations, _ = traced(lambda: self._results(match, match.arguments, match.keywords), (), match.anchor.context)
+        if not self.cheaper or _cost(operations) < _cost(match.operations):
+            return True
+        attempt.note(len(match.operations) + 1, "its replacement is estimated to take as long", match.operation)
+        return False
 
     def _is_confirmed(self, match: Match, operation: BoundSymbol, attempt: Attempt) -> bool:
         """Whether the pattern computes with the values of its parameters what the operations of a match do."""
@@ -216,6 +224,11 @@ class Rule:
                 )
 
 
+def _cost(operations: Iterable[BoundSymbol]) -> float:
+    """What operations cost: bytes that they move and arithmetic (`thunder.analysis.cost`). Views cost nothing."""
+    return sum(estimated_time(b) for b in operations if not may_view(b))
+
+
 def _is_same(value: Proxy, other: Proxy, flow: Flow) -> bool:
     if not isinstance(value, TensorProxy):
         return value is other
@@ -245,6 +258,7 @@ def rule(
     examples: Sequence | None = None,
     at: str = CAPTURED,
     exact: bool = False,
+    cheaper: bool = False,
 ) -> Rule:
     """A rule for `thunder.jit(rules=[...])`: operations that compute what `pattern` does are replaced by those of
     `replacement`.
@@ -264,6 +278,8 @@ def rule(
     at: "captured" matches the program before it is differentiated; "joint" the forward and the backward together,
     "cut" each of the two by itself.
     exact: the results are equal bit for bit, so that `numerics="eager"` may use the rule.
+    cheaper: a match is replaced where the replacement moves fewer bytes and computes less, as the cost model of
+    `thunder.analysis.cost` estimates for the sizes of the program.
 
     Raises OptionError, with the name of the rule, for a pattern that cannot be traced, that makes a tensor outside of
     thunder's operations or does not use a parameter, and for a replacement of other types.
@@ -275,7 +291,7 @@ def rule(
     for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
         if not callable(function) and function is not None:
             raise OptionError(f"the rule {name}: its {what} is a {type(function).__name__}, and no function")
-    one = Rule(name, pattern, replacement, when, at, exact, examples)
+    one = Rule(name, pattern, replacement, when, at, exact, examples, cheaper=cheaper)
     assert one.patterns is not None  # refuses a wrong pattern here
     return one
 
