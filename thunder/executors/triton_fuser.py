@@ -17,7 +17,7 @@ import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
-from thunder.core.proxies import TensorProxy, UnbackedNumber, has_numbers
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
@@ -41,6 +41,7 @@ from thunder.kernels.sizes import Undecided
 from thunder.ops import ltorch, prims
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
+from thunder.ops.rules import products
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import compile_option
 
@@ -114,8 +115,8 @@ class TritonFuser(TritonExecutor):
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
-    def shares_launch(self, region: Region) -> bool:
-        """A small map over one iteration space, or sums of partial sums."""
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """A small map over one iteration space, or sums of partial sums. Not a single operation on a product."""
         found = computing(region)
         tensors = tensors_in((*region.inputs, *region.outputs))
         return (
@@ -124,6 +125,11 @@ class TritonFuser(TritonExecutor):
             and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
             and sum(map(nbytes, tensors)) <= SHARED
             and all(_is_map(o) or o.sym is prims.sum_of_partials for o in region.bound_symbols)
+            and not any(
+                i in producer and products.in_float32.of(producer[i].sym) is not None
+                for i in region.inputs
+                if len(found) == 1
+            )
         )
 
     def cut_last(self, region: Region, names: Names) -> list[Region]:

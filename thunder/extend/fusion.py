@@ -118,9 +118,9 @@ class FusionExecutor(Executor):
         """Whether a region is worth it. A single operation is not."""
         return len(region.bound_symbols) > 1
 
-    def shares_launch(self, region: Region) -> bool:
-        """Whether a region may share a launch with independent ones; `fuse` then gets one region with
-        `Region.parts`."""
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """Whether a region may share a launch with independent ones; `fuse` then gets one region with `Region.parts`.
+        producer: the producers of the program's values."""
         return False
 
     def cut_last(self, region: Region, names: Names) -> list[Region]:
@@ -163,14 +163,18 @@ class FusionExecutor(Executor):
         items: list[BoundSymbol | Piece] = []
         for region in regions:
             items += [self._piece(region, trace)] if all(map(takes, region.bound_symbols)) else region.bound_symbols
+        producer = producers(trace)
         made: list[BoundSymbol] = []
+
+        def shares(core: Region) -> bool:
+            return self.shares_launch(core, producer)
 
         def shorter(core: Region) -> list[Region]:
             return self.cut_last(core, trace.names) if self.should_fuse(core) else []
 
         outside = _outside(trace)
         items = in_memory_order(items, trace.output_proxies, outside)
-        waiting = share_launches(items, self.shares_launch, shorter, trace.output_proxies, outside)[::-1]
+        waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()
