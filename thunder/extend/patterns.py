@@ -462,11 +462,9 @@ def placed(state: _State, pattern: Pattern, flow: Flow, arguments: tuple, attemp
             attempt.note(state.begun + 1, f"{b.outputs[0].name} is read elsewhere, too", b)
             return None
     first, last = flow.position(operations[0]), flow.position(operations[-1])
-    contexts = {
-        (b.context.checkpoint, b.context.backward, b.context.grad_enabled) for b in matched if b.context is not None
-    }
+    contexts = {(b.context.checkpoint, b.context.backward) for b in matched if b.context is not None}
     if len(contexts) > 1 or flow.effects[first] != flow.effects[last]:
-        border = "an effect, or the border of a checkpoint, of a backward or of no_grad, is inside"
+        border = "an effect, or the border of a checkpoint or of a backward, is inside"
         attempt.note(state.begun + 1, border, matched[0])
         return None
     begin = max((flow.defined_at(v) for v in proxies_in(arguments, [])), default=-1)
