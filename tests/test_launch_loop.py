@@ -306,6 +306,17 @@ def test_they_are_made_once_at_a_call_that_is_known_beforehand(monkeypatch):
     assert made == [entries.WARM]
 
 
+def test_a_backward_that_runs_later_gets_its_loops_later(monkeypatch):
+    made = []
+    monkeypatch.setattr(entries, "take_loops", lambda trace: made.append((compiled._lc_cs.calls, trace.name)))
+    compiled, x = thunder.jit(arithmetic, executors=[]), torch.rand(4, 4, requires_grad=True)
+    for call in range(1, 4 * entries.WARM):
+        y = compiled(x, x)
+        if call == entries.WARM + 2:
+            y.sum().backward()
+    assert made == [(entries.WARM, "augmented_forward_fn"), (2 * entries.WARM, "backward_fn")]
+
+
 def test_torch_function_modes_see_the_printed_functions(monkeypatch):
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, kinds, args=(), kwargs=None):

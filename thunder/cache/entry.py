@@ -54,14 +54,15 @@ class CacheEntry:
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
     traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
-    run, those of backwards that were compiled later among them. warm_at: the number of the call that makes their
-    launch loops. tiers: which tier runs, and why (see `thunder.cache.tiers.Tiers`); None where there is one.
+    run, those of backwards that were compiled later among them. warm_at: the number of the call that makes their launch
+    loops; looped: how many traces have theirs. tiers: which tier runs, and why (see `thunder.cache.tiers.Tiers`); None
+    where there is one.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_traces", "executed",
-        "tiers", "connection", "from_disk", "warm_at", "locks", "_questions", "_state", "__weakref__",
+        "tiers", "connection", "from_disk", "warm_at", "looped", "locks", "_questions", "_state", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -84,15 +85,17 @@ class CacheEntry:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
-        self.warm_at = self.calls + WARM
+        self.warm_at, self.looped = self.calls + WARM, 0
         if self._state is not None:
             self.computation_fn = with_state(found.run, self._state)
 
     def warm(self) -> None:
-        """Calls run the loops of its traces from now on, where there is the extension; else somebody builds it."""
-        self.warm_at = -1
+        """Calls run the loops of its traces from now on, where there is the extension; else a process builds it. A
+        backward that is compiled later gets its loops at a later call."""
+        self.warm_at = -1 if self.connection is None else self.calls + WARM
+        traces, self.looped = self.executed[self.looped :], len(self.executed)
         if not self.from_disk and not compat.function_modes_in(self.modes):  # which see calls of PyTorch's functions
-            for trace in self.executed:
+            for trace in traces:
                 take_loops(trace)
 
     prologue = property(lambda self: self.prologue_traces[-1])
