@@ -95,6 +95,29 @@ def deleted_first(jit):
     return seen
 
 
+def returned(jit):
+    s = Settings()
+    s.width, s.name = 4, "a"
+
+    def f(x):
+        s.__dict__["depth"] = 1
+        return x * s.__dict__["width"], vars(s), [vars(s)], {**vars(s)}, dict(vars(s)), vars(s) == {"width": 4}
+
+    f = jit(f)
+    return [f(torch.ones(2)) for _ in range(2)]
+
+
+def returned_alone(jit):
+    s = Settings()
+    s.width, s.name = 4, "a"
+    f, g = jit(lambda x: (x * 2, s.__dict__)), jit(lambda x: {"all": [vars(s)], "x": x})
+    seen = []
+    for i in range(3):
+        s.width = i
+        seen.append((f(torch.ones(2))[1]["width"], sorted(g(torch.ones(2))["all"][0].items())))
+    return seen
+
+
 class Described:
     """A class whose property hides an entry."""
 
@@ -119,6 +142,8 @@ def behind_a_property(jit):
     return [(*f(torch.ones(2)), vars(s)["width"]) for _ in range(3)]
 
 
-@pytest.mark.parametrize("run", [written_and_read, deleted_first, behind_a_property], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "run", [written_and_read, deleted_first, returned, returned_alone, behind_a_property], ids=lambda f: f.__name__
+)
 def test_writes_show_in_the_dict_and_in_the_attributes(run):
     same_as_eager(run)

@@ -50,6 +50,7 @@ def is_plain(c, value, seen: set[int]) -> bool:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
         return False
+    c.materialize(value)
     if t is not tuple:
         if id(value) in seen:
             return False
@@ -253,6 +254,7 @@ class EpilogueWriter:
         return name
 
     def _container(self, value, t: type) -> str:
+        self.c.materialize(value)
         if t is frozenset:
             return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
         if t is collections.defaultdict:
