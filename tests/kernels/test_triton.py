@@ -344,7 +344,17 @@ def scans(x, w):
     return both * w, (x.bfloat16() + 1).cumprod(0) * 2, *sums, *extremes
 
 
-@pytest.mark.parametrize("f", [norms_and_moves, scatters, scans])
+def functions_of_libraries(x, w):
+    y = x.double()
+    return (
+        torch.atan2(x.tan(), w.sinh()) + torch.fmod(x.lgamma(), w) + x.erfc().round() + x.abs() ** 1.5 + x.erfinv(),
+        torch.hypot(y.acos(), y.atanh()) + y.expm1() + y.log1p() + y.tanh() ** 0.3 + y.digamma() + y.acosh(),
+        torch.copysign(y.cosh(), y.asinh()).signbit(),
+        (x * 3).long().expand(7, *x.shape).prod(0) * 2,
+    )
+
+
+@pytest.mark.parametrize("f", [norms_and_moves, scatters, scans, functions_of_libraries])
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
 def test_kernels_compile_without_a_gpu(target, f):
     inputs = torch.randn(64, 96), torch.randn(96), torch.arange(64)

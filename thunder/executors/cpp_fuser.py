@@ -125,7 +125,8 @@ def _computes(primitive: BoundSymbol) -> bool:
     if lower.is_scan(primitive):
         a, dim = primitive.args[:2]
         return lower.is_stored_scan(primitive) and dim % len(a.shape) == len(a.shape) - 1
-    return not lower.is_scatter(primitive)
+    name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    return not lower.is_scatter(primitive) and (name not in FUNCTIONS or cpp.computes(name))
 
 
 def _is_cheap(primitive: BoundSymbol) -> bool:

@@ -24,7 +24,6 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
-from thunder.executors.triton_fuser import is_dear
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.by_sizes import BySizes
 from thunder.executors.triton_kernels.by_strides import KeptRegion, launch_as_text
@@ -55,6 +54,9 @@ from thunder.kernels.sizes import Atom, Undecided, atoms_of, tuple_text
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
+DEAR = 60  # instructions for an element
+TABLES = "sin", "cos"  # functions of positions, of which each layer reads the same table
+
 
 class TritonKernels(TritonExecutor):
     """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU.
@@ -81,9 +83,7 @@ class TritonKernels(TritonExecutor):
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are; tables of sines are stored once and not recomputed in each layer."""
-        return not is_dear(operation) and all(
-            lower.ROWS[p.sym.id] not in lower.DEAR_ROWS for p in lower.primitives(operation)
-        )
+        return not any(map(_is_dear, lower.primitives(operation)))
 
     def should_fuse(self, region: Region) -> bool:
         """Not for one operation, unless PyTorch has no kernel for it. Several operations that only move data have to
@@ -129,17 +129,23 @@ class TritonKernels(TritonExecutor):
         return KeptRegion(said, operations, unusual)
 
 
+def _is_dear(primitive: BoundSymbol) -> bool:
+    """Whether an element of a primitive is read faster than recomputed, as that of a table of sines."""
+    name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    names = functions_in(name) if lower.is_formula(primitive) else (name,)
+    return lower.ROWS[primitive.sym.id] in lower.DEAR_ROWS or any(
+        n in TABLES or tiled.INSTRUCTIONS.get(n, 1) >= DEAR for n in names
+    )
+
+
 def _computes(primitive: BoundSymbol) -> bool:
     """Whether the target has a text for a primitive."""
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
     kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
     if lower.is_formula(primitive):
-        names = functions_in(name)
-        return "pow" not in names and all(triton_cuda.computes(n, kind) for n in names for kind in kinds)
+        return all(triton_cuda.computes(n, kind) for n in functions_in(name) for kind in kinds)
     if name not in FUNCTIONS:
         return True
-    if name == "pow":  # by a number for which there is a rule
-        return type(primitive.args[1]) in (int, float) and primitive.args[1] in (0, 1, 2, 3, 0.5, -0.5, -1, -2)
     return all(triton_cuda.computes(name, kind) for kind in kinds)
 
 

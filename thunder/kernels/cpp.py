@@ -249,6 +249,11 @@ _CALLS = {
 }  # fmt: skip
 
 
+def computes(op: str) -> bool:
+    """Whether a kernel computes a function."""
+    return op in _INFIX or op in _CALLS or op in ("isinf", "isfinite", "isposinf", "isneginf", "where")
+
+
 def _infinity(t: str) -> str:
     return f"splat<{t}>(__builtin_inf{'f' if t == 'float' else ''}())"
 

@@ -96,12 +96,32 @@ def _angle(w: Writer, x: Node) -> Node:
     return w.where(w.lt(x, 0), math.pi, w.where(w.isnan(x), x, 0.0))
 
 
+def _digamma(w: Writer, x: Node) -> Node:
+    """By reflection to positive numbers, the recurrence to numbers of at least 10, and the asymptotic series there
+    (Abramowitz and Stegun, Handbook of Mathematical Functions, 6.3)."""
+    rest = w.sub(x, w.trunc(x))
+    near = w.where(w.lt(rest, -0.5), w.add(rest, 1), rest)  # whose tangent is the same
+    reflected = w.true_divide(-math.pi, w.tan(w.mul(near, math.pi)))
+    total = w.where(w.lt(x, 0), w.where(w.eq(rest, 0), math.nan, reflected), 0.0)
+    at = w.where(w.lt(x, 0), w.sub(1, x), x)
+    for _ in range(10):
+        is_small = w.lt(at, 10)
+        total = w.where(is_small, w.sub(total, w.reciprocal(at)), total)
+        at = w.where(is_small, w.add(at, 1), at)
+    z = w.reciprocal(w.mul(at, at))
+    series = z
+    for number in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
+        series = w.mul(z, number) if series is z else w.mul(z, w.add(series, number))
+    large = w.add(w.sub(w.sub(w.log(at), w.true_divide(0.5, at)), series), total)
+    return w.where(w.eq(x, 0), w.copysign(math.inf, w.neg(x)), w.where(w.eq(x, -math.inf), math.nan, large))
+
+
 FORMULAS: dict[str, Callable[..., Node]] = {
     "remainder": _remainder, "floor_divide": _floor_divide,
     "logaddexp": _logarithm_of_sum("exp", 1.0), "logaddexp2": _logarithm_of_sum("exp2", 1.0 / math.log(2.0)),
     "xlogy": _times_logarithm("log"), "special_xlog1py": _times_logarithm("log1p"),
     "sinc": _sinc, "special_entr": _entropy, "special_ndtr": _ndtr, "heaviside": _heaviside, "angle": _angle,
-    "frac": lambda w, x: w.sub(x, w.trunc(x)),
+    "digamma": _digamma, "frac": lambda w, x: w.sub(x, w.trunc(x)),
     "deg2rad": lambda w, x: w.mul(x, math.pi / 180.0), "rad2deg": lambda w, x: w.mul(x, 180.0 / math.pi),
     "ldexp": lambda w, x, power: w.mul(x, w.exp2(power)), "float_power": lambda w, x, power: w.pow(x, power),
 }  # fmt: skip

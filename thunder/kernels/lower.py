@@ -684,9 +684,7 @@ def _is_function(b: BoundSymbol) -> bool:
         return False
     if name in _LIMITS:
         return len(numbers) == 1 and type(b.args[1]) is int and b.args[1] in _LIMITS[name](8 * tensors[0].dtype.bytes)
-    if not all(_is_operand(x, name, [t.dtype for t in tensors]) for x in numbers):
-        return False
-    return name != "pow" or not numbers or b.args[1] is numbers[0]
+    return all(_is_operand(x, name, [t.dtype for t in tensors]) for x in numbers)
 
 
 def _is_operand(number: Any, name: str, kinds: Sequence[dtype]) -> bool:

@@ -91,6 +91,15 @@ def _binds_nothing(f: Found) -> bool:
     return f["x"].axes.isdisjoint(bound) and (combine != Combine.PROD or all(type(a.size) is int for a in bound))
 
 
+def _power(graph: Graph, x: Node, count: int) -> Node:
+    """Of integers, which libraries have no power of."""
+    if count < 2:
+        return x if count else graph.make("constant", (), x.dtype, 1)
+    half = _power(graph, x, count // 2)
+    square = graph.make("mul", (half, half), x.dtype)
+    return graph.make("mul", (square, x), x.dtype) if count % 2 else square
+
+
 def _of_equal(graph: Graph, f: Found) -> Node:
     """A reduction of elements that are all the same."""
     combine, bound = f["it"].what
@@ -98,6 +107,8 @@ def _of_equal(graph: Graph, f: Found) -> Node:
     if combine in EXTREMES:
         return f["x"]
     kind = f["it"].dtype
+    if combine == Combine.PROD and kind.category != FLOAT:
+        return _power(graph, f["x"], count)
     if isinstance(count, Extent):
         number = graph.make("index", (), int64, Index.of(count))
         number = number if kind is int64 else graph.make("cast", (number,), kind)

@@ -49,7 +49,7 @@ TEXTS: dict[str, str] = {
     "sigmoid": "1.0 / (1.0 + tl.exp(-{}))", "log": "tl.log({})", "log2": "tl.log2({})",
     "log10": "tl.log({}) * 0.4342944819032518", "sin": "tl.sin({})", "cos": "tl.cos({})", "tanh": "_tanh({})",
     "expm1": "_expm1({})", "log1p": "_log1p({})", "erf": "tl.erf({})",
-    "pow": "_pow({}, {})", "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}",
+    "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}",
     "ge": "{} >= {}", "isnan": "{0} != {0}", "isinf": "tl.abs({}) == " + _INFINITY,
     "isfinite": "tl.abs({}) < " + _INFINITY, "isposinf": "{} == " + _INFINITY, "isneginf": "{} == -" + _INFINITY,
     "logical_and": "({} != 0) & ({} != 0)", "logical_or": "({} != 0) | ({} != 0)",
@@ -60,9 +60,28 @@ TEXTS: dict[str, str] = {
     "bitwise_left_shift": "{} << {}", "bitwise_right_shift": "{} >> {}", "floor_divide": "_floor_divide({}, {})",
     "remainder": "_remainder({}, {})", "where": "tl.where({}, {}, {})",
 }  # fmt: skip
-_OF_SINGLE = {"tanh", "expm1", "log1p", "pow", "log10"}  # those whose texts are right to float32 only
+_OF_SINGLE = {"tanh", "expm1", "log1p", "log10"}  # those whose texts are right to float32 only
+# the names of CUDA's library, whose numbers PyTorch's kernels give; and of PyTorch's functions, for the interpreter
+_LIBRARY = {
+    **{n: (n, n) for n in (
+        "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma",
+        "hypot", "fmod", "pow", "copysign", *_OF_SINGLE,
+    )},
+    "round_to_even": ("rint", "round"),
+}  # fmt: skip
 _TRUTH_TEXTS = {"bitwise_not": "{} == 0"}
 HELPERS: dict[str, str] = SHARED_HELPERS | {
+    "libdevice": "from triton.language.extra import libdevice",
+    "_library": '''
+def _library(name, *operands):
+    """A function of PyTorch's, for Triton's interpreter, which has no libraries of devices."""
+    import torch
+    first = operands[0]
+    operands = operands if len(operands) == 1 else tl.broadcast(*operands)
+    numbers = [torch.from_numpy(x.handle.data.copy()) for x in operands]
+    result = getattr(torch, name)(*numbers).numpy()
+    return tl.tensor(type(first.handle)(result, first.handle.dtype), operands[0].type)
+''',
     "_product": """
 @triton.jit
 def _product(a, b):
@@ -129,7 +148,7 @@ def _uniform(seed, offset, element, page):
 
 def computes(op: str, kind: dtype) -> bool:
     """Whether a kernel computes a function of operands of a type."""
-    return op in TEXTS and op != "pow" and not (kind.name == "float64" and op in _OF_SINGLE)
+    return op in TEXTS or op == "signbit" or op in _LIBRARY and kind.category == FLOAT
 
 
 def _type(kind: dtype) -> str:
@@ -357,9 +376,21 @@ class _Writer:
         self.computed_ops[n.op] = None
         if n.op == "true_divide" and n.args[1].op == "constant" and n.dtype.name == "float32":
             return f"tl.div_rn({args[0]}, {args[1]})"  # as of a mean, rounded to the nearest
-        text = (_TRUTH_TEXTS if n.args[0].dtype.category == BOOL else {}).get(n.op, TEXTS[n.op]).format(*args)
+        text = self.function(n.op, n.args[0].dtype, args)
         self.helpers |= dict.fromkeys(h for h in HELPERS if h in text)
         return text
+
+    def function(self, op: str, kind: dtype, args: Sequence[str]) -> str:
+        """A function of operands of a type."""
+        if kind.category == BOOL and op in _TRUTH_TEXTS:
+            return _TRUTH_TEXTS[op].format(*args)
+        if op == "signbit":
+            return f"{args[0]}.to(tl.int{8 * kind.bytes}, bitcast=True) < 0"
+        if op in TEXTS and not (kind.name == "float64" and op in _OF_SINGLE):
+            return TEXTS[op].format(*args)
+        name, of_torch = _LIBRARY[op]
+        operands = ", ".join(args)
+        return f'_library("{of_torch}", {operands})' if self.interpreted else f"libdevice.{name}({operands})"
 
     def random(self, n: Node, seed: str, element: str) -> str:
         self.helpers["_uniform"] = self.computed_ops[n.op] = None
