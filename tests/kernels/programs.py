@@ -73,6 +73,7 @@ def moved(x: torch.Tensor, which: int, d: int, e: int) -> torch.Tensor:
         lambda: x.index_select(d, torch.arange(x.shape[d]).flip(0)),
         lambda: x.gather(d, torch.zeros_like(x, dtype=torch.long)),
         lambda: x[torch.arange(3 * x.shape[0]).view(3, -1) % x.shape[0]],
+        lambda: torch.cat((torch.zeros_like(x.narrow(d, 0, 1)), x), d),
     ]  # fmt: skip
     return moves[which % len(moves)]()
 

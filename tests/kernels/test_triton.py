@@ -193,6 +193,44 @@ def test_a_block_forward_and_backward(interpreted, schedules):
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
+def test_a_reduction_of_padded_rows(interpreted):
+    """The bounds of an index in a piece hold there alone."""
+
+    def f(g, x, y):
+        z = (F.pad(g, (0, 0, 1, 0)) + x * 2) * y
+        return (z - y * z.sum(1, True),)
+
+    check(f, [torch.randn(7, 33), torch.randn(8, 33), torch.randn(8, 33)], 1e-5)
+
+
+def test_the_loss_of_a_class_reads_one_logit(interpreted):
+    """The logarithms of the softmax are computed where they are needed, and are no memory."""
+    labels = torch.tensor([3, 39, 0, -100, 7])
+
+    def f(x):
+        return F.cross_entropy(x, labels, reduction="none"), torch.log_softmax(x, -1).gather(1, labels[:3, None]).sin()
+
+    (region,) = check(f, [torch.randn(5, 40)], 1e-5)
+    assert all(math.prod(s.buffer.shape) <= 5 for s in region.program.stores)
+
+
+def test_values_at_more_indices_than_they_have_are_stored(interpreted):
+    at = torch.randint(0, 12, (30,))
+    (region,) = check(lambda x: (torch.sin(x * 2)[at] + 1,), [torch.randn(12)], 1e-5)
+    assert [s.buffer.kind for s in region.program.stores] == ["scratch", "output"]
+
+
+def test_a_sum_of_one_element_is_no_sum(interpreted):
+    i = torch.tensor([0, 9, -1, 3, 12])
+
+    def f(y, m):
+        is_there = (torch.arange(12) == i[:, None]) & m[:, None]
+        return torch.where(is_there, y[:, None], 0.0).sum(1), torch.where(is_there, y[:, None], 1.0).sum(1)
+
+    (region,) = check(f, [torch.randn(5), torch.tensor([True, True, True, False, True])], 1e-6)
+    assert [s.value.depth for s in region.program.stores if s.buffer.kind == "output"] == [0, 1]
+
+
 def test_sums_over_rows_and_columns_share_what_they_read(interpreted):
     def f(x, w):
         y = torch.softmax(F.gelu(x) * w, -1)

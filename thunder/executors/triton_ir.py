@@ -10,6 +10,7 @@ for. Under Triton's interpreter it takes tensors of any device.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ from thunder.executors.triton_kernels.launcher import (
 )
 from thunder.extend import register_executor
 from thunder.extend.fusion import Unfused, computing, fusible
-from thunder.kernels import lower, tiled, triton_cuda
+from thunder.kernels import lower, overwriting, tiled, triton_cuda
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import strides_of
@@ -50,8 +51,9 @@ from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import TooComplex
-from thunder.kernels.sizes import Atom, Undecided, atoms_of, tuple_text
+from thunder.kernels.sizes import Atom, Undecided, atoms_of, divides, tuple_text
 from thunder.ops.families.random import uniform_philox
+from thunder.ops.layout import padded_row, padded_strides
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 DEAR = 60  # instructions for an element
@@ -65,7 +67,7 @@ class TritonKernels(TritonExecutor):
     """
 
     needs_sizes = False
-    capturable = owns_results = compiles_ahead = keeps_kernels = True
+    capturable = owns_results = takes_padding = compiles_ahead = keeps_kernels = True
 
     def __init__(self, name: str, always: bool = False):
         super().__init__(name, version=torch.__version__)
@@ -109,6 +111,12 @@ class TritonKernels(TritonExecutor):
             outputs=region.outputs,
             bsyms=region.bound_symbols,
         )
+
+    def writing_over(
+        self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
+    ) -> tuple[Callable, dict[int, int]] | None:
+        region = function.writing_over(frozenset(dying), homes) if isinstance(function, TileRegion) else None
+        return (region, region.over) if region is not None and region.over else None
 
     def expect(self, trace: Trace) -> None:
         """Compiles kernels in the background, for the strides that inputs of regions will have."""
@@ -181,8 +189,9 @@ class TileRegion(BySizes):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
-    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made, and Undecided where they would
-    have to know more of symbolic sizes.
+    inputs, of the kernels and of PyTorch's. over: by number of an output, that of the input that it is written over
+    (see `writing_over`). Raises Unfused where no kernels are made, and Undecided where they would have to know more of
+    symbolic sizes.
     """
 
     def __init__(self, region: Region, device: torch.device):
@@ -195,6 +204,10 @@ class TileRegion(BySizes):
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
         self._expected: dict[tuple, Variant] = {}
         self._unusual: dict[tuple, Callable] = {}
+        self.dying: frozenset[int] = frozenset()
+        self.targets: Mapping[int, int] = {}
+        self.over: dict[int, int] = {}
+        self._overwriting: dict[tuple, TileRegion] = {}
         self._shown = self.usual_strides()
         try:
             launches, _ = self.scheduled(self._shown)
@@ -215,6 +228,72 @@ class TileRegion(BySizes):
     def layout(self, strides: tuple) -> list[tuple]:
         return self.scheduled(strides)[1]
 
+    def usual_strides(self) -> tuple:
+        """The expected strides of inputs: row-major ones, of padded rows where they are padded."""
+        tensors = (p for p in self.region.inputs if isinstance(p, TensorProxy))
+        return tuple(
+            padded_strides(shape, p.dtype.bytes) if p in self.region.padded else strides_of(shape)
+            for p, shape in zip(tensors, self.shapes, strict=True)
+        )
+
+    # ------------------------------------------------------------------------------------------------ memory
+    def rows_apart(self, strides: tuple) -> dict[Buffer, tuple[int, int]]:
+        """The inputs and outputs with padded rows, if inputs have these strides: the elements of a row, and from each
+        row to the next."""
+        padded = self.region.padded
+        if not padded:
+            return {}
+        inputs = zip(self.program.inputs, self.region.inputs, strides, strict=True)
+        values = [(b, s) for b, p, s in inputs if p in padded]
+        values += zip(self.outputs(), self.layout(strides), strict=True)  # which have gaps where they are padded alone
+        rows: dict[Buffer, tuple[int, int]] = {}
+        for buffer, own in values:
+            d = row_of(buffer.shape, own)
+            if d is None or not isinstance(buffer.shape[d], int):
+                continue
+            step = padded_row(buffer.shape[d], buffer.dtype.bytes)
+            others = [m for i, (n, m) in enumerate(zip(buffer.shape, own, strict=True)) if i != d and n != 1]
+            if step != buffer.shape[d] and all(divides(step, m) for m in others):
+                rows[buffer] = buffer.shape[d], step
+        return rows
+
+    def outputs(self) -> list[Buffer]:
+        """The buffers of the results, in their order."""
+        buffers = dict.fromkeys(s.buffer for s in self.program.stores if s.buffer.kind == "output")
+        return sorted(buffers, key=lambda b: b.number)
+
+    def writing_over(self, dying: frozenset[int], targets: Mapping[int, int] | None = None) -> TileRegion:
+        """The same region for calls in which these inputs die and share their memory with no other value: it writes
+        outputs over as many of them as its kernels allow. targets: `homes` of `FusionExecutor.writing_over`."""
+        targets = self.targets if targets is None else targets
+        key = dying, tuple(sorted(targets.items()))
+        known = self._overwriting.get(key)
+        if known is None:
+            known = self._overwriting[key] = copy.copy(self)
+            known._overwriting, known._variants, known._unusual, known._usual = {}, {}, {}, None
+            known._expected, known.launches = {}, {}
+            known.dying, known.targets = dying, targets
+            known.over = known._places(self.usual_strides())
+        return known
+
+    def overwritten(self, strides: tuple) -> dict[int, int]:
+        """By output, the input that it is written over for these strides."""
+        if not self.over or strides == self.usual_strides():
+            return self.over
+        there = self._places(strides)
+        return {o: i for o, i in self.over.items() if there.get(o) == i}
+
+    def _places(self, strides: tuple) -> dict[int, int]:
+        launches, layout = self.scheduled(strides)
+        inputs, outputs = self.program.inputs, self.outputs()
+        known = dict(zip(inputs, strides, strict=True)) | dict(zip(outputs, layout, strict=True))
+        with_gaps = self.rows_apart(strides)
+        return overwriting.places(launches, inputs, outputs, known, self.dying, self.targets, with_gaps)
+
+    def memory(self, strides: tuple, over: Mapping[int, int]) -> triton_cuda.Memory:
+        outputs = self.outputs()
+        return triton_cuda.Memory({outputs[o] for o in over}, self.rows_apart(strides))
+
     @property
     def kernels(self) -> int:  # type: ignore[override]
         return len(self.scheduled(self._shown)[0])
@@ -222,7 +301,8 @@ class TileRegion(BySizes):
     @property
     def source(self) -> str:  # type: ignore[override]
         launches, _ = self.scheduled(self._shown)
-        return "\n\n".join(triton_cuda.emitted(launch, self.interpreted).text for launch in launches)
+        memory = self.memory(self._shown, self.overwritten(self._shown))
+        return "\n\n".join(triton_cuda.emitted(launch, self.interpreted, memory=memory).text for launch in launches)
 
     @property
     def description(self) -> str:
@@ -280,6 +360,13 @@ class TileRegion(BySizes):
             return run(*args)
 
 
+def row_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The dimension whose elements lie side by side, in a tensor of several rows."""
+    if sum(n != 1 for n in shape) < 2:
+        return None
+    return next((d for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if step == 1 and n != 1), None)
+
+
 class Variant:
     """A region for inputs of certain strides: the text of a Python function that allocates buffers and launches
     kernels, whose compilation it starts.
@@ -292,17 +379,22 @@ class Variant:
     def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None, wide: bool = False):
         launches, layout = region.scheduled(strides)
         self.region, self.strides, self.is_checked, self.is_wide = region, strides, aligned is None, wide
-        self.sources = [triton_cuda.emitted(launch, region.interpreted, wide) for launch in launches]
+        over = region.overwritten(strides) if self.is_checked else {}
+        memory = region.memory(strides, over)
+        inputs, outputs = region.program.inputs, region.outputs()
+        launches = overwriting.without_copies(launches, {outputs[o]: inputs[i] for o, i in over.items()})
+        self.sources = [triton_cuda.emitted(launch, region.interpreted, wide, memory) for launch in launches]
         self.names: dict[Buffer, str] = {b: f"in{i}" for i, b in enumerate(region.program.inputs)}
         self.inputs = [*self.names.values()]
         self.parameters = [*self.inputs, *region.numbers.names]
         self.allocations: list[str] = []
         self.dtypes: dict[str, torch.dtype] = {}
         self.results: dict[int, str] = {}
-        for source in self.sources:
-            for buffer in source.buffers:
-                if buffer not in self.names:
-                    self._allocate(buffer, layout)
+        self.rows = memory.rows
+        self.over = {o: (self.inputs[i], region.program.inputs[i].shape, strides[i]) for o, i in over.items()}
+        for buffer in (*(b for source in self.sources for b in source.buffers), *outputs):
+            if buffer not in self.names:
+                self._allocate(buffer, layout)
         begins = dict(zip(region.program.inputs, aligned or (), strict=False))
         self.binaries = [] if region.interpreted else [self._binary(s, begins) for s in self.sources]
 
@@ -311,10 +403,22 @@ class Variant:
         strides = layout[buffer.number] if buffer.kind == "output" else strides_of(buffer.shape)
         self.names[buffer] = f"out{number}"
         self.dtypes[f"dtype{number}"] = to_torch_dtype(buffer.dtype)
-        shape, steps = tuple_text(buffer.shape), tuple_text(strides)
-        self.allocations.append(f"out{number} = allocate({shape}, {steps}, dtype{number})")
         if buffer.kind == "output":
             self.results[buffer.number] = f"out{number}"
+        self.allocations.append(f"out{number} = {self._memory_of(buffer, number, tuple(strides))}")
+
+    def _memory_of(self, buffer: Buffer, number: int, strides: tuple) -> str:
+        """New memory, or that of an input, as an expression."""
+        shape, steps = tuple(buffer.shape), tuple_text(strides)
+        if buffer.kind == "output" and buffer.number in self.over:
+            name, *there = self.over[buffer.number]
+            shown = "" if there == [shape, strides] else f".as_strided({tuple_text(shape)}, {steps})"
+            return f"{name}{shown}.detach()"  # the input may be a view for autograd, and a result is none
+        if buffer in self.rows:
+            d, (count, step) = row_of(shape, strides), self.rows[buffer]
+            whole = tuple(step if i == d else n for i, n in enumerate(shape))
+            return f"allocate({tuple_text(whole)}, {steps}, dtype{number}).narrow({d}, 0, {count})"
+        return f"allocate({tuple_text(shape)}, {steps}, dtype{number})"
 
     def _binary(self, source: triton_cuda.Emitted, begins: Mapping[Buffer, bool]) -> Future[Binary]:
         pointers = [(f"*{POINTERS[to_torch_dtype(b.dtype)]}", begins.get(b, True)) for b in source.buffers]

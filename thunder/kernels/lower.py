@@ -30,10 +30,22 @@ from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
 from thunder.kernels.index import join as joined
-from thunder.kernels.ir import SCANS, Buffer, Combine, Graph, Node, Program, Scatter, Store, axis
+from thunder.kernels.ir import (
+    SCANS,
+    Buffer,
+    Combine,
+    Graph,
+    Node,
+    Program,
+    Scatter,
+    Store,
+    axis,
+    in_order,
+    variables_of,
+)
 from thunder.kernels.numbers import Numbers, Scalar
 from thunder.kernels.rules import rewrite
-from thunder.kernels.sizes import Extent, Undecided, at_least
+from thunder.kernels.sizes import Extent, Undecided, at_least, hint
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
 
@@ -369,9 +381,12 @@ def is_stored_scan(b: BoundSymbol) -> bool:
 
 def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node:
     """Elements of a value at indices of which some are nodes. depth: of gathers in these. Elements of what the region
-    computes are read from memory."""
+    computes are computed at the indices, or read from memory where they are more than the value has."""
     node, shape = to.values[a], to.shape(a)
     kind = node.dtype
+    computed_there = _computed_at(to, node, a, index, depth)
+    if computed_there is not None:
+        return computed_there
     if node.op == "cast" and node.args[0].op == "load" and not node.args[0].args:
         node = node.args[0]  # converted behind the gather
     if node.op != "load" or node.args:
@@ -384,6 +399,39 @@ def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth
     nodes = tuple(index[d] for d in own)
     node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded[d] for d in own)))  # type: ignore
     return to.cast(node, kind)
+
+
+def _computed_at(to: Lowering, node: Node, a: TensorProxy, index: Sequence[Node | Index], depth: int) -> Node | None:
+    """A value of elementwise functions at indices, by reading what it is computed of there: the loss of a class is that
+    of one logit. None where it is read itself, or where the indices matter to more than what is read."""
+    if node.op == "load" or node.op == "cast" and node.args[0].op == "load":
+        return None
+    shape = to.shape(a)
+    nodes = {
+        axis("g", (node.number, depth, d), shape[d]): i
+        for d, i in enumerate(index) if isinstance(i, Node) and shape[d] != 1
+    }  # fmt: skip
+    at = [
+        i if isinstance(i, Index) else Index.of(axis("g", (node.number, depth, d), shape[d]))
+        for d, i in enumerate(index)
+    ]
+    there = to.at(node, at, shape)
+    below = [n for n in in_order([there]) if not n.axes.isdisjoint(nodes)]
+    if any(n.op in ("reduce", "scan", "concat", "index") for n in below):
+        return None
+    over = frozenset[Variable]().union(*(i.axes if isinstance(i, Node) else variables_of(i) for i in index))
+    reads = sum(n.op == "load" for n in below)
+    if hint(math.prod(v.size for v in over)) * reads > hint(math.prod(shape)):
+        return None
+
+    def read(n: Node, args: tuple[Node, ...]) -> Node:
+        if n.op != "load":
+            return to.node(n.op, args, n.dtype, n.what)
+        buffer, own, variables = n.what
+        new = [v for v in nodes if any(v in variables_of(i) for i in own)]
+        return to.node("load", (*args, *(nodes[v] for v in new)), n.dtype, (buffer, own, (*variables, *new)))
+
+    return to.graph.transform(there, read, lambda n: not n.axes.isdisjoint(nodes))
 
 
 def _along(to: Lowering, b: BoundSymbol) -> Node:

@@ -8,13 +8,14 @@ not `x`. Equal nodes are one node already: see `ir.Graph`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype, int64
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, int64
 from thunder.kernels.index import Index
 from thunder.kernels.ir import COMBINES, EXTREMES, Combine, Graph, Node
 from thunder.kernels.sizes import Extent, Undecided, at_least
@@ -109,12 +110,15 @@ def _of_equal(graph: Graph, f: Found) -> Node:
     kind = f["it"].dtype
     if combine == Combine.PROD and kind.category != FLOAT:
         return _power(graph, f["x"], count)
-    if isinstance(count, Extent):
-        number = graph.make("index", (), int64, Index.of(count))
-        number = number if kind is int64 else graph.make("cast", (number,), kind)
-    else:
-        number = graph.make("constant", (), kind, float(count) if kind.category == FLOAT else count)
+    number = _number(graph, count, kind)
     return graph.make("mul" if combine == Combine.SUM else "pow", (f["x"], number), kind)
+
+
+def _number(graph: Graph, n: int | Extent, kind: dtype) -> Node:
+    if isinstance(n, Extent):
+        number = graph.make("index", (), int64, Index.of(n))
+        return number if kind is int64 else graph.make("cast", (number,), kind)
+    return graph.make("constant", (), kind, float(n) if kind.category == FLOAT else n)
 
 
 def _is_read_backwards(f: Found) -> bool:
@@ -138,6 +142,39 @@ def _is_read_at_an_end(f: Found) -> bool:
 def _reduced(graph: Graph, f: Found) -> Node:
     combine, bound, _, _ = f["it"].what
     return graph.make("reduce", (f["x"],), f["it"].dtype, (Combine(combine), (bound,)))
+
+
+_BOTH = ("logical_and", "bitwise_and")  # of truth values
+
+
+def _one_hot(f: Found) -> tuple[list[Node], Node, Node] | None:
+    """Of a sum over r of `where(c & (r == i), y, 0)`, in which r is nowhere else: the parts of c, i and y."""
+    combine, bound = f["it"].what
+    c, y, rest = f["x"].args if f["x"].op == "where" else (None,) * 3
+    if combine != Combine.SUM or len(bound) != 1 or c is None or rest.op != "constant" or rest.what != 0:
+        return None
+    (r,) = bound
+    tests = [c]
+    while any(t.op in _BOTH for t in tests):
+        tests = [a for t in tests for a in (t.args if t.op in _BOTH else (t,))]
+    own = [t for t in tests if r in t.axes]
+    if len(own) != 1 or own[0].op != "eq" or r in y.axes or any(t.dtype.category != BOOL for t in tests):
+        return None
+    for at, i in (own[0].args, own[0].args[::-1]):
+        if at.op == "index" and at.what.is_variable(r) and r not in i.axes:
+            return [t for t in tests if t is not own[0]], i, y
+    return None
+
+
+def _of_one_hot(graph: Graph, f: Found) -> Node:
+    """The only element that may be other than 0, where there is one. A sum of zeros is no -0.0."""
+    tests, i, y = _one_hot(f) or ([], f["x"], f["x"])
+    (r,) = f["it"].what[1]
+    first, size = (_number(graph, n, i.dtype) for n in (0, r.size))
+    tests = [*tests, graph.make("ge", (i, first), bool8), graph.make("lt", (i, size), bool8)]
+    c = functools.reduce(lambda a, b: graph.make("logical_and", (a, b), bool8), tests)
+    zero = graph.make("constant", (), y.dtype, 0.0 if y.dtype.category == FLOAT else 0)
+    return graph.make("where", (c, graph.make("add", (y, zero), y.dtype), zero), y.dtype)
 
 
 def _are_constants(f: Found) -> bool:
@@ -261,6 +298,7 @@ RULES: list[Rule] = [
     Rule(("reduce", "x"), _binds_nothing, _of_equal),
     Rule(("scan", "x"), _is_read_backwards, _turned),
     Rule(("scan", "x"), _is_read_at_an_end, _reduced),
+    Rule(("reduce", "x"), lambda f: _one_hot(f) is not None, _of_one_hot),
 ]
 
 

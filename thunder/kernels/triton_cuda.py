@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.combining import neutral, neutrals
 from thunder.kernels.functions import FUNCTIONS
-from thunder.kernels.index import Index, Part, Variable, strides_of
+from thunder.kernels.index import Index, Part, Variable, opened, strides_of
 from thunder.kernels.index import join as joined
 from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, in_order, variables_of
 from thunder.kernels.numbers import Scalar
@@ -199,6 +199,15 @@ def limit_tests(limits: Iterable[Extent]) -> list[str]:
     return tests + [f"{text(n)} < -{LIMIT}" for n in each if not at_least(n, 0)]
 
 
+class Memory(NamedTuple):
+    """Of the buffers of a launch. late: those that are written over what the same kernel reads. rows: those whose rows
+    have memory of their own behind them, which may be read and written: the elements of a row, and from each row to the
+    next."""
+
+    late: Container[Buffer] = ()
+    rows: Mapping[Buffer, tuple[int, int]] = {}
+
+
 class _Scope:
     """Lines of Triton in one block, and what they compute."""
 
@@ -218,10 +227,10 @@ class _Scope:
 class _Writer:
     """Writes the function of one kernel."""
 
-    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, whole: bool = False):
+    def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Memory, whole: bool = False):
         """wide: whether indices have 64 bits for any sizes. whole: whether all tiles of one dimension that it computes
         are inside, so that none is masked."""
-        self.kernel, self.tile, self.interpreted = kernel, tile, interpreted
+        self.kernel, self.tile, self.interpreted, self.memory = kernel, tile, interpreted, memory
         self.is_flat = not tile.second
         self.first = kernel.loops if self.is_flat else kernel.loops[: kernel.outer]
         self.second = () if self.is_flat else kernel.sweep
@@ -240,6 +249,13 @@ class _Writer:
         self.integer = "tl.int64" if self.is_wide else "tl.int32"
         self.masks_first = not divides(tile.first, self.rows) and not whole
         self.masks_second = not self.is_flat and not divides(tile.second, self.width)
+        # by the names of loops of one dimension, the ends of rows with the memory behind them
+        used = {*(n.what[0] for n in kernel.loads), *(w.buffer for w in kernel.writes)}
+        self.row_ends: dict[Variable, dict[int, str]] = {}
+        for loops, name in ((self.first, "x"), (self.second, "r")):
+            if len(loops) == 1:
+                ends = {end for b, (n, end) in memory.rows.items() if b in used and n == loops[0].size}
+                self.row_ends[loops[0]] = {end: f"{name}_inside_{end}" for end in sorted(ends)}
 
     def size(self, n: Size) -> str:
         """A size as an operand."""
@@ -312,14 +328,27 @@ class _Writer:
                 axes.add(v)
         return axes, is_bound
 
-    def masks(self, axes: Iterable[Variable]) -> list[str]:
-        """The masks of tiles that depend on these loops."""
+    def masks(self, axes: Iterable[Variable], buffer: Buffer | None = None, index: Index | None = None) -> list[str]:
+        """The masks of tiles that depend on these loops. buffer, index: what is read or written, and where."""
         result = []
         if self.masks_first and any(v in self.first for v in axes):
-            result.append("x_inside")
+            result.append(self.row_mask(self.first, buffer, index) or "x_inside")
         if self.masks_second and any(v in self.second for v in axes):
-            result.append("r_inside")
+            result.append(self.row_mask(self.second, buffer, index) or "r_inside")
         return result
+
+    def row_mask(self, loops: Sequence[Variable], buffer: Buffer | None, index: Index | None) -> str | None:
+        """The mask of a row with the memory behind it: where a loop runs along it, and other loops from row to row."""
+        if buffer not in self.memory.rows or index is None or len(loops) != 1:
+            return None
+        count, end = self.memory.rows[buffer]
+        if count != loops[0].size:
+            return None
+        terms = dict(opened(index).terms)
+        is_along = terms.pop(loops[0], 0) == 1 and opened(index).constant == 0
+        is_apart = all(f % end == 0 and not (isinstance(a, Part) and loops[0] in variables_of(a.index))
+                       for a, f in terms.items())  # fmt: skip
+        return self.row_ends[loops[0]][end] if is_along and is_apart else None
 
     # -------------------------------------------------------------------------------------------- values
     def value(self, node: Node, scope: _Scope, mask: str | None = None) -> str:
@@ -419,7 +448,7 @@ class _Writer:
         }
         index = self.kernel.loads[n]
         axes, _ = self.of(index)
-        masks = self.masks(axes) + ([mask] if mask is not None else [])
+        masks = self.masks(axes, None if n.args else buffer, index) + ([mask] if mask is not None else [])
         offset = self.index(index, scope)
         self.bound = {}
         if mask is not None and not axes:  # which is inside, and no tile
@@ -557,10 +586,8 @@ class _Writer:
             if self.tile.is_whole:
                 start = f"({program} % {blocks}) * {second} + " if blocks != "1" else ""
                 lines.append(f"r = {start}tl.arange(0, {second})[None, :]")
-                if self.masks_second:
-                    lines.append(f"r_inside = r < {self.size(self.width)}")
-        if self.masks_first:
-            lines.append(f"x_inside = x < {self.size(self.rows)}")
+                lines += self.mask_lines("r", self.second) if self.masks_second else []
+        lines += self.mask_lines("x", self.first) if self.masks_first else []
         if self.tile.is_whole:
             self.whole()
         else:
@@ -574,12 +601,19 @@ class _Writer:
         self.size(self.width)
         return quotient_text(self.width, self.tile.second)
 
+    def mask_lines(self, name: str, loops: Sequence[Variable]) -> list[str]:
+        ends = self.row_ends.get(loops[0], {}) if loops else {}
+        size = math.prod(v.size for v in loops)
+        return [
+            f"{name}_inside = {name} < {self.size(size)}",
+            *(f"{mask} = {name} < {end}" for end, mask in ends.items()),
+        ]
+
     def whole(self) -> None:
         for n in (n for n in self.stages if n.op == "reduce"):
             tile = self.emit(self.top, self.counted(n, self.tile_of(self.kernel.rows[n], self.top)))
             self.top.names[n, None] = self.emit(self.top, self.reduced(n, tile))
-        for w in self.kernel.writes:
-            self.write(w, self.top)
+        self.write_all(self.kernel.writes, self.top)
 
     def loops(self) -> None:
         """A loop over the sweep for each level of reductions, and one for what is written."""
@@ -602,20 +636,31 @@ class _Writer:
             for n, name in names.items():
                 value = self.counted(n, self.tile_of(self.kernel.rows[n], scope))
                 scope.lines.append(f"{name} = {self.combined(n, name, value)}")
-            for w in writes.get(stage, ()):
-                self.write(w, scope)
+            self.write_all(writes.get(stage, ()), scope)
             start, width = "start", self.size(self.width)
             if is_backwards:
                 start = f"({width} - 1) // {self.tile.second} * {self.tile.second} - start"
             head = [f"r = {start} + tl.arange(0, {self.tile.second})[None, :]"]
-            head += [f"r_inside = r < {width}"] if self.masks_second else []
+            head += self.mask_lines("r", self.second) if self.masks_second else []
             self.top.lines.append(f"for start in range(0, {width}, {self.tile.second}):")
             self.top.lines += [f"    {line}" for line in (*head, *scope.lines)]
             for n, name in names.items():
                 self.top.names[n, None] = self.emit(self.top, self.reduced(n, name))
-        for w in self.kernel.writes:
-            if w not in inner:
-                self.write(w, self.top)
+        self.write_all([w for w in self.kernel.writes if w not in inner], self.top)
+
+    def write_all(self, writes: Sequence[Write], scope: _Scope) -> None:
+        """What is written over something that the kernel reads is written last, when all threads of the program have
+        read it."""
+        late = [w for w in writes if w.buffer in self.memory.late and w.scatter is None]
+        for w in late:
+            self.value(w.value, scope)
+        for w in writes:
+            if w not in late:
+                self.write(w, scope)
+        if late:
+            scope.lines.append("tl.debug_barrier()")
+        for w in late:
+            self.write(w, scope)
 
     def scatter(self, w: Write, scope: _Scope) -> None:
         """A write at indices that are read: of a whole tile, since each of its elements is combined with what is
@@ -650,7 +695,7 @@ class _Writer:
             return
         value = self.value(w.value, scope)
         axes = variables_of(w.index)
-        masks = self.masks(axes)
+        masks = self.masks(axes, w.buffer, w.index)
         offset = self.index(w.index, scope)
         if not axes:  # a tile of one element, as values are
             offset = f"{offset} + tl.zeros({[1] if self.is_flat else [1, 1]}, tl.int32)"
@@ -722,16 +767,16 @@ def _combined_text(sign: str, counts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"({f' {sign} '.join(texts)})"
 
 
-def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool) -> list[_Part]:
+def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Memory) -> list[_Part]:
     """Of a kernel with tiles of one dimension, the last one has a function of its own: memory is read and written in
     vectors where nothing is masked."""
     count, total = _programs_text(kernel, tile), math.prod(v.size for v in kernel.loops)
     if tile.second or programs_of(kernel, tile) < 4 or divides(tile.first, total):
-        return [_Part(_Writer(kernel, tile, interpreted, wide), "0", count)]
+        return [_Part(_Writer(kernel, tile, interpreted, wide, memory), "0", count)]
     others = str(int(count) - 1) if count.isdigit() else f"({count} - 1)"
     return [
-        _Part(_Writer(kernel, tile, interpreted, wide, whole=True), "0", others),
-        _Part(_Writer(kernel, tile, interpreted, wide), others, "1"),
+        _Part(_Writer(kernel, tile, interpreted, wide, memory, whole=True), "0", others),
+        _Part(_Writer(kernel, tile, interpreted, wide, memory), others, "1"),
     ]
 
 
@@ -749,9 +794,9 @@ def _reach(kernel: Kernel, elements: Size) -> list[Size]:
     return [*reach]
 
 
-def emitted(launch: Launch, interpreted: bool, wide: bool = False) -> Emitted:
+def emitted(launch: Launch, interpreted: bool, wide: bool = False, memory: Memory = Memory()) -> Emitted:
     """The text of a launch. wide: for any sizes, with indices of 64 bits."""
-    parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted, wide)]
+    parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted, wide, memory)]
     texts = [p.writer.text(f"kernel_{i}") for i, p in enumerate(parts)]
     helpers = dict.fromkeys(h for p in parts for h in p.writer.helpers)
     buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for p in parts for b in p.writer.buffers))}
