@@ -7,18 +7,24 @@ import torch
 
 import thunder
 from thunder.core import regions
-from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import schedule
+from thunder.executors.triton_ir import TritonKernels
 from thunder.extend import launches, memory_order
 from thunder.extend.memory_order import Needs
+from thunder.kernels import tiled
+from thunder.kernels.schedule import TooComplex
 from thunder.transforms.del_last_used import python_del
 
 from .test_triton_fuser import DEVICE, check_close, fusions, others
-from .test_triton_numbers import trained, with_fuser
+from .test_triton_numbers import trained
 
 # numpy says so where the interpreter computes what is not used, or not a number
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def with_fuser(f, **options):
+    fuser = TritonKernels("launches")
+    return thunder.jit(f, executors=[fuser, "torch"], **options), fuser
 
 
 def count(compiled):
@@ -47,7 +53,7 @@ def test_lists_of_maps_are_one_launch(no_small_regions):
         check_close(got, (x * y + 1).sin(), (x.double() * y.double() + 1).sin())
     assert count(compiled) == 1 and others(compiled) == [] and fuser.compilations == 1
     (fused,) = fusions(compiled)
-    assert fused.source.count("tl.sin") == 2, "sizes that are multiples of 1024 go without a mask, others share a text"
+    assert fused.source.count("tl.sin") == 6, "equal sizes share a text; the last tile of many has one that is masked"
 
 
 def random_maps(seed):
@@ -194,11 +200,16 @@ def test_regions_that_are_too_large_are_launched_apart(monkeypatch):
     def f(xs):
         return [(x * 2 + 1).sin() for x in xs]
 
-    xs = [torch.randn(n, device=DEVICE) for n in (3, 4, 5)]
-    monkeypatch.setattr(schedule, "LIMIT", 1)
-    assert count_of(f, xs) == 0
-    monkeypatch.setattr(schedule, "LIMIT", 4000)
+    xs, scheduled = [torch.randn(n, device=DEVICE) for n in (3, 4, 5)], tiled.scheduled
+
+    def only_small(program, *args):
+        if len(program.stores) > 1:
+            raise TooComplex("two results")
+        return scheduled(program, *args)
+
     assert count_of(f, xs) == 1
+    monkeypatch.setattr(tiled, "scheduled", only_small)
+    assert count_of(f, xs) == 3
 
 
 def count_of(f, *args):
@@ -219,15 +230,3 @@ def test_an_optimizer_is_one_launch(kind, options):
     found = fusions(compiled)
     assert found[-1].kernels == 1 and len(found[-1].region.parts) >= 4
     assert len(found[-1].over) == len(found[-1].region.outputs)
-
-
-def test_kernels_of_parts_have_the_whole_launch_only_where_they_may_share_it():
-    def f(x, y):
-        return (x * 2).sin(), y.softmax(-1) * 2
-
-    fuser = TritonFuser("triton_fuser")
-    compiled = thunder.jit(f, executors=[fuser, "torch"])
-    x, y = torch.randn(5, device=DEVICE), torch.randn(3, 70, device=DEVICE)
-    for got, e in zip(compiled(x, y), f(x, y), strict=True):
-        torch.testing.assert_close(got, e)
-    assert not any(schedule.may_share(k) and k.kind == "columns" for g in fusions(compiled) for k in g.schedule.kernels)

@@ -22,18 +22,18 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
+from thunder.executors.thin_products import (
+    is_thin_layer,
+    is_thin_product,
+    thin_layer,
+    thin_product,
+)
 from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.thin_products import (
-    is_thin_layer,
-    is_thin_product,
-    thin_layer,
-    thin_product,
-)
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible

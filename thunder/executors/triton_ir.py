@@ -19,16 +19,17 @@ from concurrent.futures import Future
 import torch
 
 from thunder.analysis.aliases import may_view
-from thunder.analysis.cost import bytes_moved, region_bytes, rules
-from thunder.core.proxies import TensorProxy, number_value
+from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, rules, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
+from thunder.executors.thin_products import is_thin_layer, is_thin_product, thin_layer, thin_product
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.by_sizes import BySizes
 from thunder.executors.triton_kernels.by_strides import KeptRegion, launch_as_text
-from thunder.executors.triton_kernels.executor import TritonExecutor
+from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launcher import (
     ALIGNMENT,
@@ -42,7 +43,7 @@ from thunder.executors.triton_kernels.launcher import (
     launch_line,
 )
 from thunder.extend import register_executor
-from thunder.extend.fusion import Unfused, computing, fusible
+from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
 from thunder.kernels import lower, overwriting, tiled, triton_cuda
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
@@ -52,11 +53,14 @@ from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import TooComplex
 from thunder.kernels.sizes import Atom, Undecided, atoms_of, divides, tuple_text
+from thunder.ops import ltorch
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.layout import padded_row, padded_strides
+from thunder.ops.rules import products
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 DEAR = 60  # instructions for an element
+SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
 TABLES = "sin", "cos"  # functions of positions, of which each layer reads the same table
 
 
@@ -67,13 +71,27 @@ class TritonKernels(TritonExecutor):
     """
 
     needs_sizes = False
-    capturable = owns_results = takes_padding = compiles_ahead = keeps_kernels = True
+    capturable = owns_results = takes_padding = adds_biases = compiles_ahead = keeps_kernels = True
 
     def __init__(self, name: str, always: bool = False):
         super().__init__(name, version=torch.__version__)
         self.always = always
         # by the names of a program: the strides of the forward's values, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
+        self._plans: TritonKernels | None = None
+        self.register_supported(ltorch.mm, self._takes_product, execution_transform=thin_product)
+        self.register_supported(ltorch.linear, self._takes_layer, execution_transform=thin_layer)
+
+    def planned(self) -> TritonKernels:
+        if self._plans is None:
+            self._plans = _Plans(self.name, self.always)
+        return self._plans
+
+    def _takes_product(self, a: TensorProxy, b: TensorProxy) -> bool:
+        return runs_on(a.device.name) and self.has_triton() and is_thin_product(a, b)
+
+    def _takes_layer(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+        return runs_on(x.device.name) and self.has_triton() and is_thin_layer(x, weight, bias)
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
         return (
@@ -99,7 +117,7 @@ class TritonKernels(TritonExecutor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         try:
-            run = self.once(region, lambda: TileRegion(region, to_torch_device(device)))
+            run = self.once(region, lambda: self.region_of(region, to_torch_device(device)))
         except Undecided:
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         if run.seconds > run.eager_seconds and not self.always:
@@ -110,6 +128,27 @@ class TritonKernels(TritonExecutor):
             inputs=(*region.inputs, *region.numbers),
             outputs=region.outputs,
             bsyms=region.bound_symbols,
+        )
+
+    def region_of(self, region: Region, device: torch.device) -> TileRegion:
+        return TileRegion(region, device)
+
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """A small map over one space of sizes. Not a single cast of a matmul, which the matmul itself writes (see
+        `transforms.wide_products`)."""
+        operations = computing(region)
+        tensors = tensors_in((*region.inputs, *region.outputs))
+        return (
+            bool(operations)
+            and has_numbers([t.shape for t in tensors]) is False
+            and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
+            and sum(map(nbytes, tensors)) <= SHARED
+            and all(b.sym.reshapes or all(map(lower.is_map, lower.primitives(b))) for b in region.bound_symbols)
+            and not any(
+                i in producer and products.in_float32.of(producer[i].sym) is not None
+                for i in region.inputs
+                if len(operations) == 1
+            )
         )
 
     def writing_over(
@@ -144,6 +183,16 @@ def _is_dear(primitive: BoundSymbol) -> bool:
     return lower.ROWS[primitive.sym.id] in lower.DEAR_ROWS or any(
         n in TABLES or tiled.INSTRUCTIONS.get(n, 1) >= DEAR for n in names
     )
+
+
+class _Plans(TritonKernels):
+    """Makes kernels without compiling them, for plans."""
+
+    def has_triton(self) -> bool:
+        return True
+
+    def region_of(self, region: Region, device: torch.device) -> TileRegion:
+        return TileRegion(region, device, is_planned=True)
 
 
 def _computes(primitive: BoundSymbol) -> bool:
@@ -190,16 +239,19 @@ class TileRegion(BySizes):
 
     Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
     inputs, of the kernels and of PyTorch's. over: by number of an output, that of the input that it is written over
-    (see `writing_over`). Raises Unfused where no kernels are made, and Undecided where they would have to know more of
-    symbolic sizes.
+    (see `writing_over`). Raises Unfused where no kernels are made, TooLarge where halves may have some, and Undecided
+    where they would have to know more of symbolic sizes.
     """
 
-    def __init__(self, region: Region, device: torch.device):
+    def __init__(self, region: Region, device: torch.device, is_planned: bool = False):
+        """is_planned: whether it is compiled for no device, and is not called."""
         super().__init__(region)
-        self.device = device
-        self.interpreted = interpreting()
+        self.device, self.is_planned = device, is_planned
+        self.interpreted = interpreting() and not is_planned
         self.program: Program = lower.lowered(region, self.numbers)
-        self.machine: Gpu = planned_gpu() if self.interpreted or device.type != "cuda" else _measured(device)
+        self.machine: Gpu = (
+            planned_gpu() if interpreting() or is_planned or device.type != "cuda" else _measured(device)
+        )
         self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
         self._expected: dict[tuple, Variant] = {}
@@ -214,14 +266,15 @@ class TileRegion(BySizes):
             if region.numbers:
                 assert self.source  # which raises Undecided
         except TooComplex as error:
-            raise Unfused(str(error)) from None
+            reason = Unfused(str(error)) if len(region.bound_symbols) == 1 else TooLarge()
+            raise reason from None
         self.seconds = sum(launch.seconds(self.machine) for launch in launches)
         self.eager_seconds = seconds_of_operations(region, self.machine)
 
     def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
         """The launches for inputs of these strides, and the strides of the results."""
         if strides not in self._schedules:
-            of_buffers, layout = self.of_buffers(self.program, strides)
+            of_buffers, layout = self.of_buffers(self.program, strides, not self.is_planned)
             self._schedules[strides] = tiled.scheduled(self.program, of_buffers, self.machine), layout
         return self._schedules[strides]
 
@@ -312,7 +365,8 @@ class TileRegion(BySizes):
     # ---------------------------------------------------------------------------------------------- compiling
     def expect(self, strides: tuple) -> None:
         """Compiles kernels for inputs of these strides in the background."""
-        if strides not in self._variants and strides not in self._expected and not self.interpreted:
+        is_known = strides in self._variants or strides in self._expected
+        if not is_known and not self.interpreted and not self.is_planned:
             self._expected[strides] = Variant(self, strides)
 
     def finish(self) -> None:

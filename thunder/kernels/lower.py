@@ -359,6 +359,11 @@ def _extremes(to: Lowering, b: BoundSymbol) -> tuple[Node, Node]:
 _SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD, "ltorch.logcumsumexp": "logsumexp"}
 
 
+def is_map(b: BoundSymbol) -> bool:
+    """Whether a primitive computes each element of elements at the same index."""
+    return ROWS[b.sym.id] in (_elementwise, _cast, _full, _same)
+
+
 def is_scan(b: BoundSymbol) -> bool:
     """Whether a primitive is a scan, which not every target has."""
     return ROWS[b.sym.id] in (_scan, _product_gradient, _extremes)

@@ -339,7 +339,7 @@ class _Writer:
 
     def row_mask(self, loops: Sequence[Variable], buffer: Buffer | None, index: Index | None) -> str | None:
         """The mask of a row with the memory behind it: where a loop runs along it, and other loops from row to row."""
-        if buffer not in self.memory.rows or index is None or len(loops) != 1:
+        if buffer is None or index is None or buffer not in self.memory.rows or len(loops) != 1:
             return None
         count, end = self.memory.rows[buffer]
         if count != loops[0].size:
@@ -604,10 +604,8 @@ class _Writer:
     def mask_lines(self, name: str, loops: Sequence[Variable]) -> list[str]:
         ends = self.row_ends.get(loops[0], {}) if loops else {}
         size = math.prod(v.size for v in loops)
-        return [
-            f"{name}_inside = {name} < {self.size(size)}",
-            *(f"{mask} = {name} < {end}" for end, mask in ends.items()),
-        ]
+        inside = f"{name}_inside = {name} < {self.size(size)}"
+        return [inside, *(f"{mask} = {name} < {end}" for end, mask in ends.items())]
 
     def whole(self) -> None:
         for n in (n for n in self.stages if n.op == "reduce"):
@@ -797,7 +795,8 @@ def _reach(kernel: Kernel, elements: Size) -> list[Size]:
 def emitted(launch: Launch, interpreted: bool, wide: bool = False, memory: Memory = Memory()) -> Emitted:
     """The text of a launch. wide: for any sizes, with indices of 64 bits."""
     parts = [part for k, tile in launch.kernels for part in _parts(k, tile, interpreted, wide, memory)]
-    texts = [p.writer.text(f"kernel_{i}") for i, p in enumerate(parts)]
+    functions = _functions(parts)
+    parts = [part for those in functions.values() for part in those]
     helpers = dict.fromkeys(h for p in parts for h in p.writer.helpers)
     buffers = {b: f"b{i}" for i, b in enumerate(dict.fromkeys(b for p in parts for b in p.writer.buffers))}
     numbers = dict.fromkeys(n for p in parts for n in p.writer.numbers)
@@ -806,14 +805,26 @@ def emitted(launch: Launch, interpreted: bool, wide: bool = False, memory: Memor
         numbers |= dict.fromkeys(atoms_of(sizes))
     names = dict.fromkeys(op for p in parts for op in p.writer.computed_ops)
     name = "_".join(["fused", *list(names or ["copy"])[:8]])
-    body = "\n".join(f"    {line}" for line in _calls(parts, buffers))
+    body = "\n".join(f"    {line}" for line in _calls([*functions.values()], buffers))
     # Triton 3.6 makes no number of an argument for range() with NumPy 2.4, where it interprets
     parameters = [*buffers.values(), *(f"{n.name}{': tl.constexpr' if interpreted else ''}" for n in numbers)]
     entry = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
-    text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *texts, entry])
+    text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *functions, entry])
     limits = _limits(parts, numbers) if not wide else ()
     programs = _combined_text("+", [p.count for p in parts])
     return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits)
+
+
+def _functions(parts: Sequence[_Part]) -> dict[str, list[_Part]]:
+    """The texts of functions, with the parts that each one computes: equal ones are one function, of the buffers of the
+    part that a program is in."""
+    functions: dict[tuple, list[_Part]] = {}
+    for part in parts:
+        key = part.writer.text("kernel"), *(b.dtype for b in part.writer.buffers), *part.writer.numbers.values()
+        functions.setdefault(key, []).append(part)
+    return {
+        key[0].replace("def kernel(", f"def kernel_{i}(", 1): those for i, (key, those) in enumerate(functions.items())
+    }
 
 
 def _limits(parts: Sequence[_Part], numbers: Iterable[Atom | Scalar]) -> tuple[Extent, ...]:
@@ -822,24 +833,34 @@ def _limits(parts: Sequence[_Part], numbers: Iterable[Atom | Scalar]) -> tuple[E
     return tuple(dict.fromkeys([*(n for p in parts for n in p.writer.limits), *arguments]))
 
 
-def _calls(parts: Sequence[_Part], buffers: Mapping[Buffer, str]) -> list[str]:
-    """The lines that call the kernel of a program."""
+def _calls(functions: Sequence[Sequence[_Part]], buffers: Mapping[Buffer, str]) -> list[str]:
+    """The lines that call the kernel of a program. functions: the parts that each one computes."""
     calls, ends = [], list[str]()
-    for i, part in enumerate(parts):
-        start = _combined_text("+", ends) if ends else "0"
-        number = _number_text(start, part.first)
-        ends.append(part.count)
-        arguments = [number, *(buffers[b] for b in part.writer.buffers), *part.writer.numbers.values()]
-        calls.append((_combined_text("+", ends), f"kernel_{i}({', '.join(arguments)})"))
+    for i, parts in enumerate(functions):
+        ranges, start = [], "0"
+        names = [f"k{i}_{name}" for name in parts[0].writer.buffers.values()]
+        for part in parts:
+            start = _combined_text("+", ends) if ends else "0"
+            own = [buffers[b] for b in part.writer.buffers]
+            lines = [f"k{i}_program = {_number_text(start, part.first)}"]
+            lines += [f"{n} = {b}" for n, b in zip(names, own, strict=True)]
+            ends.append(part.count)
+            ranges.append((_combined_text("+", ends), lines))
+        arguments = [f"k{i}_program", *names]
+        if len(parts) == 1:
+            arguments = [_number_text(start, parts[0].first), *(buffers[b] for b in parts[0].writer.buffers)]
+        call = f"kernel_{i}({', '.join([*arguments, *parts[0].writer.numbers.values()])})"
+        calls.append((ranges[-1][0], [*(_chosen(ranges) if len(parts) > 1 else ()), call]))
+    return ["program = tl.program_id(0)", *_chosen(calls)]
 
-    def chosen(calls: Sequence[tuple[str, str]]) -> list[str]:
-        if len(calls) == 1:
-            return [calls[0][1]]
-        middle = len(calls) // 2
-        first, second = ([f"    {line}" for line in chosen(half)] for half in (calls[:middle], calls[middle:]))
-        return [f"if program < {calls[middle - 1][0]}:", *first, "else:", *second]
 
-    return ["program = tl.program_id(0)", *chosen(calls)]
+def _chosen(ranges: Sequence[tuple[str, list[str]]]) -> list[str]:
+    """The lines of the range that a program is in. ranges: the end of each, and its lines."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    first, second = ([f"    {line}" for line in _chosen(half)] for half in (ranges[:middle], ranges[middle:]))
+    return [f"if program < {ranges[middle - 1][0]}:", *first, "else:", *second]
 
 
 def _number_text(start: str, first: str) -> str:

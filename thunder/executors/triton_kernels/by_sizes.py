@@ -106,9 +106,11 @@ class BySizes(ByStrides):
         shapes = [self.numbers.shape(p.shape) for p in self.region.outputs if isinstance(p, TensorProxy)]
         return [ordered_like(shape, s) for shape, s in zip(shapes, results, strict=True)]
 
-    def of_buffers(self, program: Program, strides: tuple) -> tuple[dict[Buffer, tuple], list[tuple]]:
+    def of_buffers(
+        self, program: Program, strides: tuple, fakes: bool = True
+    ) -> tuple[dict[Buffer, tuple], list[tuple]]:
         """The strides of a program's inputs and outputs, for inputs of these strides; and those of the results."""
-        layout = self.layout_for(strides)
+        layout = self.layout_for(strides, fakes)
         known = dict(zip(program.inputs, strides, strict=True))
         outputs = [s.buffer for s in program.stores if s.buffer.kind == "output"]
         return known | {b: layout[b.number] for b in outputs}, layout
