@@ -192,6 +192,7 @@ def _cast_back(g, y, a, *, device=None, dtype=None, copy=False, memory_format=No
 
 
 gradient_of_first(to, _cast_back)
+gradient_of_first(convert_element_type, lambda g, y, a, dtype: _cast_back(g, y, a))
 gradient_of_first(half_gradient, lambda g, y, a, dtype: to(g, dtype=a.dtype))
 
 
