@@ -131,10 +131,10 @@ class TileItem(Item):
 
     is_spread: whether what a reduction binds is apart in memory and too much for a tile. What reads it is another
     kernel, which need not read memory in such an order. is_apart: whether it is no item of a kernel with a reduction
-    that it reads.
+    that it reads; is_alone: whether it has kernels of its own.
     """
 
-    is_spread = is_apart = False
+    is_spread = is_apart = is_alone = False
 
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
         super().lay_out(graph, strides)
@@ -174,6 +174,8 @@ class TileGroup(Group):
 
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
         assert isinstance(item, TileItem), "schedules of GPUs have such items"
+        if item.is_alone or any(isinstance(i, TileItem) and i.is_alone for i in self.items):
+            return None
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
         if (
             self.row is not None
@@ -226,30 +228,34 @@ def loads_of(body: Node) -> list[Node]:
 
 def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> list[Launch]:
     """The launches of a program, for buffers of these strides. Raises TooComplex."""
-    strides, program = dict(strides), stored_moves(aligned_scans(program), machine)
+    strides, (program, alone) = dict(strides), stored_moves(aligned_scans(program), machine)
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
     program = split_reductions(program, strides, machine)
     apart: frozenset = frozenset()
-    kernels = _kernels(program, dict(strides), machine, apart)
+    kernels = _kernels(program, dict(strides), machine, apart, alone)
     while more := _faster_apart(kernels, machine) - apart:
         apart |= more
-        kernels = _kernels(program, dict(strides), machine, apart)
+        kernels = _kernels(program, dict(strides), machine, apart, alone)
     return launches_of([(k, tile) for _, k, tile in kernels], machine)
 
 
 def _kernels(
-    program: Program, strides: dict[Buffer, Sequence[int]], machine: Gpu, apart: Container[Buffer]
+    program: Program,
+    strides: dict[Buffer, Sequence[int]],
+    machine: Gpu,
+    apart: Container[Buffer],
+    alone: Container[Buffer],
 ) -> list[tuple[Group, Kernel, Tile]]:
     """The kernels with the groups that they compute, and their tiles. apart: buffers that are not written by kernels of
-    the reductions that they read."""
+    the reductions that they read; alone: those that have kernels of their own."""
     graph, reductions, items = program.graph, Reductions(program.graph, TileItem), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
             if node.op in BINDERS:
                 items += reductions.register(node)
         item = TileItem(store.value, store.axes, (), store)
-        item.is_apart = store.buffer in apart
+        item.is_apart, item.is_alone = store.buffer in apart, store.buffer in alone
         items.append(item)
     for item in items:
         item.lay_out(graph, strides)
@@ -290,9 +296,10 @@ def _faster_apart(kernels: Sequence[tuple[Group, Kernel, Tile]], machine: Gpu) -
         rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
         work = instructions(dict.fromkeys(n for w in swept for n in above_reductions(w.value)))
         alone = machine.launch + max(machine.moving(kernel.bytes), rows * width * work * machine.instruction)
-        reducing, _ = _best_tile(
-            rows, width, _across(kernel), kernel.bytes / 2, [instructions(nodes_of(kernel)) / 2], 8, machine
-        )
+        roots = [*kernel.rows.values()]
+        passes = [instructions(dict.fromkeys(n for r in roots for n in above_reductions(r)))]
+        reads = Work(rows, width, _across(kernel), kernel.bytes / 2, passes, live_values(roots), len(roots))
+        reducing, _ = _best_tile(reads, machine, is_known=all(isinstance(v.size, int) for v in kernel.sweep))
         if kernel.seconds > 1.2 * (alone + reducing):
             written = {w.buffer for w in swept}
             result |= {i.store.buffer for i in group.items if i.store is not None and i.store.buffer in written}
@@ -302,9 +309,11 @@ def _faster_apart(kernels: Sequence[tuple[Group, Kernel, Tile]], machine: Gpu) -
 # ------------------------------------------------------------------------------------------------ moved values
 
 
-def stored_moves(program: Program, machine: Gpu) -> Program:
+def stored_moves(program: Program, machine: Gpu) -> tuple[Program, frozenset[Buffer]]:
     """The program in which values that are needed at several indices are stored, where that takes less than computing
-    them at each one: `f(x)[j] + f(x)[n - j]` has `f(x)` in scratch memory for the second."""
+    them at each one: `f(x)[j] + f(x)[n - j]` has `f(x)` in scratch memory for the second. So are concatenations, each
+    piece of which a kernel with other values computes at all indices: kernels of pieces do not. Their buffers are
+    returned as well."""
     graph = program.graph
     nodes = in_order(s.value for s in program.stores)
     present = {*nodes}
@@ -318,20 +327,27 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
                 of_value.setdefault(value, {})[m] = at
                 axes[value] = free
                 plain |= {value} if is_present else set()
+    lost: dict[Node, float] = {}  # by concatenation, instructions for an element that is in other pieces
+    roots = {n for s in program.stores for n in (s.value, *(s.value.args if s.value.op == "cast" else ()))}
+    for n in nodes:
+        if n.op == "concat" and n not in roots and (count := _lost_instructions(n)) >= 8:
+            value, free, at = canonical_form(graph, n)
+            of_value.setdefault(value, {})[n] = at
+            axes[value], lost[value] = free, count
     by, stores = dict[Node, Node](), list[Store]()
     number = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
     for value, those in of_value.items():
         count = elements(axes[value])
         work = instructions(m for m in above_reductions(value) if m.op not in BINDERS)
         places = {tuple((opened(i).constant, *opened(i).terms.values()) for i in at) for at in those.values()}
-        again = (len(places) + (value in plain) - 1) * count * work * machine.instruction
+        again = max((len(places) + (value in plain) - 1) * work, lost.get(value, 0.0)) * count * machine.instruction
         if again <= machine.launch + machine.moving(2.5 * count * value.dtype.bytes):
             continue
         buffer = Buffer("scratch", number + len(stores), tuple(v.size for v in axes[value]), value.dtype)
         stores.append(Store(buffer, axes[value], value))
         by |= {n: graph.make("load", (), n.dtype, (buffer, at, ())) for n, at in those.items()}
     if not by:
-        return program
+        return program, frozenset()
     known = dict(by)
 
     def there(node: Node) -> Node:
@@ -342,7 +358,20 @@ def stored_moves(program: Program, machine: Gpu) -> Program:
         read = {n.what[0] for n in in_order([store.value]) if n.op == "load"}
         last = max((i for i, s in enumerate(result) if s.buffer in read), default=-1)
         result.insert(last + 1, store)
-    return Program(graph, program.inputs, result)
+    return Program(graph, program.inputs, result), frozenset(s.buffer for s in stores if s.value in lost)
+
+
+def _lost_instructions(concat: Node) -> float:
+    """How many instructions for an element a concatenation takes more than its pieces at their own indices; 0 where
+    there are no kernels of pieces."""
+    along, starts, end = concat.what
+    ends = (*starts[1:], end)
+    if [*opened(along).terms.values()] != [1] or not all(isinstance(n, int) for n in (*starts, end)):
+        return 0.0
+    work = [instructions(n for n in above_reductions(piece) if n.op not in BINDERS) for piece in concat.args]
+    own = sum(w * (high - low) for w, low, high in zip(work, starts, ends, strict=True)) / (end - starts[0])
+    together = dict.fromkeys(n for piece in concat.args for n in above_reductions(piece))
+    return instructions(n for n in together if n.op not in BINDERS) - own
 
 
 def _parts_in_order(graph: Graph, node: Node, present: set[Node]) -> list[tuple[Node, bool]]:
@@ -694,17 +723,18 @@ def _split(
     length = rounded_up(longest.size, count)
     count = count if isinstance(length, Extent) else -(-size // length)  # for smaller sizes some may be empty
     is_known = all(isinstance(a.size, int) for a in bound)
-    at_once = elements_at_once([body])
     # the same programs compute all elements of a row that need the reduction, unless it is split
     whole = [r for r in users if elements(r.axes) == rows * width]
     after = instructions(dict.fromkeys(n for r in whole for n in above_reductions(r)))
     passes = [work, after] if whole else [work]
-    alone, tile = _best_tile(rows, width, items, moved * len(passes), passes, at_once, machine, is_known)
-    together, _ = _best_tile(rows * count, -(-width // count), items, moved, [work], at_once, machine, is_known)
+    live = live_values([body])
+    alone, tile = _best_tile(Work(rows, width, items, moved * len(passes), passes, live), machine, is_known)
+    ranges = Work(rows * count, -(-width // count), items, moved, [work], live)
+    together, _ = _best_tile(ranges, machine, is_known)
     if whole:
         together += machine.launch + max(machine.moving(moved), rows * width * after * machine.instruction)
     elif not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
-        alone, _ = _best_tile(rows, width, items, moved, [work, work], at_once, machine, is_known)
+        alone, _ = _best_tile(Work(rows, width, items, moved, [work, work], live), machine, is_known)
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
@@ -941,18 +971,18 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
 
 
 def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
-    outer, sweep = kernel.loops[: kernel.outer], kernel.sweep
-    rows, width = elements(outer), elements(sweep)
-    moved = sum(size for _, size, _ in _accesses(kernel))
-    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
     ways = {n.what[3] for n in kernel.rows if n.op == "scan"}
-    is_known = all(isinstance(v.size, int) for v in sweep)
+    is_known = all(isinstance(v.size, int) for v in kernel.sweep)
     if len(ways) > 1 and not is_known:
         raise Undecided
-    at_once = elements_at_once(roots)
-    return _best_tile(rows, width, _across(kernel), moved, _passes(kernel), at_once, machine, is_known, len(ways) > 1)[
-        1
-    ]
+    return _best_tile(_work_of(kernel), machine, is_known, len(ways) > 1)[1]
+
+
+def _work_of(kernel: Kernel) -> Work:
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
+    moved = kernel.bytes or sum(size for _, size, _ in _accesses(kernel))
+    return Work(rows, width, _across(kernel), moved, _passes(kernel), live_values(roots), len(kernel.rows))
 
 
 def _passes(kernel: Kernel) -> list[float]:
@@ -976,60 +1006,66 @@ def _across(kernel: Kernel) -> list[int]:
     ]  # fmt: skip
 
 
-def _best_tile(
-    rows: int,
-    width: int,
-    items: Sequence[int],
-    moved: float,
-    passes: Sequence[float],
-    at_once: int,
-    machine: Gpu,
-    is_known: bool = True,
-    is_whole: bool = False,
-) -> tuple[float, Tile]:
-    """The tile of a reduction that is predicted to be fastest, and its seconds. items: bytes of the elements that lie
-    together along rows. moved: bytes. passes: the instructions for an element of each pass over a row. at_once: the
-    most elements of a thread where the values of all are in registers. is_known: whether the width is the same for all
-    sizes, so that a tile can have all of it; is_whole: whether it has to have it."""
-    share = elements_of_thread(sum(passes))
-    at_once = min(share, at_once)
-    whole, most = power_of_two(width), min(WIDEST, 512 * share)  # a thread of 32 warps has half as many registers
-    most = max(most, whole) if is_whole else most
-    best: tuple[float, Tile] | None = None
-    first = min(power_of_two(rows), SEGMENT // 2 // max(items)) if items else 1  # half of what is read at least
-    while first <= min(128, power_of_two(rows)):
-        tiles = []
-        if is_known and first * whole <= most and (items or first * whole <= 4096 or first == 1):
-            tiles.append(Tile(first, whole, warps_of(first * whole, at_once if first > 1 else share)))
-        is_together = not items or first * max(items) >= 2 * SEGMENT or first >= rows  # what lies together is read so
-        is_long = not is_whole and (not is_known or first * whole > min(2048, most))
-        if is_long and is_together and (items or first == 1):
-            tiles += [Tile(first, max(8, 32 * w * at_once // first), w, False) for w in (4, 8, 16)]
-        for tile in tiles:
-            seconds = _seconds(rows, width, tile, items, moved, passes, machine)
-            if best is None or seconds < best[0]:
-                best = seconds, tile
-        first *= 2
-    if best is None and is_whole:
-        return 0.0, Tile(1, whole, warps_of(whole, share))
-    assert best is not None, "a tile of one row"
-    return best
+class Work(NamedTuple):
+    """What a kernel of reductions does. rows, width: elements of each dimension. items: bytes of the elements that lie
+    together along rows. moved: bytes. passes: the instructions for an element of each pass over a row that is no whole
+    tile. live: the values of an element that are needed at once. reductions: how many there are."""
+
+    rows: int
+    width: int
+    items: Sequence[int]
+    moved: float
+    passes: Sequence[float]
+    live: int
+    reductions: int = 1
 
 
-def _seconds(
-    rows: int, width: int, tile: Tile, items: Sequence[int], moved: float, passes: Sequence[float], machine: Gpu
-) -> float:
-    programs = -(-rows // tile.first)
-    share = machine.share(programs * tile.warps)
-    waste = max([1.0, *(0.5 + SEGMENT / (tile.first * b) for b in items)])
-    steps = -(-width // tile.second)
+def _best_tile(work: Work, machine: Gpu, is_known: bool = True, is_whole: bool = False) -> tuple[float, Tile]:
+    """The tile of a reduction that is predicted to be fastest, and its seconds. is_known: whether the width is the same
+    for all sizes, so that a tile can have all of it; is_whole: whether it has to have it."""
+    tiles = list(_tiles(work, is_known, is_whole))
+    return min(((_seconds(work, tile, machine), tile) for tile in tiles), key=lambda pair: pair[0])
+
+
+def _tiles(work: Work, is_known: bool, is_whole: bool) -> Iterator[Tile]:
+    """The tiles among which the fastest is chosen."""
+    whole, rows = power_of_two(work.width), power_of_two(work.rows)
+    least = min(rows, SEGMENT // 2 // max(work.items)) if work.items else 1  # half of what is read at least
+    for first in (least << n for n in range(8)):
+        if first > max(least, min(128, rows, 128 if work.items else 4)):
+            break
+        if is_known and (first * whole <= WIDEST or is_whole and first == least):
+            yield from {Tile(first, whole, warps_of(first * whole, share)): None for share in (4, 8, 16)}
+        for warps, share in ((4, 4), (4, 8), (8, 8), (16, 4), (16, 8), (16, 16)):
+            second = max(8, 32 * warps * share // first)
+            if not is_whole and (second < whole or not is_known):
+                yield Tile(first, second, warps, False)
+
+
+def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
+    """What a kernel takes with a tile. The shares of a launch in it were fitted to 980 tiles of 98 kernels of random
+    programs on an H200."""
+    rows, width = work.rows, work.width
+    programs, steps = -(-rows // tile.first), 1 if tile.is_whole else -(-width // tile.second)
+    count = 1 if tile.is_whole else len(work.passes)
+    of_thread = max(1.0, tile.first * tile.second / (32 * tile.warps))
+    # a tile of rows changes its layout between threads, and a loop reads ahead: the values of all elements are live
+    at_once = 0.3 if tile.first == 1 and tile.is_whole else 1.2
+    registers = 24 + at_once * work.live * of_thread
+    resident = machine.resident(tile.warps, registers)
+    share = min(1.0, programs * tile.warps / machine.multiprocessors / machine.warps, resident / machine.warps)
+    waste = max([1.0, *(0.5 + SEGMENT / (tile.first * b) for b in work.items)])
     padded = programs * tile.first * tile.second * steps
-    again = 1.0 if tile.is_whole else 1 + 0.5 * (len(passes) - 1)
-    moving = machine.moving(moved) * waste * again / min(1.0, 2 * share)
-    computing = padded * sum(passes) * machine.instruction / share
-    waves = -(-programs * tile.warps // (machine.multiprocessors * 48))
-    waiting = 0.3 * waves * (1 if tile.is_whole else steps * len(passes))
-    return machine.launch * (1 + waiting) + max(moving, computing) + min(moving, computing) / 4
+    again = 1 + 0.5 * (count - 1)
+    moving = machine.moving(work.moved) * waste * again * math.sqrt(max(1.0, padded / (rows * width)))
+    moving /= min(1.0, 2 * share)
+    each = sum(work.passes)
+    turning = 5 * each / max(20.0, each) / max(1.0, each) if work.items else 0.0
+    computing = padded * each * (1 + turning) * machine.instruction * max(1.0, registers / 255) / share
+    waves = max(1.0, programs * tile.warps / (machine.multiprocessors * resident))
+    waiting = 0.2 + 0.05 * steps * count * math.sqrt(of_thread) + 0.02 * tile.first * tile.second / 1024
+    waiting += 0.03 * math.log2(tile.warps) * work.reductions
+    return machine.launch * (0.8 + waves * waiting) + max(moving, computing) + min(moving, computing) / 4
 
 
 # ------------------------------------------------------------------------------------------------ cost
@@ -1044,7 +1080,7 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     kernel.bytes = sum(used.values())
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
     if kernel.rows:
-        kernel.seconds = _seconds(rows, width, tile, _across(kernel), kernel.bytes, _passes(kernel), machine)
+        kernel.seconds = _seconds(_work_of(kernel), tile, machine)
     else:
         work = instructions(nodes_of(kernel))
         share = machine.share(programs_of(kernel, tile) * tile.warps)
