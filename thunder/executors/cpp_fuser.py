@@ -288,12 +288,14 @@ def _classes(operation: BoundSymbol) -> set[str]:
     classes = set()
     for p in primitives:
         function = FUNCTIONS.get(p.sym.name)
-        if OpTags.REDUCTION_OP in p.sym.tags:
+        if lower.is_scan(p):
+            classes.add("scan")
+        elif OpTags.REDUCTION_OP in p.sym.tags:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")
         else:
             is_slow = function is not None and function.rate == "exp" or lower.is_formula(p)
-            classes.add("scan" if lower.is_scan(p) else "function" if is_slow else "map")
+            classes.add("function" if is_slow else "map")
     return classes
 
 

@@ -901,8 +901,21 @@ def written_over(w: Write, kernel: Kernel) -> Iterable[Variable]:
 
 def _fastest(index: Index, loops: Sequence[Variable]) -> Variable | None:
     """The loop along which an access is in order, or nearly so."""
-    steps = {v: abs(hint(index.terms.get(v, 0))) for v in loops if v.size != 1}
-    return min((v for v, s in steps.items() if 0 < s <= 2), key=lambda v: steps[v], default=None)
+    steps = _steps_of(index)
+    near = {v: s for v in loops if v.size != 1 and 0 < (s := steps.get(v, 0)) <= 2}
+    return min(near, key=lambda v: near[v], default=None)
+
+
+def _steps_of(index: Index) -> dict[Variable, float]:
+    """By loop, how far the elements of neighbours are apart, on average where an index divides it."""
+    steps: dict[Variable, float] = {}
+    for atom, factor in index.terms.items():
+        own = {atom: 1.0} if isinstance(atom, Variable) else _steps_of(atom.index)
+        by = hint(atom.by) if isinstance(atom, Part) and atom.remainder is False else 1
+        for v, step in own.items():
+            apart = abs(hint(factor)) * step / by
+            steps[v] = min(steps.get(v, apart), apart)
+    return steps
 
 
 def tiled(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:

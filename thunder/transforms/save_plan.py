@@ -17,7 +17,7 @@ as the peak allows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from thunder.analysis.aliases import alias_bases, is_view
 from thunder.analysis.cost import estimated_time, nbytes
 from thunder.analysis.flow import positions, producers
 from thunder.analysis.min_cut import sink_side
+from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -128,6 +129,33 @@ def _is_fixed(operation: BoundSymbol) -> bool:
     )
 
 
+def _compared(forward: Sequence[BoundSymbol], producer: Mapping[Proxy, BoundSymbol]) -> set[BoundSymbol]:
+    """The sums, scans and products whose results are compared for equality, as the gradient of a maximum does to find
+    the largest elements. Other kernels add in another order: recomputed, they would not equal what was saved."""
+    stack = [i for operation in forward if _compares(operation) for i in operation.inputs]
+    seen, found = set(stack), set[BoundSymbol]()
+    while stack:
+        operation = producer.get(stack.pop())
+        if operation is not None:
+            if _combines(operation):
+                found.add(operation)
+            stack += [i for i in operation.inputs if i not in seen]
+            seen.update(operation.inputs)
+    return found
+
+
+def _compares(operation: BoundSymbol) -> bool:
+    if operation.sym.id in ("prims.eq", "prims.ne"):
+        kinds = [a.dtype.category for a in operation.args if isinstance(a, TensorProxy)]
+        return len(kinds) == 2 and kinds[0] >= FLOAT
+    return any(map(_compares, operation.subsymbols))
+
+
+def _combines(operation: BoundSymbol) -> bool:
+    tags = operation.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP}
+    return bool(tags) or any(map(_combines, operation.subsymbols))
+
+
 def regathers(operation: BoundSymbol) -> bool:
     """Whether backwards gather the result of an operation again."""
     regathers = derivatives.regathers.of(operation.sym)
@@ -182,12 +210,13 @@ class _Flow:
         self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
         self.regathered = _regathered(self.forward, backward, returned)
         self.time = {operation: estimated_time(operation) for operation in self.forward}
+        self.compared = _compared(self.forward, self.producer)
 
     def of(self, value: Proxy) -> Proxy:
         return self.bases[value]
 
     def price(self, operation: BoundSymbol, price: float) -> float:
-        if _is_fixed(operation) or not self.gone.isdisjoint(operation.inputs):
+        if _is_fixed(operation) or operation in self.compared or not self.gone.isdisjoint(operation.inputs):
             return math.inf
         if not self.regathered.isdisjoint(operation.outputs):
             return FREE

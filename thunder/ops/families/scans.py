@@ -6,7 +6,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward, ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
@@ -14,23 +14,25 @@ from thunder.ops.registry import composite, torch_prim
 from thunder.ops.rules import batching, derivatives, effects, kernels
 from thunder.ops.shape_rules import require
 
+_TAGS = (OpTags.REDUCTION_OP,)  # an element combines others
+
 
 def _scan_meta(a, dim, *, dtype=None):
     canonical_dims(a, dim)
     return like(a, dtype=sum_dtype(a, dtype))
 
 
-@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="cuda:float32")
+@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="cuda:float32", tags=_TAGS)
 def cumsum(a, dim, *, dtype=None):
     return _scan_meta(a, dim, dtype=dtype)
 
 
-@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="cuda:float32")
+@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="cuda:float32", tags=_TAGS)
 def cumprod(a, dim, *, dtype=None):
     return _scan_meta(a, dim, dtype=dtype)
 
 
-@torch_prim(torch.logcumsumexp, torch.Tensor.logcumsumexp)
+@torch_prim(torch.logcumsumexp, torch.Tensor.logcumsumexp, tags=_TAGS)
 def logcumsumexp(a, dim):
     canonical_dims(a, dim)
     return like(a)
@@ -41,7 +43,7 @@ def _scan_pair(name: str) -> Symbol:
         canonical_dims(a, dim)
         return values_indices(name, a, a.shape)
 
-    return torch_prim(getattr(torch, name), getattr(torch.Tensor, name), name=name)(meta)
+    return torch_prim(getattr(torch, name), getattr(torch.Tensor, name), name=name, tags=_TAGS)(meta)
 
 
 cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
@@ -99,6 +101,7 @@ _scan_pair_rule(cummax)
 _scan_pair_rule(cummin)
 
 
+kernels.no_loop_of_inductor.add(cumsum, cumprod, logcumsumexp, cummax, cummin)
 kernels.layout.set("row-major", cumsum, cumprod, logcumsumexp, cummax, cummin, cumprod_backward)
 
 
