@@ -184,9 +184,9 @@ def cat_after(x, y):
 
 
 GRADIENTS = {
-    "cat before": (cat_before, [1, 2]),
-    "cat after": (cat_after, [1, 2]),
-    "products of columns": (lambda x, y: torch.cumprod(x * y, 0).sin(), [1, 3]),
+    "cat before": (cat_before, [2, 1]),
+    "cat after": (cat_after, [2, 1]),
+    "products of columns": (lambda x, y: torch.cumprod(x * y, 0).sin(), [1, 1]),
     "sums": (lambda x, y: torch.cumsum(x * y, 1).sin(), [1, 1]),
 }
 

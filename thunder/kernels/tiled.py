@@ -1036,7 +1036,9 @@ class Work(NamedTuple):
 def _best_tile(work: Work, machine: Gpu, is_known: bool = True, is_whole: bool = False) -> tuple[float, Tile]:
     """The tile of a reduction that is predicted to be fastest, and its seconds. is_known: whether the width is the same
     for all sizes, so that a tile can have all of it; is_whole: whether it has to have it."""
-    tiles = list(_tiles(work, is_known, is_whole))
+    tiles = [*_tiles(work, is_known, is_whole)] or [
+        Tile(1, power_of_two(work.width), warps_of(power_of_two(work.width), 8))
+    ]
     return min(((_seconds(work, tile, machine), tile) for tile in tiles), key=lambda pair: pair[0])
 
 
