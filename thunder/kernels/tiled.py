@@ -328,12 +328,10 @@ def stored_moves(program: Program, machine: Gpu) -> tuple[Program, frozenset[Buf
                 axes[value] = free
                 plain |= {value} if is_present else set()
     lost: dict[Node, float] = {}  # by concatenation, instructions for an element that is in other pieces
-    roots = {n for s in program.stores for n in (s.value, *(s.value.args if s.value.op == "cast" else ()))}
-    for n in nodes:
-        if n.op == "concat" and n not in roots and (count := _lost_instructions(n)) >= 8:
-            value, free, at = canonical_form(graph, n)
-            of_value.setdefault(value, {})[n] = at
-            axes[value], lost[value] = free, count
+    for n, count in _concatenations(program, nodes).items():
+        value, free, at = canonical_form(graph, n)
+        of_value.setdefault(value, {})[n] = at
+        axes[value], lost[value] = free, count
     by, stores = dict[Node, Node](), list[Store]()
     number = 1 + max((s.buffer.number for s in program.stores if s.buffer.kind == "scratch"), default=-1)
     for value, those in of_value.items():
@@ -346,9 +344,13 @@ def stored_moves(program: Program, machine: Gpu) -> tuple[Program, frozenset[Buf
         buffer = Buffer("scratch", number + len(stores), tuple(v.size for v in axes[value]), value.dtype)
         stores.append(Store(buffer, axes[value], value))
         by |= {n: graph.make("load", (), n.dtype, (buffer, at, ())) for n, at in those.items()}
-    if not by:
-        return program, frozenset()
-    known = dict(by)
+    alone = frozenset(s.buffer for s in stores if s.value in lost)
+    return (_with_stores(program, by, stores) if by else program), alone
+
+
+def _with_stores(program: Program, by: Mapping[Node, Node], stores: Sequence[Store]) -> Program:
+    """The program with other nodes in the place of some, and with stores that these read."""
+    graph, known = program.graph, dict(by)
 
     def there(node: Node) -> Node:
         return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
@@ -358,7 +360,14 @@ def stored_moves(program: Program, machine: Gpu) -> tuple[Program, frozenset[Buf
         read = {n.what[0] for n in in_order([store.value]) if n.op == "load"}
         last = max((i for i, s in enumerate(result) if s.buffer in read), default=-1)
         result.insert(last + 1, store)
-    return Program(graph, program.inputs, result), frozenset(s.buffer for s in stores if s.value in lost)
+    return Program(graph, program.inputs, result)
+
+
+def _concatenations(program: Program, nodes: Sequence[Node]) -> dict[Node, float]:
+    """Those that are no results, whose pieces take much longer together, with the instructions that are lost."""
+    roots = {n for s in program.stores for n in (s.value, *(s.value.args if s.value.op == "cast" else ()))}
+    lost = {n: _lost_instructions(n) for n in nodes if n.op == "concat" and n not in roots}
+    return {n: count for n, count in lost.items() if count >= 8}
 
 
 def _lost_instructions(concat: Node) -> float:
