@@ -721,7 +721,8 @@ def _split(
     width = elements(bound)
     moved = sum(n.dtype.bytes * touched(n) for n in loads)
     work = instructions(above_reductions(body)) + 2
-    items = [n.dtype.bytes for n, s in zip(loads, steps, strict=True) if any(s.get(a) == 1 for a in node.axes)]
+    fastest = [_fastest(opened(offset(n.what[1], strides[n.what[0]])), [*node.axes, *bound]) for n in loads]
+    items = [n.dtype.bytes for n, v in zip(loads, fastest, strict=True) if v in node.axes]
     longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size != 1))
     size = hint(longest.size)
     wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
@@ -1074,8 +1075,9 @@ def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
     count = 1 if tile.is_whole else len(work.passes)
     of_thread = max(1.0, tile.first * tile.second / (32 * tile.warps))
     # a tile of rows changes its layout between threads, and a loop reads ahead: the values of all elements are live
-    at_once = 0.3 if tile.first == 1 and tile.is_whole else 1.2
+    at_once = 0.5 if tile.first == 1 and tile.is_whole else 1.2
     registers = 24 + at_once * work.live * of_thread
+    spilled = max(1.0, registers / min(255.0, machine.registers / (32 * tile.warps))) ** 2
     resident = machine.resident(tile.warps, registers)
     share = min(1.0, programs * tile.warps / machine.multiprocessors / machine.warps, resident / machine.warps)
     waste = max([1.0, *(0.5 + SEGMENT / (tile.first * b) for b in work.items)])
@@ -1085,7 +1087,7 @@ def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
     moving /= min(1.0, 2 * share)
     each = sum(work.passes)
     turning = 5 * each / max(20.0, each) / max(1.0, each) if work.items else 0.0
-    computing = padded * each * (1 + turning) * machine.instruction * max(1.0, registers / 255) / share
+    computing = padded * each * (1 + turning) * machine.instruction * spilled / share
     waves = max(1.0, programs * tile.warps / (machine.multiprocessors * resident))
     waiting = 0.2 + 0.05 * steps * count * math.sqrt(of_thread) + 0.02 * tile.first * tile.second / 1024
     waiting += 0.03 * math.log2(tile.warps) * work.reductions
