@@ -162,7 +162,9 @@ def test_walks():
     found: dict = {name: [] for name in WALKED}
     for path in SOURCES:
         place = path.relative_to(ROOT)
-        if place.parts[0] in ("ops", "interpreter", "tests") or "triton_kernels" in place.parts:
+        if place.parts[0] in ("ops", "interpreter", "tests", "kernels") or "triton_kernels" in place.parts:
+            continue
+        if place.name == "thin_products.py":  # of the fusers
             continue
         mentioned = _mentioned(ast.parse(path.read_text()))
         for name in WALKED:

@@ -115,7 +115,7 @@ NOT_DIFFERENTIATED = {
 }  # fmt: skip
 """PyTorch has no derivative of these, or calls them under other names."""
 LEFT_TO_PYTORCH = {
-    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "grid_sampler_2d_backward",
+    "cumprod_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "grid_sampler_2d_backward",
     "grid_sampler_3d_backward",
 }  # fmt: skip
 """PyTorch's graph of these is run."""

@@ -53,7 +53,7 @@ from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import TooComplex
 from thunder.kernels.sizes import Atom, Undecided, atoms_of, divides, tuple_text
-from thunder.ops import ltorch
+from thunder.ops import ltorch, prims
 from thunder.ops.families.random import uniform_philox
 from thunder.ops.layout import padded_row, padded_strides
 from thunder.ops.rules import products
@@ -61,7 +61,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 DEAR = 60  # instructions for an element
 SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
-TABLES = "sin", "cos"  # functions of positions, of which each layer reads the same table
+TABLES = {prims.sin.name, prims.cos.name}  # functions of positions, of which each layer reads the same table
 
 
 class TritonKernels(TritonExecutor):

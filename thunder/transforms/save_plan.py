@@ -29,6 +29,7 @@ from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops import prims
 from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.rules import derivatives
 from thunder.options import compile_option
@@ -145,7 +146,7 @@ def _compared(forward: Sequence[BoundSymbol], producer: Mapping[Proxy, BoundSymb
 
 
 def _compares(operation: BoundSymbol) -> bool:
-    if operation.sym.id in ("prims.eq", "prims.ne"):
+    if operation.sym in (prims.eq, prims.ne):
         kinds = [a.dtype.category for a in operation.args if isinstance(a, TensorProxy)]
         return len(kinds) == 2 and kinds[0] >= FLOAT
     return any(map(_compares, operation.subsymbols))

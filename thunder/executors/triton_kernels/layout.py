@@ -113,7 +113,7 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
 def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | None:
     """The strides of an operation's one result, by those of its operands; None where no rule says."""
     symbol, shape = operation.sym, values.shape(operation.outputs[0])
-    operands = [values[i] for i in operation.inputs]
+    operands = [values[i] for i in operation.inputs if isinstance(i, TensorProxy)]
     if kernels.layout.of(symbol) == "second operand first":
         operands.reverse()
     if kernels.layout.of(symbol) == "memory format":
@@ -176,7 +176,7 @@ def _elementwise(operation: BoundSymbol) -> bool:
 def _converts_numbers(operation: BoundSymbol) -> bool:
     """Whether PyTorch makes a tensor of a number among an operation's arguments."""
     return bool(kernels.converts_numbers.of(operation.sym)) and any(
-        type(a) in (bool, int, float) for a in operation.args
+        type(a) in (bool, int, float) or isinstance(a, NumberProxy) for a in operation.args
     )
 
 
