@@ -69,6 +69,20 @@ def pytest_sessionfinish(session):
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def native_extension():
+    """The extension in C++ that an earlier run has left on this machine; tests/test_extension.py builds one."""
+    from thunder.runtime import disk_cache, extensions
+
+    compiler = extensions._compiler()
+    known = disk_cache.load(extensions._key(compiler)) if compiler else None
+    if known is None or known[0].get("failed"):
+        pytest.skip("no large or warm program has had the extension built on this machine")
+    if extensions.loaded_extension() is None:  # this process looked for it before it was built
+        extensions.loaded_extension.cache_clear()
+    return extensions.loaded_extension()
+
+
 @pytest.fixture(scope="session")
 def triton_interpreter():
     """Triton's interpreter without two faults. Before 3.7, it makes an index of an array of one dimension, which NumPy

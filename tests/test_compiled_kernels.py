@@ -19,7 +19,7 @@ import thunder
 from tests import fresh
 from thunder import compat
 from thunder.executors import triton_fuser
-from thunder.executors.triton_kernels import autotune, binary, launch
+from thunder.executors.triton_kernels import autotune, binary, launched, launcher
 from thunder.runtime import disk_cache
 
 if sys.platform != "linux":
@@ -57,7 +57,7 @@ def driver(directory, monkeypatch):
         "is_current_stream_capturing": lambda: False,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launched, "interpreting", lambda: False)
     monkeypatch.setattr(compat, "current_device", lambda: 0)
     monkeypatch.setattr(compat, "current_stream", lambda index: 7)
     monkeypatch.setattr(compat, "launch_kernel", lambda *arguments: calls.append(arguments), raising=False)
@@ -116,7 +116,8 @@ def test_what_kernels_call_compiles(directory):
     text = """
 from thunder.executors.triton_kernels import binary
 from thunder.executors.triton_kernels.source import HEADER
-from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
+from thunder.executors.triton_kernels.functions import FUNCTIONS
+from thunder.kernels.triton_helpers import HELPERS
 of_two = ["_floor_divide", "_remainder"]
 calls = [f"{name}(x)" for name in HELPERS if name not in ("_uniform", *of_two)]
 calls += [f"{name}(i, tl.full([1], 3, tl.int32))" for name in of_two] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))", "_rsqrt(x.to(tl.float64))"]
@@ -324,7 +325,8 @@ def test_triton_compiles_parts_and_numbers(directory):
     text = """
 import torch, thunder
 from thunder.executors import triton_fuser
-from thunder.executors.triton_kernels import binary, functions, source as sources
+from thunder.executors.triton_kernels import binary, source as sources
+from thunder.kernels.triton_helpers import HELPERS
 
 class Planned(triton_fuser._Plans):
     def runs_on(self, kinds): return True
@@ -339,7 +341,7 @@ ps, gs = ([torch.ones(s) for s in shapes] for _ in range(2))
 entry, _ = thunder.jit(update, executors=[Planned("planned"), "torch"]).entry_for((ps, gs, torch.ones(5)), {})
 (region,) = [b.sym.fn for b in entry.computation_traces[-1].bound_symbols if b.sym.is_fusion]
 ((source,), _) = region._sources(region.usual_strides())
-helpers = "".join(functions.HELPERS[h] for h in source.helpers)
+helpers = "".join(HELPERS[h] for h in source.helpers)
 arguments = ("*fp32", True),
 made = binary.binary_of(binary.Request(
     source.name, sources.HEADER + helpers + source.text,
@@ -423,8 +425,8 @@ def test_where_triton_fails_the_operations_run_and_the_next_program_tries_again(
 def test_without_triton_in_the_process(directory):
     """Importing it takes longer than all the rest, where the code is on the disk."""
     text = (
-        "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in "
-        "sys.modules if m == 'triton'])"
+        "import sys, thunder.executors.triton_kernels.launch, thunder.executors.triton_kernels.launcher as l; "
+        "l.interpreting(); print([m for m in sys.modules if m == 'triton'])"
     )
     found = fresh.run("-c", text, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert found.stdout == "[]\n"
@@ -446,7 +448,7 @@ def test_triton_may_be_half_imported(monkeypatch, modules):
         monkeypatch.setitem(sys.modules, name, module)
     for value, wanted in (("1", True), ("0", False)):
         monkeypatch.setenv("TRITON_INTERPRET", value)
-        assert launch.interpreting() == wanted
+        assert launcher.interpreting() == wanted
 
 
 # ---------------------------------------------------------------------------------------------------------------- the

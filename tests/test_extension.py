@@ -15,17 +15,8 @@ COMPILER = extensions._compiler()
 
 
 @pytest.fixture(scope="module")
-def native():
-    """A library that an earlier run has left on this machine; `test_the_library_can_be_built` builds one."""
-    found = disk_cache.load(extensions._key(COMPILER)) if COMPILER else None
-    if found is None or found[0].get("failed"):
-        pytest.skip("no large or warm program has had the extension built on this machine")
-    return extensions.loaded(found[1])
-
-
-@pytest.fixture(scope="module")
-def check_of(native):
-    return native.check_of
+def check_of(native_extension):
+    return native_extension.check_of
 
 
 def like(x, **changes):
@@ -145,10 +136,10 @@ STATES = {
 
 
 @pytest.mark.parametrize("outer", STATES)
-def test_the_compiled_key_is_pythons_in_every_state(native, outer, monkeypatch):
+def test_the_compiled_key_is_pythons_in_every_state(native_extension, outer, monkeypatch):
     compute = modes.modes_key.make()
     monkeypatch.setitem(vars(compat), "modes_key", compute)
-    modes.compile_modes_key(native.modes_key_of)
+    modes.compile_modes_key(native_extension.modes_key_of)
     compiled = compat.modes_key
     assert compiled is not compute
     for _ in range(2):
@@ -160,10 +151,10 @@ def test_the_compiled_key_is_pythons_in_every_state(native, outer, monkeypatch):
         assert compiled() == compute()
 
 
-def test_the_key_is_computed_once_for_a_state(native, monkeypatch):
+def test_the_key_is_computed_once_for_a_state(native_extension, monkeypatch):
     computed, compute = [], modes.modes_key.make()
     monkeypatch.setitem(vars(compat), "modes_key", lambda: computed.append(0) or compute())
-    modes.compile_modes_key(native.modes_key_of)
+    modes.compile_modes_key(native_extension.modes_key_of)
     for _ in range(5):
         with torch.no_grad():
             assert compat.modes_key() is compat.modes_key()

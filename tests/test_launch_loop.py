@@ -12,21 +12,10 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.cache import entry as entries
-from thunder.runtime import disk_cache, extensions
 from thunder.transforms import launch_loop
 from thunder.transforms.launch_loop import take_loops
 
-
-@pytest.fixture(scope="module", autouse=True)
-def native():
-    """An earlier run has left the extension on this machine; tests/test_extension.py builds one."""
-    compiler = extensions._compiler()
-    found = disk_cache.load(extensions._key(compiler)) if compiler else None
-    if found is None or found[0].get("failed"):
-        pytest.skip("no warm program has had the extension built on this machine")
-    if extensions.loaded_extension() is None:  # this process looked for it before it was built
-        extensions.loaded_extension.cache_clear()
-    return extensions.loaded_extension()
+pytestmark = pytest.mark.usefixtures("native_extension")
 
 
 def looped(fn, *args, **options):

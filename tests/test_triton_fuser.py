@@ -249,24 +249,29 @@ def test_random_regions_are_as_exact_as_eager(first):
     assert fused > 20
 
 
+def check_gradients(region, compiled, name):
+    """Gradients of a compiled region are as near to float64's as eager's."""
+    sides = []
+    for run, inputs in (
+        (lambda x: compiled(*x), region.placed(DEVICE)),
+        (region, region.placed(DEVICE)),
+        (region.exact, [x.double() for x in region.inputs]),
+    ):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        sides.append([x.cpu() for x in region.with_gradients(run(leaves), leaves)])
+    for deviation in judge(*sides):
+        assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, (
+            f"{deviation} for {name}:\n{region.text}"
+        )
+
+
 @pytest.mark.parametrize("first", range(0, 60, 30))
 def test_gradients_of_random_regions_are_as_exact_as_eagers(first):
     fused = 0
     for seed in range(first, first + 30):
         region = random_region(seed, SMALL, smooth=True)
         compiled = thunder.jit(region.function, executors=[Eager("random")])
-        sides = []
-        for run, inputs in (
-            (lambda x: compiled(*x), region.placed(DEVICE)),
-            (region, region.placed(DEVICE)),
-            (region.exact, [x.double() for x in region.inputs]),
-        ):
-            leaves = [x.detach().requires_grad_() for x in inputs]
-            sides.append([x.cpu() for x in region.with_gradients(run(leaves), leaves)])
-        for deviation in judge(*sides):
-            assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, (
-                f"{deviation} for seed {seed}:\n{region.text}"
-            )
+        check_gradients(region, compiled, f"seed {seed}")
         fused += bool(fusions(compiled))
     assert fused > 20
 

@@ -13,7 +13,7 @@ import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from tests.kernels.test_triton import compiled_lines, requests
 from tests.test_dynamic_sizes import Net, gradients
-from tests.test_triton_fuser import DEVICE, Eager, fusions, within_bound
+from tests.test_triton_fuser import DEVICE, Eager, check_gradients, fusions, within_bound
 from thunder.executors.cpp_fuser import CppFuser
 from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_ir import TritonKernels
@@ -245,18 +245,7 @@ def test_gradients_of_random_regions_on_other_sizes(compiled_for):
         compiled, _ = compiled_for(region.function, dynamic=True)
         for more in (0, 5):
             region = region.resized(more)
-            sides = []
-            for run, inputs in (
-                (lambda x: compiled(*x), region.placed(DEVICE)),  # noqa: B023
-                (region, region.placed(DEVICE)),
-                (region.exact, [x.double() for x in region.inputs]),
-            ):
-                leaves = [x.detach().requires_grad_() for x in inputs]
-                sides.append([x.cpu() for x in region.with_gradients(run(leaves), leaves)])
-            for deviation in judge(*sides):
-                assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, (
-                    f"{deviation} for seed {seed}, {more}:\n{region.text}"
-                )
+            check_gradients(region, compiled, f"seed {seed}, {more}")
 
 
 # -------------------------------------------------------------------------------------------------------------- training

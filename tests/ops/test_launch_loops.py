@@ -10,20 +10,12 @@ import thunder
 from tests.ops.harness import SAMPLED, samples_of, tensors_in
 from thunder.errors import ThunderError
 from thunder.ops import LTORCH
-from thunder.runtime import disk_cache, extensions
 from thunder.transforms import launch_loop
 
 SAMPLES = 4  # of each operation and type
 
 
-@pytest.fixture(scope="module", autouse=True)
-def native():
-    """An earlier run has left the extension on this machine."""
-    compiler = extensions._compiler()
-    found = disk_cache.load(extensions._key(compiler)) if compiler else None
-    if found is None or found[0].get("failed"):
-        pytest.skip("no warm program has had the extension built on this machine")
-    return extensions.loaded_extension()
+pytestmark = pytest.mark.usefixtures("native_extension")
 
 
 def outcome(run, args, kwargs):
