@@ -33,7 +33,8 @@ from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.last_sums import without_last_sums
-from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
+from thunder.executors.triton_kernels.launch import FusedRegion
+from thunder.executors.triton_kernels.launcher import interpreting
 from thunder.executors.triton_kernels.values import is_map, primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible

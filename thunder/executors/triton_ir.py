@@ -9,8 +9,6 @@ for. Under Triton's interpreter it takes tensors of any device.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +25,11 @@ from thunder.core.trace import Trace
 from thunder.errors import warn_user
 from thunder.executors.thin_products import is_thin_layer, is_thin_product, thin_layer, thin_product
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
-from thunder.executors.triton_kernels.by_sizes import BySizes
-from thunder.executors.triton_kernels.by_strides import KeptRegion, launch_as_text
+from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
+from thunder.executors.triton_kernels.launched import LaunchedRegion
 from thunder.executors.triton_kernels.launcher import (
-    ALIGNMENT,
     POINTERS,
     Launch,
     entry_lines,
@@ -234,32 +231,21 @@ def _measured(device: torch.device) -> Gpu:
     return measured_gpu(device)
 
 
-class TileRegion(BySizes):
+class TileRegion(LaunchedRegion):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
-    inputs, of the kernels and of PyTorch's. over: by number of an output, that of the input that it is written over
-    (see `writing_over`). Raises Unfused where no kernels are made, TooLarge where halves may have some, and Undecided
-    where they would have to know more of symbolic sizes.
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made, TooLarge where halves may have
+    some, and Undecided where they would have to know more of symbolic sizes.
     """
 
     def __init__(self, region: Region, device: torch.device, is_planned: bool = False):
-        """is_planned: whether it is compiled for no device, and is not called."""
-        super().__init__(region)
-        self.device, self.is_planned = device, is_planned
-        self.interpreted = interpreting() and not is_planned
+        super().__init__(region, device, is_planned)
         self.program: Program = lower.lowered(region, self.numbers)
         self.machine: Gpu = (
             planned_gpu() if interpreting() or is_planned or device.type != "cuda" else _measured(device)
         )
-        self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
-        self._expected: dict[tuple, Variant] = {}
-        self._unusual: dict[tuple, Callable] = {}
-        self.dying: frozenset[int] = frozenset()
-        self.targets: Mapping[int, int] = {}
-        self.over: dict[int, int] = {}
-        self._overwriting: dict[tuple, TileRegion] = {}
         self._shown = self.usual_strides()
         try:
             launches, _ = self.scheduled(self._shown)
@@ -315,33 +301,12 @@ class TileRegion(BySizes):
         buffers = dict.fromkeys(s.buffer for s in self.program.stores if s.buffer.kind == "output")
         return sorted(buffers, key=lambda b: b.number)
 
-    def writing_over(self, dying: frozenset[int], targets: Mapping[int, int] | None = None) -> TileRegion:
-        """The same region for calls in which these inputs die and share their memory with no other value: it writes
-        outputs over as many of them as its kernels allow. targets: `homes` of `FusionExecutor.writing_over`."""
-        targets = self.targets if targets is None else targets
-        key = dying, tuple(sorted(targets.items()))
-        known = self._overwriting.get(key)
-        if known is None:
-            known = self._overwriting[key] = copy.copy(self)
-            known._overwriting, known._variants, known._unusual, known._usual = {}, {}, {}, None
-            known._expected, known.launches = {}, {}
-            known.dying, known.targets = dying, targets
-            known.over = known._places(self.usual_strides())
-        return known
-
-    def overwritten(self, strides: tuple) -> dict[int, int]:
-        """By output, the input that it is written over for these strides."""
-        if not self.over or strides == self.usual_strides():
-            return self.over
-        there = self._places(strides)
-        return {o: i for o, i in self.over.items() if there.get(o) == i}
-
-    def _places(self, strides: tuple) -> dict[int, int]:
+    def _overwritable(self, strides: tuple) -> dict[int, int]:
         launches, layout = self.scheduled(strides)
         inputs, outputs = self.program.inputs, self.outputs()
         known = dict(zip(inputs, strides, strict=True)) | dict(zip(outputs, layout, strict=True))
         with_gaps = self.rows_apart(strides)
-        return overwriting.places(launches, inputs, outputs, known, self.dying, self.targets, with_gaps)
+        return overwriting.places(launches, inputs, outputs, known, self.dying, self.homes, with_gaps)
 
     def memory(self, strides: tuple, over: Mapping[int, int]) -> triton_cuda.Memory:
         outputs = self.outputs()
@@ -369,19 +334,6 @@ class TileRegion(BySizes):
         if not is_known and not self.interpreted and not self.is_planned:
             self._expected[strides] = Variant(self, strides)
 
-    def finish(self) -> None:
-        """Waits for the kernels that are expected. Raises RuntimeError where one is not compiled."""
-        for variant in [*self._expected.values()]:
-            for binary in variant.binaries:
-                binary.result()
-
-    def as_text(self) -> dict | None:
-        """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
-        if self.region.numbers:
-            return None
-        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in [*self.launches.items()]]
-        return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
-
     # ---------------------------------------------------------------------------------------------- calls
     def _first(self, key: tuple, args: tuple) -> Callable:
         self._shown = key
@@ -395,23 +347,8 @@ class TileRegion(BySizes):
         self.launches[key] = launch
         return launch.function(self.device, self.called())
 
-    def unusual(self, *args) -> list[torch.Tensor]:
-        """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
-        return self._unusually(args, False)
-
-    def wide(self, *args) -> list[torch.Tensor]:
-        """A call with sizes that need 64-bit indices."""
-        return self._unusually(args, True)
-
-    def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
-        tensors, numbers = self._parted(args)
-        strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
-        run = self._unusual.get((strides, aligned, wide))
-        if run is None:
-            launch = Variant(self, strides, aligned, wide).launch()
-            run = self._unusual[strides, aligned, wide] = launch.function(self.device, self.called())
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            return run(*args)
+    def _for_any_inputs(self, strides: tuple, aligned: tuple[bool, ...], wide: bool) -> Callable:
+        return Variant(self, strides, aligned, wide).launch().function(self.device, self.called())
 
 
 def row_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:

@@ -171,6 +171,10 @@ class Graph:
 
         return self.transform(node, rebuilt, lambda n: not n.axes.isdisjoint(changed), known)
 
+    def replace(self, node: Node, by: dict[Node, Node]) -> Node:
+        """A node with others in the place of some below it. by: is added to."""
+        return self.transform(node, lambda n, args: self.make(n.op, args, n.dtype, n.what), known=by)
+
     def transform(
         self,
         node: Node,

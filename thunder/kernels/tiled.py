@@ -351,11 +351,7 @@ def stored_moves(program: Program, machine: Gpu) -> tuple[Program, frozenset[Buf
 def _with_stores(program: Program, by: Mapping[Node, Node], stores: Sequence[Store]) -> Program:
     """The program with other nodes in the place of some, and with stores that these read."""
     graph, known = program.graph, dict(by)
-
-    def there(node: Node) -> Node:
-        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
-
-    result = [s.of(there(s.value)) for s in program.stores]
+    result = [s.of(graph.replace(s.value, known)) for s in program.stores]
     for store in stores:  # behind those that write what it reads
         read = {n.what[0] for n in in_order([store.value]) if n.op == "load"}
         last = max((i for i, s in enumerate(result) if s.buffer in read), default=-1)
@@ -712,7 +708,7 @@ def _users_of_reductions(program: Program) -> dict[Node, list[Node]]:
 def _split(
     graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, users: Sequence[Node]
 ) -> Node:
-    combine, bound = node.what
+    _, bound = node.what
     body, rows = node.args[0], elements(node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]
     steps = [_steps(n, strides) for n in loads]
@@ -847,14 +843,17 @@ def opened_loads(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence
             other = graph.make("load", n.args, n.dtype, (n.what[0], index, n.what[2]))
             others.setdefault(other, []).append(n)
     by = {n: other for other, those in others.items() if other in loads or len(those) > 1 for n in those}
-    known: dict[Node, Node] = {n: n for n in kernel.rows} | by
+    return _with_nodes(kernel, by, graph, strides)
 
-    def there(node: Node) -> Node:
-        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=known)
 
+def _with_nodes(
+    kernel: Kernel, by: Mapping[Node, Node], graph: Graph, strides: Mapping[Buffer, Sequence[int]]
+) -> Kernel:
+    """The kernel with other nodes in the place of some."""
+    known = {n: n for n in kernel.rows} | dict(by)
     result = Kernel(kernel.loops, kernel.outer)
-    result.rows = {node: there(body) for node, body in kernel.rows.items()}
-    result.writes = [w.of(there(w.value)) for w in kernel.writes]
+    result.rows = {node: graph.replace(body, known) for node, body in kernel.rows.items()}
+    result.writes = [w.of(graph.replace(w.value, known)) for w in kernel.writes]
     return with_loads(result, strides)
 
 
@@ -866,7 +865,7 @@ def guarded(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]
         outside.setdefault(n, {})[index] = size
     if not outside:
         return kernel
-    by: dict[Node, Node] = {n: n for n in kernel.rows}
+    by: dict[Node, Node] = {}
     for n, indices in outside.items():
         value = n
         nothing = graph.make("constant", (), n.dtype, False if n.dtype.category == BOOL else 0)
@@ -876,14 +875,7 @@ def guarded(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]
             ranges = tuple(start for start, _ in pieces), index.high + 1 if behind else size
             value = graph.make("concat", [piece for _, piece in pieces], n.dtype, (index, *ranges))
         by[n] = value
-    result = Kernel(kernel.loops, kernel.outer)
-
-    def there(node: Node) -> Node:
-        return graph.transform(node, lambda n, args: graph.make(n.op, args, n.dtype, n.what), known=by)
-
-    result.rows = {node: there(body) for node, body in kernel.rows.items()}
-    result.writes = [w.of(there(w.value)) for w in kernel.writes]
-    return with_loads(result, strides)
+    return _with_nodes(kernel, by, graph, strides)
 
 
 # ------------------------------------------------------------------------------------------------ tiles
@@ -998,13 +990,13 @@ def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
     is_known = all(isinstance(v.size, int) for v in kernel.sweep)
     if len(ways) > 1 and not is_known:
         raise Undecided
-    return _best_tile(_work_of(kernel), machine, is_known, len(ways) > 1)[1]
+    moved = sum(size for _, size, _ in _accesses(kernel))
+    return _best_tile(_work_of(kernel, moved), machine, is_known, len(ways) > 1)[1]
 
 
-def _work_of(kernel: Kernel) -> Work:
+def _work_of(kernel: Kernel, moved: int) -> Work:
     roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
-    moved = kernel.bytes or sum(size for _, size, _ in _accesses(kernel))
     return Work(rows, width, _across(kernel), moved, _passes(kernel), live_values(roots), len(kernel.rows))
 
 
@@ -1060,7 +1052,7 @@ def _tiles(work: Work, is_known: bool, is_whole: bool) -> Iterator[Tile]:
         if first > max(least, min(128, rows, 128 if work.items else 4)):
             break
         if is_known and (first * whole <= WIDEST or is_whole and first == least):
-            yield from {Tile(first, whole, warps_of(first * whole, share)): None for share in (4, 8, 16)}
+            yield from dict.fromkeys(Tile(first, whole, warps_of(first * whole, share)) for share in (4, 8, 16))
         for warps, share in ((4, 4), (4, 8), (8, 8), (16, 4), (16, 8), (16, 16)):
             second = max(8, 32 * warps * share // first)
             if not is_whole and (second < whole or not is_known):
@@ -1086,7 +1078,7 @@ def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
     moving = machine.moving(work.moved) * waste * again * math.sqrt(max(1.0, padded / (rows * width)))
     moving /= min(1.0, 2 * share)
     each = sum(work.passes)
-    turning = 5 * each / max(20.0, each) / max(1.0, each) if work.items else 0.0
+    turning = 5 / max(20.0, each) if work.items else 0.0
     computing = padded * each * (1 + turning) * machine.instruction * spilled / share
     waves = max(1.0, programs * tile.warps / (machine.multiprocessors * resident))
     waiting = 0.2 + 0.05 * steps * count * math.sqrt(of_thread) + 0.02 * tile.first * tile.second / 1024
@@ -1106,7 +1098,7 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     kernel.bytes = sum(used.values())
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
     if kernel.rows:
-        kernel.seconds = _seconds(_work_of(kernel), tile, machine)
+        kernel.seconds = _seconds(_work_of(kernel, kernel.bytes), tile, machine)
     else:
         work = instructions(nodes_of(kernel))
         share = machine.share(programs_of(kernel, tile) * tile.warps)

@@ -82,11 +82,6 @@ def _library(name, *operands):
     result = getattr(torch, name)(*numbers).numpy()
     return tl.tensor(type(first.handle)(result, first.handle.dtype), operands[0].type)
 ''',
-    "_product": """
-@triton.jit
-def _product(a, b):
-    return a * b
-""",
     "_cumsum": """
 @triton.jit
 def _cumsum(a, b):
@@ -134,14 +129,6 @@ def _cumlogsumexp(a, b):
 @triton.jit
 def _cumprod(a, b):
     return a * b
-""",
-    # the numbers of `ops.families.random.uniform_philox`
-    "_uniform": """
-@triton.jit
-def _uniform(seed, offset, element, page):
-    zero = element * 0
-    draw, _, _, _ = tl.philox(seed, zero + offset, zero, element, zero + page)
-    return (draw >> 8).to(tl.float32) * 5.9604644775390625e-08
 """,
 }
 
@@ -558,8 +545,8 @@ class _Writer:
         if combine == Combine.SUM:
             return f"tl.sum({tile}, 1)[:, None].to({kind})"
         if combine == Combine.PROD:
-            self.helpers["_product"] = None
-            return f"tl.reduce({tile}, 1, _product)[:, None]"
+            self.helpers["_cumprod"] = None
+            return f"tl.reduce({tile}, 1, _cumprod)[:, None]"
         best = f"tl.{combine[1:]}({tile}, 1)"
         if node.dtype.category == FLOAT:  # which passes NaNs over
             best = f'tl.where(tl.max(({tile} != {tile}).to(tl.int32), 1) > 0, float("nan"), {best})'

@@ -8,6 +8,14 @@ from __future__ import annotations
 # roots and quotients of which is not said how they are rounded are 1 and 2 ulp off. _nearest_bfloat16 is what the
 # device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
+    # the numbers of `ops.families.random.uniform_philox`
+    "_uniform": """
+@triton.jit
+def _uniform(seed, offset, element, page):
+    zero = element * 0
+    draw, _, _, _ = tl.philox(seed, zero + offset, zero, element, zero + page)
+    return (draw >> 8).to(tl.float32) * 5.9604644775390625e-08
+""",
     "_sqrt": """
 @triton.jit
 def _sqrt(x):

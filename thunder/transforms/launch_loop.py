@@ -136,13 +136,14 @@ class _Observer:
         results = _results(operation)
         if function is None or results is None:
             return None
-        if not all(type(x) is TensorProxy for x in operation.inputs) or not _is_known(_arguments(operation)):
+        arguments = operation.args, operation.kwargs
+        if not all(type(x) is TensorProxy for x in operation.inputs) or not _is_known(arguments):
             return None
         is_item = function is torch.Tensor.__getitem__
         is_python = isinstance(function, types.FunctionType)
         if (is_item or is_python) and any(has_numbers(x) for x in operation.inputs):
             return None  # it may look at sizes
-        args, kwargs = map_structure(self._real, _arguments(operation))
+        args, kwargs = map_structure(self._real, arguments)
         return self._native.observed(
             function, None if is_item else _name_of(function), is_item or is_python,
             args, kwargs,
@@ -190,10 +191,6 @@ def _is_known(x: Any) -> bool:
     if isinstance(x, slice):
         return all(map(_is_known, (x.start, x.stop, x.step)))
     return type(x) in _CONSTANTS or isinstance(x, _ARGUMENTS)
-
-
-def _arguments(operation: BoundSymbol) -> tuple[tuple, dict]:
-    return operation.args, operation.kwargs
 
 
 def _name_of(function: Any) -> str:

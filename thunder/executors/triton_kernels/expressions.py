@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence, Set
 from typing import NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
-from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
+from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import bracketed, compute_type, literal
 from thunder.executors.triton_kernels.reduction_places import reduced_place
@@ -23,6 +23,7 @@ from thunder.kernels.index import Index, Part, Variable, join, opened, split, st
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import Atom, Extent, at_least, hint
 from thunder.kernels.sizes import text as text_of
+from thunder.kernels.triton_helpers import HELPERS
 
 LIMIT = 2**31 - 2**20  # of places that are computed with 32 bits
 NONE: frozenset = frozenset()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER
-from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
 _ANY, _NUMBERS = (BOOL, INTEGER, FLOAT), (INTEGER, FLOAT)
 
@@ -91,13 +90,3 @@ FUNCTIONS: dict[str, Function] = {
     "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip
-# _uniform gives the numbers of `ops.random.uniform_philox`
-HELPERS: dict[str, str] = SHARED_HELPERS | {
-    "_uniform": """
-@triton.jit
-def _uniform(seed, offset, place, page):
-    zero = place * 0
-    draw, _, _, _ = tl.philox(seed, zero + offset, zero, place, zero + page)
-    return (draw >> 8).to(tl.float32) * 5.9604644775390625e-08
-""",
-}

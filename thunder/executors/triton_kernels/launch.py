@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -14,11 +11,8 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.errors import warn_user
 from thunder.executors.triton_kernels.autotune import tuned
-from thunder.executors.triton_kernels.by_sizes import BySizes
-from thunder.executors.triton_kernels.by_strides import launch_as_text
 from thunder.executors.triton_kernels.emit import emit
-from thunder.executors.triton_kernels.functions import HELPERS
-from thunder.executors.triton_kernels.launcher import ALIGNMENT, Launch, interpreting
+from thunder.executors.triton_kernels.launched import LaunchedRegion
 from thunder.executors.triton_kernels.reductions import terms_of
 from thunder.executors.triton_kernels.schedule import Schedule, may_share, schedule
 from thunder.executors.triton_kernels.source import HEADER, Source, joined
@@ -31,6 +25,7 @@ from thunder.executors.triton_kernels.variants import Compiled, Interpreted
 from thunder.extend.fusion import TooLarge
 from thunder.kernels.index import strides_of
 from thunder.kernels.sizes import Undecided
+from thunder.kernels.triton_helpers import HELPERS
 from thunder.ops.layout import padded_strides
 
 PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
@@ -41,7 +36,7 @@ def _facts(device: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, found.shared_memory_per_multiprocessor
 
 
-class FusedRegion(BySizes):
+class FusedRegion(LaunchedRegion):
     """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
 
     `expect` compiles kernels for strides in the background; those for other strides are compiled at their first call.
@@ -50,22 +45,13 @@ class FusedRegion(BySizes):
     Symbolic sizes are arguments behind the tensors. The kernels are compiled once for all sizes, for strides in terms
     of sizes.
 
-    over: by place of an output, the place of the input that it is written over if both have the same strides; see
-    `writing_over`. planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
+    planned: kernels are those of an H100 or H200 and are not compiled, so that no GPU is needed.
 
     Raises TooLarge for a region that has to be split.
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
-        super().__init__(region)
-        self.device = device
-        self.launches: dict[tuple, Launch] = {}  # by strides, of functions that were made
-        self.over = {}
-        self.planned = planned
-        self._overwriting: dict[tuple, FusedRegion] = {}
-        self.dying: frozenset[int] = frozenset()
-        self.homes: Mapping[int, int] = {}
-        self.interpreted = interpreting() and not planned
+        super().__init__(region, device, planned)
         self.autotune = autotune and not self.interpreted and not region.numbers and not region.parts
         self.multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.program = program_of(region, self.numbers)
@@ -79,31 +65,16 @@ class FusedRegion(BySizes):
         self._layouts: dict[tuple, list[tuple]] = {}
         self.schedule = self._scheduled(self.usual_strides())
         self.schedules = {self._order(self.usual_strides()): self.schedule}
-        self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected: dict[tuple, Compiled] = {}  # by strides
         if region.numbers:
             self._sources(self.usual_strides())  # raises Undecided
 
     def expect(self, strides: tuple) -> None:
         """Compiles kernels for inputs of these strides in the background."""
         if strides not in self._variants and strides not in self._expected and not (
-            self.interpreted or self.autotune or self.planned
+            self.interpreted or self.autotune or self.is_planned
         ):  # fmt: skip
             self._expected[strides] = Compiled(self, strides)
-
-    def finish(self) -> None:
-        """Waits for the kernels that are expected. Raises RuntimeError where one is not compiled."""
-        for made in self._expected.values():
-            for binary in made.binaries:
-                binary.result()
-
-    def as_text(self) -> dict[str, Any] | None:
-        """What `KeptRegion` needs, as far as calls have made it; None for a region that takes numbers."""
-        if self.region.numbers:
-            return None
-        launches = [[list(map(list, strides)), launch_as_text(launch)] for strides, launch in [*self.launches.items()]]
-        return {"device": str(self.device), "kernels": self.kernels, "launches": launches}
 
     @property
     def partial_sums(self) -> dict[int, Value]:
@@ -156,32 +127,7 @@ class FusedRegion(BySizes):
                 self.schedules[key] = self.schedule
         return self.schedules[key]
 
-    def writing_over(self, dying: frozenset[int], homes: Mapping[int, int] | None = None) -> FusedRegion:
-        """The same region for calls in which the inputs at these places die and share their memory with no other value:
-        it writes outputs over as many of them as its kernels allow. homes: see `FusionExecutor.writing_over`."""
-        homes = self.homes if homes is None else homes
-        key = dying, tuple(sorted(homes.items()))
-        found = self._overwriting.get(key)
-        if found is None:
-            found = self._overwriting[key] = self._copy()
-            found.dying, found.homes = dying, homes
-            found.over = found._places(self.usual_strides())
-        return found
-
-    def _copy(self) -> FusedRegion:
-        found = copy.copy(self)
-        found._overwriting, found._variants, found._unusual, found._usual, found.launches = {}, {}, {}, None, {}
-        found._expected = {}
-        return found
-
-    def overwritten(self, strides: tuple) -> dict[int, int]:
-        """By output, the input that it is written over for these strides."""
-        if not self.over or strides == self.usual_strides():
-            return self.over
-        there = self._places(strides)
-        return {o: i for o, i in self.over.items() if there.get(o) == i}
-
-    def _places(self, strides: tuple) -> dict[int, int]:
+    def _overwritable(self, strides: tuple) -> dict[int, int]:
         """Which outputs may be written over which of the inputs that die or have a home for them: what writes one reads
         the input there and nowhere else, no later kernel does."""
         program, dying, homes = self.scheduled(strides).program, self.dying, self.homes
@@ -226,25 +172,10 @@ class FusedRegion(BySizes):
         self.launches[key] = launch
         return launch.function(self.device, self.called())
 
-    def unusual(self, *args) -> list[torch.Tensor]:
-        """A call with inputs that are not aligned as the kernels expect, or while another device is current."""
-        return self._unusually(args, False)
-
-    def wide(self, *args) -> list[torch.Tensor]:
-        """A call with sizes that need 64-bit indices."""
-        return self._unusually(args, True)
-
-    def _unusually(self, args: tuple, wide: bool) -> list[torch.Tensor]:
-        tensors, numbers = self._parted(args)
-        strides, aligned = self._strides(tensors, numbers), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
-        run = self._unusual.get((strides, aligned, wide))
-        if run is None:
-            made = Interpreted(self, strides, wide=wide) if self.interpreted else Compiled(
-                self, strides, aligned, wide=wide
-            )  # fmt: skip
-            run = self._unusual[strides, aligned, wide] = made.function()
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            return run(*args)
+    def _for_any_inputs(self, strides: tuple, aligned: tuple[bool, ...], wide: bool) -> Callable:
+        if self.interpreted:
+            return Interpreted(self, strides, wide=wide).function()
+        return Compiled(self, strides, aligned, wide=wide).function()
 
     def _sources(
         self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = (), wide: bool = False
@@ -273,7 +204,7 @@ class FusedRegion(BySizes):
         row_major = all(s == strides_of(v.shape) for v, s in zip(inputs, strides, strict=True))
         if not self.permutes and not self.region.padded and row_major:
             return [strides_of(v.shape) for v in outputs]
-        return self.layout_for(strides, fakes=not self.planned)
+        return self.layout_for(strides, fakes=not self.is_planned)
 
 
 def _chooses_layout(operation: BoundSymbol) -> bool:

@@ -11,7 +11,6 @@ import torch
 from thunder import compat
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.expressions import LIMIT, stored_type
-from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.launcher import (
     POINTERS,
     Launch,
@@ -26,6 +25,7 @@ from thunder.executors.triton_kernels.tiles import Tile
 from thunder.kernels.index import strides_of
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.sizes import at_least, text, tuple_text
+from thunder.kernels.triton_helpers import HELPERS
 from thunder.ops.torch_types import to_torch_dtype
 
 
