@@ -4,6 +4,7 @@ keeps them there."""
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -136,3 +137,39 @@ def test_a_pytorch_that_was_not_tried_is_a_warning(running, monkeypatch):
         thunder.jit(torch.sin)
     thunder.jit(torch.cos)  # said once
     names.warn_of_untried_version.cache_clear()
+
+
+def test_an_interrupt_waits_for_an_import():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with names.interrupted_later():
+            signal.raise_signal(signal.SIGINT)
+            done.append("import")
+        done.append("behind")
+    assert done == ["import"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+INTERRUPTED = """
+import os, signal, sys, torch, thunder
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "torch._inductor.lowering" and not interrupted:
+        interrupted.append(event)
+        signal.raise_signal(signal.SIGINT)
+
+interrupted = []
+sys.addaudithook(interrupt)
+compiled, x = thunder.jit(lambda x: x.sin() + 1, executors=["inductor"]), torch.ones(300)
+try:
+    compiled(x)
+except KeyboardInterrupt:
+    print("interrupted")
+torch.testing.assert_close(compiled(x), x.sin() + 1)
+print(len(compiled.programs))
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_inductor_is_imported_leaves_it_usable():
+    done = fresh.run("-c", INTERRUPTED)
+    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "1"], done.stdout + done.stderr

@@ -53,6 +53,29 @@ def test_debug_print_passes_the_value_and_its_gradient_through(capsys):
     assert printed.split(":")[:2] == eager.split(":")[:2]
 
 
+def test_debug_print_prints_gradients_at_every_backward(capsys):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return thunder.debug_print(gradient) * 2
+
+    def program(x):
+        y = Twice.apply(x)
+        y.register_hook(thunder.debug_print)
+        return y.exp().sum()
+
+    x, compiled = torch.zeros(2, requires_grad=True), thunder.jit(program)
+    for _ in range(2):
+        compiled(x).backward()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(line.endswith("= tensor([1., 1.])") for line in lines)
+    assert thunder.cache_misses(compiled) == 1 and torch.equal(x.grad, torch.full((2,), 4.0))
+
+
 def test_debug_print_sees_what_was_written_so_far(capsys):
     def program(x):
         thunder.debug_print(x)

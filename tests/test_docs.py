@@ -11,9 +11,11 @@ import io
 import json
 import os
 import re
+import runpy
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +82,21 @@ def test_links_lead_somewhere():
             assert not section or "://" in target or section in anchors(place), (
                 f"{page.name} links to {target}#{section}"
             )
+
+
+def test_the_site_keeps_pictures_and_links_between_pages():
+    """Links to files that are no part of the site lead to the repository, or are words."""
+    space = runpy.run_path(str(ROOT / "docs" / "links.py"))
+    page, config = SimpleNamespace(file=SimpleNamespace(src_uri="design/capture.md")), SimpleNamespace(repo_url="")
+    for text in ("![flow](../flow.svg)", "[page](../verify.md)", "[chapter](guards.md#one)", "[out](https://a.b)"):
+        assert space["on_page_markdown"](text, page, config, None) == text
+    outside = "[the code](../../thunder/api.py)"
+    assert space["on_page_markdown"](outside, page, config, None) == "the code"
+    config.repo_url = "https://host/name/"
+    assert (
+        space["on_page_markdown"](outside, page, config, None)
+        == "[the code](https://host/name/blob/main/thunder/api.py)"
+    )
 
 
 def test_every_page_is_in_the_site():

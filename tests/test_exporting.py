@@ -1,16 +1,21 @@
 """`thunder.export` writes programs that another process runs without thunder and the model's code."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 
 import thunder
 from thunder.errors import ProgramFileError
-from thunder.quantization import Int8Weights
+from thunder.quantization import Int8Weights, NF4Weights
 
 
 class Attention(nn.Module):
@@ -25,50 +30,189 @@ class Attention(nn.Module):
         return self.last(F.gelu(y * self.scale)) + (0.0 if bias is None else bias)
 
 
+class Decides(nn.Module):
+    """Three ways to go, of which one returns an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        if y.sum() > 0:
+            y = y + 1
+            if 2 * y.max().item() - 1 > 3.0:
+                return {"y": y.relu(), "x": x}
+        else:
+            y = self.linear(y)
+        return {"y": y * 3, "x": x}
+
+
+class Sizes(nn.Module):
+    """A batch and a length that may change."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(10, 8), nn.Linear(8, 8)
+
+    def forward(self, ids):
+        batch, length = ids.shape
+        x = self.linear(self.embedding(ids) + torch.arange(length)[:, None]).view(batch, length, 2, 4).transpose(1, 2)
+        y = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return y.transpose(1, 2).reshape(batch, length, 8) / length
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.last = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(self.cells(x)[0][:, -1])
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def layers():
+    return nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 8))
+
+
+def numbers(*shape):
+    return lambda: torch.randn(shape)
+
+
+LENGTHS = ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=2, max=64)},)
+# name -> (model, what draws each argument, further arguments of other sizes, options of jit, options of export)
+MODELS = {
+    "attention": (Attention, [numbers(2, 5, 16)], [], {}, {}),
+    "two inputs": (Attention, [numbers(2, 5, 16), numbers(4)], [], {}, {}),
+    "convolutions": (convolutions, [numbers(2, 3, 8, 8)], [], {}, {}),
+    "recurrent": (Recurrent, [numbers(2, 5, 4)], [], {}, {}),
+    "decisions": (Decides, [numbers(3, 4)], [], {}, {}),
+    "sizes": (
+        Sizes, [lambda: torch.randint(0, 10, (3, 5))],
+        [(torch.arange(10)[None].repeat(7, 1),), (torch.arange(4).view(2, 2),)], {}, {"dynamic_shapes": LENGTHS},
+    ),
+    "int8": (layers, [numbers(3, 64)], [], {"transforms": [Int8Weights()]}, {}),
+    "nf4": (layers, [numbers(3, 64)], [], {"transforms": [NF4Weights()]}, {}),
+}  # fmt: skip
 LOADED = """
+import json
 import sys
 import torch
-path = sys.argv[1]
-x, expected = torch.load(path + ".values")
-torch.testing.assert_close(torch.export.load(path).module()(*x), expected, rtol=0, atol=1e-6)
+
+def differs(path):
+    program = torch.export.load(path).module()
+    for arguments, expected in torch.load(path + ".values"):
+        try:
+            torch.testing.assert_close(program(*arguments), expected)  # another kernel may add in another order
+        except AssertionError as error:
+            return str(error)
+
+print(json.dumps([differs(path) for path in sys.argv[1:]]))
 assert "thunder" not in sys.modules
 """
-MODELS = {
-    "attention": (Attention, lambda: (torch.randn(2, 5, 16),)),
-    "two inputs": (Attention, lambda: (torch.randn(2, 5, 16), torch.randn(4))),
-    "convolutions": (
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        lambda: (torch.randn(2, 3, 8, 8),),
-    ),
-}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_another_process_runs_it_without_thunder(name, tmp_path):
-    make, draw = MODELS[name]
+def exported(name, path, **more):
+    """The file of a model's program, and calls with their results: as many as there are ways to go, at least."""
+    make, draws, others, options, settings = MODELS[name]
     torch.manual_seed(0)
-    model, args = make().eval(), draw()
-    path = thunder.export(thunder.jit(model), tmp_path / "model.pt2", *args)
+    model = make().eval()
+    compiled, drawn = thunder.jit(model, **options), [tuple(draw() for draw in draws) for _ in range(8)]
+    calls = [*drawn, *(tuple(x * s for x in a) for a in drawn[:2] for s in (-9, 9) if a[0].is_floating_point())]
+    path = thunder.export(compiled, path, *drawn[0], **settings, **more)
+    run = compiled if options else model
     with torch.no_grad():
-        torch.save((args, model(*args)), f"{path}.values")
-    ran = subprocess.run([sys.executable, "-I", "-c", LOADED, str(path)], capture_output=True, text=True)
+        torch.save([(args, run(*args)) for args in [*calls, *others]], f"{path}.values")
+    return path
+
+
+def test_another_process_runs_them_without_thunder(tmp_path):
+    paths = [str(exported(name, tmp_path / f"{i}.pt2")) for i, name in enumerate(MODELS)]
+    ran = subprocess.run([sys.executable, "-I", "-c", LOADED, *paths], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+    assert dict(zip(MODELS, json.loads(ran.stdout), strict=True)) == dict.fromkeys(MODELS)
 
 
-def refused_in(fn, *args, tmp_path, **options):
+def test_the_calls_go_all_ways():
+    """Otherwise the test above would compare one of them."""
+    torch.manual_seed(0)
+    model, ways = thunder.jit(Decides().eval()), set()
+    for scale in (-9, -1, 1, 9):
+        model(torch.randn(3, 4) * scale)
+        ways.add(tuple(d.answer for d in thunder.last_paths(model)[0]))
+    assert ways == {(False,), (True, False), (True, True)}
+
+
+def test_a_quantized_program_is_smaller_than_its_weights(tmp_path):
+    model = nn.Linear(512, 512)
+    path = thunder.export(thunder.jit(model, transforms=[Int8Weights()]), tmp_path / "small.pt2", torch.ones(1, 512))
+    assert path.stat().st_size < 0.4 * 4 * model.weight.numel()
+
+
+CPP = Path(__file__).parents[1] / "examples" / "serve_in_cpp" / "main.cpp"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The example of C++, built."""
+    program, torch_root = tmp_path_factory.mktemp("cpp") / "serve", Path(torch.__file__).parent
+    include, libraries = torch_root / "include", torch_root / "lib"
+    built = subprocess.run(
+        [
+            os.environ.get("CXX", "c++"), "-std=c++20", "-O0", f"-I{include}",
+            f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(CPP), "-o", str(program), f"-L{libraries}",
+            f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10",
+        ],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("name", ["attention", "decisions", "sizes", "int8"])
+def test_a_program_in_cpp_runs_it(name, server, tmp_path):
+    path = exported(name, tmp_path / "model.pt2", format="aot_inductor")
+    for arguments, expected in torch.load(f"{path}.values"):
+        torch.save(list(arguments), tmp_path / "inputs.pt")
+        command = [server, path, tmp_path / "inputs.pt", tmp_path / "outputs.pt"]
+        ran = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        flat = list(expected.values()) if isinstance(expected, dict) else [expected]
+        torch.testing.assert_close(torch.load(tmp_path / "outputs.pt"), flat)
+
+
+def refused_in(fn, *args, tmp_path, settings=None, **options):
     with pytest.raises(ProgramFileError) as refused:
-        thunder.export(thunder.jit(fn, **options), tmp_path / "no.pt2", *args)
+        thunder.export(thunder.jit(fn, **options), tmp_path / "no.pt2", *args, **(settings or {}))
     assert not (tmp_path / "no.pt2").exists()
     return str(refused.value)
 
 
 def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     x = torch.ones(4)
-    assert "decides by data" in refused_in(lambda x: x + 1 if x.sum() > 0 else x, x, tmp_path=tmp_path)
     assert "has an effect" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
     assert "calls Python" in refused_in(lambda x: (print(x.sum()), x * 2)[1], x, tmp_path=tmp_path)
-    quantized = {"transforms": [Int8Weights()]}
-    assert "transforms" in refused_in(nn.Linear(64, 64), torch.ones(2, 64), tmp_path=tmp_path, **quantized)
+    assert "decides by equal" in refused_in(lambda x: x * 2 if torch.equal(x, x + 1) else x, x, tmp_path=tmp_path)
+    chosen = refused_in(lambda x: x * [1, 2, 3, 4, 5][int(x.sum().item())], x, tmp_path=tmp_path)
+    assert "decides by the value of a number" in chosen
+    makes = refused_in(lambda x: x * x.sum().item() if x.sum().item() > 0 else x, x, tmp_path=tmp_path)
+    assert "which data makes" in makes
+
+    def many(x):
+        for i in range(5):
+            x = x + 1 if x.sum() > i else x * 2
+        return x
+
+    assert "more than 16 ways" in refused_in(many, x, tmp_path=tmp_path)
+    small = {"dynamic_shapes": ({0: Dim("n", min=2)},)}
+    sizes = refused_in(lambda x: x * 2 if x.shape[0] > 3 else x, x, tmp_path=tmp_path, settings=small)
+    assert "dynamic_shapes= are not those of this program" in sizes and "min=4" in sizes
 
 
 def test_numbers_of_the_call_are_checked(tmp_path):

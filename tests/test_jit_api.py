@@ -1108,6 +1108,22 @@ def test_under_torch_func_the_original_runs_with_one_warning():
     assert torch.equal(compiled(ONES), ONES.sin().sum())
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_exporters_export_the_original_without_a_warning(called):
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).eval(), torch.ones(2, 3)
+    compiled = thunder.jit(model)
+    if called:
+        compiled(x)
+    exported = torch.export.export(compiled, (x,))
+    assert torch.equal(exported.module()(x), model(x)) and "0.weight" in exported.state_dict
+
+
+def test_an_export_without_the_transforms_warns():
+    compiled = thunder.jit(torch.nn.Linear(3, 2), transforms=[thunder.Transform()])
+    with pytest.warns(UserWarning, match="was called under torch.compile or torch.export: the original function runs"):
+        torch.export.export(compiled, (torch.ones(2, 3),))
+
+
 def test_what_a_finished_torch_func_transform_left_behind():
     """Its wrapper stands for the tensor in it, as it does for eager's operations."""
     left = []
@@ -1200,8 +1216,7 @@ def test_a_compiled_function_in_forward_mode():
 def test_under_torch_jit_trace_the_original_is_traced():
     compiled = thunder.jit(lambda x: x.sin() + 1, executors=["inductor"])
     compiled(ONES)
-    with pytest.warns(UserWarning, match="under torch.jit.trace"):
-        traced = torch.jit.trace(compiled, ONES)
+    traced = torch.jit.trace(compiled, ONES)  # as the older exporter of ONNX does
     assert torch.equal(traced(2 * ONES), (2 * ONES).sin() + 1)
 
 

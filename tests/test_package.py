@@ -115,10 +115,15 @@ def test_a_wheel_in_an_empty_environment(tmp_path):
     (packages,) = environment.glob("**/site-packages")
     (packages / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
     code = """
-import runpy, sys, torch, thunder
+import pathlib, runpy, sys, torch, thunder
 compiled = thunder.compile(torch.nn.Linear(2, 2), recipe="inference")
 assert compiled(torch.ones(1, 2)).shape == (1, 2)
 print(thunder.__file__)
+try:
+    thunder.jit(lambda x: x * x.untyped_storage().nbytes(), fallback="error")(torch.ones(2))
+except thunder.errors.CaptureError as error:
+    page, _, section = error.__notes__[0].removeprefix("See ").partition("#")
+assert section == "captureerror" and "### CaptureError" in pathlib.Path(page).read_text(), page
 sys.argv = ["thunder", "doctor"]
 runpy.run_module("thunder", run_name="__main__")
 """

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.profiler import record_function
 
 import thunder
 from thunder.compiled import compiled_of
@@ -240,3 +241,82 @@ def test_memory_that_a_step_gives_back_is_counted():
 
     found = thunder.profile(train, torch.ones(2, 256))
     assert min(found.timeline) <= -4 * 256 * 256 and abs(found.timeline[-1]) < 10_000
+
+
+class Ranged(torch.nn.Module):
+    """Two ranges, one in the other, and operations outside of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        with record_function("outer"):
+            x = self.linear(x)
+            with record_function("inner"):
+                x = torch.tanh(x * 2)
+        return x.sum()
+
+
+def ranges_of(run):
+    """The ranges of `record_function` in the order in which they open, with the ones around them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+
+    def around(event):
+        inside = [] if event.cpu_parent is None else around(event.cpu_parent)
+        return inside + [event.name] * (event.name.startswith(("outer", "inner", "raises")))
+
+    events = sorted(profiler.events(), key=lambda e: e.time_range.start)
+    return [tuple(around(e)) for e in events if e.name.startswith(("outer", "inner", "raises"))]
+
+
+@pytest.mark.parametrize("executors", [None, ["cpp"]])
+def test_ranges_of_record_function_are_in_the_profile(executors):
+    model, x = Ranged(), torch.ones(4, 8)
+    compiled = thunder.jit(model) if executors is None else thunder.jit(model, executors=executors)
+    compiled(x).backward()
+    expected = {("outer",), ("outer", "inner")}
+    assert set(ranges_of(lambda: model(x))) == expected
+    assert set(ranges_of(lambda: compiled(x))) == expected
+    loss = compiled(x)
+    inner, outer = "inner (backward)", "outer (backward)"
+    assert set(ranges_of(loss.backward)) == {(outer,), (outer, inner)}
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_ranges_of_a_training_step():
+    model, x = Ranged(), torch.ones(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @thunder.jit
+    def step(x):
+        loss = model(x)
+        loss.backward()
+        with record_function("outer update"):
+            optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for _ in range(2):
+        step(x)
+    names = {names[-1] for names in ranges_of(lambda: step(x))}
+    assert names == {"outer", "inner", "outer (backward)", "inner (backward)", "outer update"}
+
+
+def test_ranges_are_closed_where_an_operation_raises():
+    def program(table, index):
+        with record_function("raises"):
+            rows = table[index]
+        return rows * 2
+
+    compiled, table = thunder.jit(program), torch.ones(3)
+    compiled(table, torch.tensor([1]))
+
+    def run():
+        with pytest.raises(IndexError):
+            compiled(table, torch.tensor([7]))
+        with record_function("outer"):
+            pass
+
+    assert ranges_of(run)[-1] == ("outer",)

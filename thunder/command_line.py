@@ -68,7 +68,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", default="auto", help="a recipe's name: docs/recipes.md")
+    parser.add_argument("--recipe", default="auto", help="a recipe's name, such as auto or inference")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
 

@@ -212,8 +212,9 @@ class Compiled:
             return self._run_disabled(f'torch.compiler.set_stance("{stance}")', args, kwargs)
         neighbour = compat.foreign_tracer(args, kwargs)
         if neighbour:
-            text = f"{self._name} was called under {neighbour}: the original function runs"
-            self._warn_once(text, UserWarning, "neighbour")
+            if self.options.transforms or any(self.overrides) or not compat.is_exporting():
+                text = f"{self._name} was called under {neighbour}: the original function runs"
+                self._warn_once(text, UserWarning, "neighbour")
             return self.fn(*args, **kwargs)
         if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
             entry = self.stats.interpreter_cache[0]  # made in other modes

@@ -6,12 +6,14 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 from __future__ import annotations
 
 import difflib
+import functools
 import linecache
 import os
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -22,7 +24,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-HELP = "docs/troubleshooting.md"  # a section for each class of this file, and for each reason to compile again
+@functools.cache
+def help_page() -> str:
+    """The page about troubles, with a section for each class of this file, and for each reason to compile again: that
+    of the repository, or the one that a wheel carries."""
+    page = "docs/troubleshooting.md"
+    carried = Path(__file__).with_name("troubleshooting.md")
+    return page if (Path(__file__).parents[1] / page).exists() else str(carried)
 
 
 def did_you_mean(given: Any, valid: Iterable[str]) -> str:
@@ -33,7 +41,7 @@ def did_you_mean(given: Any, valid: Iterable[str]) -> str:
 
 def section_of(kind: type) -> str:
     """Where the page about troubles tells of an error or a warning."""
-    return f"{HELP}#{next((c.__name__ for c in kind.__mro__ if c.__module__ == __name__), '').lower()}"
+    return f"{help_page()}#{next((c.__name__ for c in kind.__mro__ if c.__module__ == __name__), '').lower()}"
 
 
 class ThunderError(RuntimeError):

@@ -2,8 +2,9 @@
 
 python forging.py DIRECTORY SEED COUNT: writes COUNT files whose hash is right and whose text is changed in what it
 means: other operators (ATen's, PyTorch's, Python's), other sizes, other strides, other values, other orders. Each is
-loaded and called. Prints the number of each before it runs, and at the end how many ran. An audit hook ends the process
-where anything but a file in DIRECTORY is written, or a process is started.
+refused, since nobody signed it; then it is loaded with `trusted=True` and called. Prints the number of each before it
+runs, and at the end how many ran. An audit hook ends the process where anything but a file in DIRECTORY is written, or
+a process is started.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import re
+import resource
 import sys
 import warnings
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thunder
-from thunder.errors import ThunderError
+from thunder.errors import ProgramFileError, ThunderError
 from thunder.programs import files
 
 torch.set_num_threads(1)
@@ -75,6 +77,7 @@ def all_operators() -> list[str]:
     return names
 
 
+MEMORY = 16 << 30  # bytes of addresses that the process may have
 OPERATORS = all_operators()
 BUILDING = [n for n in OPERATORS if re.search("from_file|unsafe|set_|resize|strided|sparse|storage|unpool|backward", n)]
 NUMBERS = ["0", "1", "-1", "2", "6", "7", "50000000", "-50000000", "2**40", "1.5", "None", "True", '"victim"']
@@ -127,6 +130,8 @@ def watch(directory: str):
 
 def main(directory: str, seed: int, count: int) -> None:
     warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(directory)
     os.chmod(directory, 0o700)
     originals = {}
@@ -148,6 +153,13 @@ def main(directory: str, seed: int, count: int) -> None:
         print(number, flush=True)
         files.write(path, document, None)
         (Path(directory) / "text").write_text(document[part]["text"])
+        try:
+            thunder.load(path, PROGRAMS[name])
+        except ProgramFileError:
+            pass
+        else:
+            print("ACCEPTS", flush=True)
+            os._exit(5)
         try:
             result = thunder.load(path, PROGRAMS[name], trusted=True)(X.clone().requires_grad_(), INDICES)
             results = [x for x in (result if isinstance(result, tuple) else (result,)) if isinstance(x, torch.Tensor)]

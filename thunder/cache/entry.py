@@ -12,7 +12,9 @@ import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import H200, Machine
 from thunder.analysis.flow import derived, producers
+from thunder.cache.analysis import CostAnalysis, MemoryAnalysis, cost_analysis, memory_analysis
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
@@ -42,6 +44,7 @@ from thunder.runtime.autograd import connected, when_called, with_grad, without_
 from thunder.transforms.check_results import check_entrances, check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.launch_loop import take_loops
+from thunder.transforms.named_ranges import in_named_ranges
 from thunder.transforms.partition import read_by_products, views_of_outputs
 from thunder.transforms.watch_values import Watch, in_anomaly_mode, watched_program
 
@@ -114,6 +117,15 @@ class CacheEntry:
             if interrupts(error):
                 raise
             return f"a question that the prologue asks raised {type(error).__name__}: {error}"
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The bytes of its arguments, results, saved values and gradients, and at the peak; printed as a table."""
+        return memory_analysis(self)
+
+    def cost_analysis(self, machine: Machine = H200) -> CostAnalysis:
+        """Floating-point operations, bytes moved and projected seconds of each of its operations, for a machine that is
+        described by a few figures (`thunder.distributed.Machine`); printed as a table."""
+        return cost_analysis(self, machine)
 
     def retire(self, why: str) -> None:
         """From now on it fits no call."""
@@ -219,7 +231,7 @@ def lowered(
     """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
     options, executed = asked_for(captured.computation, given), list[Trace]()
     topics, where = debug_topics(), captured.where  # functions that run hold no `captured`
-    debugged = Watch(where, captured.computation.info.parameters, topics)
+    debugged = Watch(where, captured.computation.info.parameters, captured.computation, topics)
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
@@ -227,7 +239,8 @@ def lowered(
         else:
             check_entrances(trace, where)
         executed.append(trace)
-        return watch(trace, watched_program(trace, debugged) if topics else trace.python_callable())
+        run = watched_program(trace, debugged) if topics else in_named_ranges(trace, trace.python_callable())
+        return watch(trace, run)
 
     backward: list[Trace] = []
     connection = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thunder.cache.entry import CacheEntry
 from thunder.compat.modes import MODES
 from thunder.core.trace import Trace
-from thunder.errors import HELP
+from thunder.errors import help_page
 
 # sections of the troubleshooting page, each with a pattern of its reasons; the first that fits
 REASONS = (
@@ -36,7 +36,7 @@ REASONS = (
 
 def section_of_reason(reason: str) -> str:
     """Where the page about troubles tells of a reason to compile again."""
-    return f"{HELP}#{next(section for section, words in REASONS if re.search(words, reason))}"
+    return f"{help_page()}#{next(section for section, words in REASONS if re.search(words, reason))}"
 
 
 RECORDS = 1000  # recompilations that are remembered

@@ -198,6 +198,18 @@ def _leave_autocast(c, f, args, kwargs):
     return result
 
 
+def _enter_range(c, f, args, kwargs):
+    """`record_function.__enter__`: the operations inside have the name of the range (`transforms/named_ranges.py`)."""
+    name = args[0].name
+    c.ranges.append(name if type(name) is str else type(args[0]).__name__)
+    return args[0]
+
+
+def _leave_range(c, f, args, kwargs):
+    if c.ranges:
+        c.ranges.pop()
+
+
 def _torch_compile(c, f, args, kwargs):
     """A function that is compiled inside is a part of this program as it is."""
     fn = args[0] if args else kwargs.get("model")
@@ -387,9 +399,8 @@ def _of_settings() -> dict:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
         torch.jit.is_tracing: _constant(False),  # pyright: ignore[reportPrivateImportUsage]
-        # a compiled program has no such ranges
-        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
-        torch.autograd.profiler.record_function.__exit__: _constant(None),
+        torch.autograd.profiler.record_function.__enter__: _enter_range,
+        torch.autograd.profiler.record_function.__exit__: _leave_range,
     }  # fmt: skip
 
 

@@ -133,6 +133,7 @@ class Capture(Host):
         self.eager_calls: list[Any] = []  # the functions
         self.raises = False  # whether a function that was called as it is for its exception raises by itself
         self.function_modes = 0  # PyTorch's, when the program begins
+        self.ranges: list[str] = []  # names of the profiler's ranges that the program has entered
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
         self.reading: Reading | None = None  # an attribute that Python code answers

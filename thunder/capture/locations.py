@@ -39,7 +39,7 @@ def own_location(c) -> Location | None:
         if own is not None and module is not None:
             break
     location = c.location() if own is None else (own.fn.__code__, own.ip)
-    return None if location is None else Location(location[0], location[1], module)
+    return None if location is None else Location(location[0], location[1], module, tuple(c.ranges))
 
 
 def _module_path(c, frame) -> str | None:

@@ -21,7 +21,7 @@ _home, __dir__ = names_from(
             "grad_enabled_in", "inference_in", "autocast_in",
             "function_modes_in",
             "without_function_modes", "modes_restored",
-            "default_device", "foreign_tracer",
+            "default_device", "foreign_tracer", "is_exporting",
         ),
         "thunder.compat.torch_settings": (
             "settings", "beside_modes", "kernel_settings", "kernel_flags", "changed_settings", "set_settings",

@@ -163,6 +163,11 @@ def default_device() -> torch.device | None:
     return None
 
 
+def is_exporting() -> bool:
+    """Whether torch.export, an exporter of ONNX or torch.jit.trace records this call."""
+    return torch.compiler.is_exporting() or compat.tracing_state() is not None
+
+
 def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode,
     torch.export, make_fx), or None."""

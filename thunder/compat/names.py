@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import signal
+import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +81,32 @@ def _resolve(path: str) -> Any:
         value = getattr(found, part, _ABSENT)
         if value is _ABSENT and isinstance(found, type(torch)):
             try:
-                value = importlib.import_module(".".join(parts[:i]))
+                with interrupted_later():
+                    value = importlib.import_module(".".join(parts[:i]))
             except ImportError:
                 return _ABSENT
         if value is _ABSENT:
             return _ABSENT
         found = value
     return found
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Ctrl-C inside of the block takes effect behind it. Inductor, imported in part, could not be imported again: its
+    modules register operators."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    interrupts: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *given: interrupts.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        handler(*interrupts[-1])
 
 
 def missing() -> list[Private]:
@@ -162,6 +183,8 @@ PRIVATE: Sequence[Private] = (
         "they see kernels of executors"),
     Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "
         "kernels of executors", _constant(None)),
+    Private("profiler_records", "torch._C._autograd._profiler_enabled", "ranges of record_function in programs",
+        "programs have no such ranges", _constant(False)),
     Private("any_autocast", "torch._C._is_any_autocast_enabled", EVERY_CALL, "some time at each call",
         lambda: _any_autocast),
     Private("forward_ad_level", "torch.autograd.forward_ad._current_level", "seeing forward-mode differentiation "
@@ -263,6 +286,10 @@ PRIVATE: Sequence[Private] = (
             "torch._inductor.decomposition.select_decomp_table", "torch._inductor.async_compile.AsyncCompile",
         )
     ),
+    Private("aoti_compile_and_package", "torch._inductor.aoti_compile_and_package",
+        'thunder.export(format="aot_inductor")', "it raises"),
+    Private("export_error", "torch._dynamo.exc.UserError", "words of thunder.export for what torch.export refuses",
+        "the error is torch.export's own", lambda: NotImplementedError),
     Private("symbolic_trace", "torch.fx._symbolic_trace", "the Inductor executor", 'executors=["inductor"] raises'),
     Private("compile_lock", "torch._dynamo.convert_frame.compile_lock", "compiling in the background",
         "torch.compile may be disturbed meanwhile", contextlib.nullcontext),

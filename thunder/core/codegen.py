@@ -135,8 +135,11 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        function = sym.fn if self._comment or not isinstance(sym.fn, PerCall) else sym.fn.for_call()
-        names = itertools.chain([sym.name], (f"{sym.name}_{i}" for i in itertools.count(1)))
+        return self.named(sym.name, sym.fn if self._comment or not isinstance(sym.fn, PerCall) else sym.fn.for_call())
+
+    def named(self, stem: str, function: Callable) -> str:
+        """A name for a function: `stem`, where nothing else in the text has it."""
+        names = itertools.chain([stem], (f"{stem}_{i}" for i in itertools.count(1)))
         free = (n for n in names if n not in self.variables and n not in _BUILTINS)
         name = next(n for n in free if self.context.get(n, function) is function)
         if not self._comment:
@@ -157,7 +160,8 @@ class Printer:
                 stem += f"_{x.name}" if isinstance(x, enum.Enum) else ""
                 first = f"{stem}_0"
             names = itertools.chain([first], (f"{stem}_{i}" for i in itertools.count(1)))
-            name = next(n for n in names if n not in self._taken and n not in self.variables)
+            free = (n for n in names if n not in self._taken and n not in self.variables)
+            name = next(n for n in free if self.context.get(n, x) is x)
             self._names[id(x)] = name
             self._taken.add(name)
         if not self._comment:

@@ -16,7 +16,8 @@ def debug_print(value: Any) -> Any:
     """Prints a value whenever the program runs, with its name there and the user's line, and returns it. `print` runs
     once, while the program is captured.
 
-    value: a tensor, a number, or a structure of them. In the forward of a differentiated program.
+    value: a tensor, a number, or a structure of them. `y.register_hook(thunder.debug_print)` prints the gradient of
+    `y` whenever the backward runs; the backward of an `autograd.Function` may call it as well.
     """
     if current_recorder() is not None:
         filename, line, _, _ = user_location() or ("unknown place", 0, "", "")
@@ -34,8 +35,7 @@ def _show(value: Any, name: str, where: str) -> None:
 def _print_call(operation: BoundSymbol, printer: Printer) -> list[str]:
     value, where = operation.args
     name = printer.value(value)
-    printer.context["debug_print"] = _show
-    return [f"debug_print({name}, {name!r}, {where!r})"]
+    return [f"{printer.named('debug_print', _show)}({name}, {name!r}, {where!r})"]
 
 
 _print_line = Symbol(

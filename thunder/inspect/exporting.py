@@ -1,95 +1,177 @@
-"""`thunder.export`: a program as a file of `torch.export`, which runs without thunder and without the model's code."""
+"""`thunder.export`: a program as a file of `torch.export`, or as a package of AOTInductor."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from thunder import compat
 from thunder.api import compiled_or_jit
+from thunder.cache.entry import CacheEntry
+from thunder.capture.sources import Source
 from thunder.compiled import Compiled
-from thunder.core.pytree import tree_flatten
+from thunder.core.paths import Decision
+from thunder.core.proxies import NumberProxy
+from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import OpTags
+from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError, ProgramFileError
 from thunder.extend import get_always_executors
-from thunder.inspect.plain import NoPlainProgram, plain_program
+from thunder.inspect.exported import Exported, NotExported, Place, tree_of_paths
+from thunder.inspect.plain import NoPlainProgram
 from thunder.inspect.verification.programs import generators_restored
 from thunder.options import NUMERICS_OPTIONS, DebugOptions
 from thunder.pipeline import PASSES
 
 __all__ = ["export"]
 
-
-class _Exported(torch.nn.Module):
-    """A program as a module. places: of each of its inputs the position among the tensors of a call, or the name of the
-    tensor that the module holds."""
-
-    def __init__(self, program: Callable, places: list[int | str], held: dict[str, torch.Tensor]):
-        super().__init__()
-        self.program, self.places = program, places
-        for name, tensor in held.items():
-            self.register_buffer(name, tensor.detach())
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = tree_flatten((args, kwargs))[0]
-        return self.program(*(leaves[p] if isinstance(p, int) else getattr(self, p) for p in self.places))
+FORMATS = ("torch.export", "aot_inductor")
+_NAMESPACES = ("aten", "prims", "higher_order", "_operator", "math", "torch")
 
 
-def export(fn: Callable, path: str | Path, /, *args: Any, **kwargs: Any) -> Path:
-    """Writes the program of `fn(*args, **kwargs)` to a file of `torch.export`, in PyTorch's operations, with the
-    parameters. `torch.export.load(path).module()` runs it without thunder and without the code of `fn`, and
-    AOTInductor compiles it.
+def export(
+    fn: Callable, path: str | Path, /, *args: Any, dynamic_shapes: Any = None,
+    format: Literal["torch.export", "aot_inductor"] = "torch.export", **kwargs: Any,
+) -> Path:  # fmt: skip
+    """Writes the program of `fn(*args, **kwargs)` to a file, in PyTorch's operations, with the parameters. It runs
+    without thunder and without the code of `fn`.
 
         thunder.export(model.eval(), "model.pt2", x)
         served = torch.export.load("model.pt2").module()  # in another process
 
-    fn: compiled, or what `thunder.jit` takes. The program is one of inference, for the sizes and numbers of these
-    arguments; torch.export checks that of each call.
+    fn: compiled, or what `thunder.jit` takes. Its transforms are in the program: quantized weights stay quantized.
+    Decisions by data become `torch.cond`.
 
-    Raises ProgramFileError for what the format does not have: transforms (quantized weights among them), decisions by
-    data, calls of Python on the host, side effects, results other than tensors in tuples, lists and dicts, numbers that
-    data makes, and operations that PyTorch does not have; CaptureError where the function cannot be captured.
+    dynamic_shapes: which sizes may change, as torch.export takes it: `({0: torch.export.Dim("batch", min=2)},)`. All
+    other sizes and numbers are those of these arguments; torch.export checks both in each call.
+
+    format: "torch.export", or "aot_inductor" for a package of machine code, which
+    Inductor's `aoti_load_package` loads in Python and `torch::inductor::AOTIModelPackageLoader` in C++.
+
+    The program is one of inference. Raises ProgramFileError for what the format does not have: calls of Python on the
+    host, side effects, results other than tensors in tuples, lists and dicts, numbers that data makes, and operations
+    that PyTorch does not have; CaptureError where the function cannot be captured.
     """
+    if format not in FORMATS:
+        raise ValueError(f"thunder.export: format is {format!r}; valid: {', '.join(FORMATS)}")
     compiled = compiled_or_jit(fn)
     options = dataclasses.replace(
-        compiled.options, executors=get_always_executors(), passes=PASSES, transforms=(), dynamic=False,
+        compiled.options, executors=get_always_executors(), passes=PASSES, dynamic=dynamic_shapes is not None,
         numerics=NUMERICS_OPTIONS.EAGER, debug=DebugOptions(), used_compile_options={}, numbers_may_change=False,
     )  # fmt: skip
-
-    def refuse(why: str) -> ProgramFileError:
-        return ProgramFileError(f"this program cannot be exported to {path}: {why}")
-
-    if compiled.options.transforms or any(compiled.overrides):
-        raise refuse("thunder.jit was given transforms, whose operations torch.export does not know")
-    with generators_restored(), torch.no_grad():
-        entry, inputs = Compiled(compiled.fn, options).entry_for(args, kwargs)
-    trace = entry.captured.computation_traces[0]
-    if entry.captured.host_calls:
-        raise refuse("it calls Python on the host")
-    if entry.path:
-        raise refuse(f"it decides by data ({entry.path[0].question})")
-    if entry.epilogue_fn is not None:
-        raise refuse("it has effects, or its result is made of other objects than tensors")
-    kept = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
-    for operation in trace.bound_symbols:
-        if not kept.isdisjoint(operation.sym.tags):
-            raise refuse(f"{operation.sym.name} is a call of Python, or has an effect")
+    plain = Compiled(compiled.fn, options)
+    plain.overrides, plain.module = compiled.overrides, compiled.module
     try:
-        program = plain_program(trace.args, trace.bound_symbols, trace.output, trace.names).function
-    except (NoPlainProgram, MissingImplementationError) as error:
-        raise refuse(str(error)) from error
-    leaves, places, held = tree_flatten((args, kwargs))[0], list[int | str](), dict[str, torch.Tensor]()
-    for argument, value in zip(trace.args, inputs, strict=True):
-        place = next((i for i, leaf in enumerate(leaves) if leaf is value), None)
-        if not isinstance(value, torch.Tensor):
-            raise refuse(f"{argument.name} is a number that data or a call gives")
-        if place is None:
-            held[argument.name] = value
-        places.append(argument.name if place is None else place)
-    with torch.no_grad():
-        exported = torch.export.export(_Exported(program, places, held), args, kwargs)
-    torch.export.save(exported, path)
+        with generators_restored(), torch.no_grad():
+            module = _exported(plain, args, kwargs, dynamic_shapes is not None)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=_of_varargs(dynamic_shapes, kwargs))
+        _check_operators(program)
+    except (NotExported, NoPlainProgram, MissingImplementationError) as error:
+        raise ProgramFileError(f"this program cannot be exported to {path}: {error}") from error
+    except compat.export_error as error:
+        what = (
+            "dynamic_shapes= are not those of this program" if dynamic_shapes else "torch.export refuses this program"
+        )
+        raise ProgramFileError(f"{what}: {error}") from error
+    if format == "aot_inductor":
+        compat.aoti_compile_and_package(program, package_path=str(path))
+    else:
+        torch.export.save(program, path)
     return Path(path)
+
+
+def _of_varargs(dynamic_shapes: Any, kwargs: dict) -> Any:
+    """`dynamic_shapes` of a function, as torch.export takes them for the module, whose arguments are `*args` and
+    `**kwargs`."""
+    if dynamic_shapes is None:
+        return None
+    if isinstance(dynamic_shapes, dict):
+        raise ProgramFileError(
+            "dynamic_shapes= is a dict: give a tuple with an entry for each positional argument, and None for those "
+            "without changing sizes"
+        )
+    return (tuple(dynamic_shapes), *([dict.fromkeys(kwargs)] if kwargs else []))
+
+
+def _exported(plain: Compiled, args: tuple, kwargs: dict, symbolic: bool) -> Exported:
+    """The module that torch.export records."""
+    entry, inputs = plain.entry_for(args, kwargs)
+    places, held, relations = dict[str, Place](), dict[str, torch.Tensor](), dict[tuple, bool]()
+
+    def program(entry: CacheEntry, inputs: Sequence[Any]) -> Trace:
+        """The operations of an entry; notes its inputs."""
+        trace = _checked(entry)
+        relations.update(entry.captured.decisions.relations)
+        sources = dict(zip((a.name for a in entry.captured.computation_traces[0].args), entry.captured._input_sources))
+        for argument, value in zip(trace.args, inputs, strict=True):
+            if isinstance(value, torch.Tensor):
+                place = Place(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
+                if place.leaf is None and held.setdefault(argument.name, value) is not value:
+                    raise NotExported(f"{argument.name} is another tensor behind a decision")
+            elif isinstance(argument, NumberProxy) and argument.name in sources:
+                place = _place_of_number(sources[argument.name], args, kwargs)
+            else:
+                raise NotExported(f"{argument.name} is a number or an object that a call gives")
+            places[argument.name] = place
+        return trace
+
+    def other(path: tuple[Decision, ...]) -> tuple[Trace, tuple[Decision, ...]]:
+        with plain._lock:
+            entry = plain._compile(compat.modes_key(), args, kwargs, path)
+        return program(entry, plain._inputs(entry, args, kwargs)), entry.path
+
+    run = tree_of_paths(program(entry, inputs), entry.path, other, symbolic)
+    return Exported(run, places, held, relations)
+
+
+def _checked(entry: CacheEntry) -> Trace:
+    """The operations of a captured program. Raises NotExported for what PyTorch's formats do not have."""
+    captured = entry.captured
+    if captured.host_calls:
+        raise NotExported("it calls Python on the host")
+    if entry.epilogue_fn is not None:
+        raise NotExported("it has effects, or its result is made of other objects than tensors")
+    trace = captured.computation_traces[-1]
+    with_effects = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
+    for operation in trace.bound_symbols:
+        tags = operation.sym.tags
+        if not with_effects.isdisjoint(tags) and OpTags.DECISION not in tags:
+            raise NotExported(f"{operation.sym.name} is a call of Python, or has an effect")
+    return trace
+
+
+def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Place:
+    """Where a symbolic number comes from: a number among the arguments, or a size of one."""
+    leaves, structure = tree_flatten((args, kwargs))
+    numbered_args, numbered_kwargs = tree_unflatten(range(len(leaves)), structure)
+    roots = {"args": numbered_args, "kwargs": numbered_kwargs}
+
+    def leaf(source: Source) -> Any:
+        if source.base is None:
+            return roots.get(source.key)
+        return None if (base := leaf(source.base)) is None else source.fetch(base, {})
+
+    is_size = source.step == "size"
+    try:
+        position = leaf(source.base if is_size else source)
+    except (AttributeError, KeyError, IndexError, TypeError):
+        position = None
+    if type(position) is not int:
+        raise NotExported("a number or a size comes from another object than its arguments")
+    return Place(position, source.key if is_size else None)
+
+
+def _check_operators(program: torch.export.ExportedProgram) -> None:
+    """Raises NotExported where another process would need more than PyTorch to load a program."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op == "call_function" and (name := _namespace(node.target)) not in _NAMESPACES:
+                raise NotExported(f"it calls {node.target}, which is an operator of {name}")
+
+
+def _namespace(target: Any) -> str:
+    return getattr(target, "namespace", None) or (getattr(target, "__module__", None) or "").partition(".")[0]

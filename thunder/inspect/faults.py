@@ -75,7 +75,7 @@ def _watched(captured: Any, options: JitOptions, inputs: tuple, paths: dict[int,
     program = captured.computation
     program = program.replace(bound_symbols=list(map(as_eager, program.bound_symbols)))
     names = {a.name: paths[id(x)] for a, x in zip(program.args, inputs, strict=True) if id(x) in paths}
-    watch = Watch(captured.where, names)
+    watch = Watch(captured.where, names, captured.computation)
     own = [copied(x.detach() if isinstance(x, torch.Tensor) else x) for x in inputs]
     differentiates = captured.output_requires_grad and not options.disable_torch_autograd
     with torch.no_grad():

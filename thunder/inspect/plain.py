@@ -31,12 +31,15 @@ class Plain(NamedTuple):
     function: Callable
 
 
-def plain_program(inputs: Sequence[Proxy], operations: Sequence[BoundSymbol], output: Any, names: Names) -> Plain:
-    """Operations as PyTorch executes them. Raises NoPlainProgram where one cannot be printed,
-    MissingImplementationError where PyTorch does not execute one."""
+def plain_program(
+    inputs: Sequence[Proxy], operations: Sequence[BoundSymbol], output: Any, names: Names, change: Callable = settled
+) -> Plain:
+    """Operations as PyTorch executes them. change: of their arguments; by default symbolic numbers become the numbers
+    of the call. Raises NoPlainProgram where an operation cannot be printed, MissingImplementationError where PyTorch
+    does not execute one."""
     changed = []
     for operation in map(as_eager, operations):
-        arguments = map_structure(settled, operation.args), map_structure(settled, operation.kwargs)
+        arguments = map_structure(change, operation.args), map_structure(change, operation.kwargs)
         changed.append(operation.replace(args=arguments[0], kwargs=arguments[1]))
     trace = dispatch(Trace("program", inputs, changed, output, names), PYTORCH_EXECUTORS)
     tree = ast.parse(trace.python(include_decorators=False))

@@ -35,6 +35,7 @@ from thunder.errors import CaptureError, OptionError
 from thunder.inspect.queries import compiled_function
 from thunder.programs.entry import text_only
 from thunder.transforms.del_last_used import python_del
+from thunder.transforms.named_ranges import NOTES
 from thunder.transforms.partition import unpack_sequence
 from thunder.transforms.phases import phase_of
 
@@ -277,13 +278,13 @@ class _Noted:
         before = [f.__code__ for f in self._functions]
         try:
             for f, code in zip(self._functions, self._codes, strict=True):
-                f.__globals__["_thunder_begin"] = begin
+                f.__globals__[NOTES] = begin
                 f.__code__ = code
             yield runs
         finally:
             for f, code in zip(self._functions, before, strict=True):
                 f.__code__ = code
-                f.__globals__.pop("_thunder_begin", None)
+                f.__globals__.pop(NOTES, None)
 
 
 def _with_notes(trace: Trace, function: FunctionType, number: int):
@@ -295,7 +296,7 @@ def _with_notes(trace: Trace, function: FunctionType, number: int):
     tree = ast.parse(source)
     body = next(n for n in tree.body if isinstance(n, ast.FunctionDef)).body
     owners = line_owners(trace)
-    made = [_statement(f"_thunder_note = _thunder_begin({number})", body[0].lineno)]
+    made = [_statement(f"_thunder_note = {NOTES}({number})", body[0].lineno)]
     for statement, following in zip(body, [*body[1:], None], strict=True):
         made.append(statement)
         owner = owners.get(statement.lineno)

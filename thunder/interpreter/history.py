@@ -139,11 +139,13 @@ def _log_line(entry, print_source_code: bool) -> str | None:
 
 
 class Location(NamedTuple):
-    """The user's line that an operation comes from. module: the path of the innermost module that runs, or None."""
+    """The user's line that an operation comes from. module: the path of the innermost module that runs, or None.
+    ranges: the names of the profiler's ranges around it, outermost first."""
 
     code: types.CodeType
     instruction: int
     module: str | None
+    ranges: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:

@@ -190,6 +190,8 @@ def differentiate(
         if conjugates:
             operations = _conjugated(operations, {g for _, g in gets}, recorder)
     try:
+        if len(proxies_in(result, [])) != len(proxies_in(operation.output, [])):
+            raise ValueError("another number of values")
         adopted, aliases = adopt(operations, result, operation.output)
     except ValueError:
         raise DerivativeError(

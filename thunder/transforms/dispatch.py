@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.check import check_change, is_like
-from thunder.core.proxies import Proxy, leaves, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter, decomposed, rewrite
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, is_outside, recording
+from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, is_outside, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError
 from thunder.extend import Executor
@@ -109,6 +109,7 @@ def _place(
                 return out.write(operation)
         elif found is not None and found.executes and executor.get_fuel():
             if found.symbol is not None and found.execution_transform is None:
+                _check_meta(operation, executor, found.symbol)
                 return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
             assert found.execution_transform is not None, "an implementation has a symbol or an execution transform"
             if _rewrites(operation, executor, found.execution_transform, executors, out, left):
@@ -135,16 +136,34 @@ def _place(
     out.alias(operation.aliases)
 
 
-def _check_types(operation: BoundSymbol, executor: Executor, result: Any) -> None:
-    """Raises DeclarationError where an execution transform gives another type than its operation has."""
-    for new, old in zip(leaves(result), leaves(operation.output)):
-        if isinstance(old, Proxy) and isinstance(new, Proxy) and not is_like(new, old):
-            error = DeclarationError(
-                f"the execution transform of {executor.name} for {operation.sym.qualified_name} returned {new!r}, "
-                f"where the operation gives {old!r}: correct the transform, or a checker= that lets it take this"
-            )
+def _check_types(operation: BoundSymbol, what: str, result: Any, remedy: str) -> None:
+    """Raises DeclarationError where a result has another type than an operation. what: whose result it is, in words."""
+    single = isinstance(operation.output, TensorProxy)
+    given = [result] if single else leaves(result)
+    for new, old in zip(given, leaves(operation.output)):
+        if not isinstance(old, Proxy) or not (isinstance(new, Proxy) or single):
+            continue
+        if not isinstance(new, Proxy) or not is_like(new, old):
+            error = DeclarationError(f"{what} returned {new!r}, where the operation gives {old!r}: {remedy}")
             error.bound_symbol = operation
             raise error
+
+
+def _check_meta(operation: BoundSymbol, executor: Executor, symbol: Symbol) -> None:
+    """Raises DeclarationError where the meta rule of a user's implementation is not that of the operation."""
+    if symbol.meta is None or not is_outside(symbol.meta) or symbol is operation.sym:
+        return
+    what = f"the meta rule of {executor.name}.{symbol.name}, which implements {operation.sym.qualified_name},"
+    try:
+        with recording(Recorder(operation.context, lambda: operation.location)):
+            result = symbol.meta(*operation.args, **operation.kwargs)
+    except DataDependentError:
+        return
+    except TypeError as error:  # parameters with other names, or in another number
+        problem = DeclarationError(f"{what} does not take its arguments: {error}")
+        problem.bound_symbol = operation
+        raise problem from error
+    _check_types(operation, what, result, "correct meta=, or a checker= that lets it take this")
 
 
 def _is_implemented(primitive: BoundSymbol | None, executor: Executor) -> bool:
@@ -167,7 +186,8 @@ def _rewrites(
             result = transform(*operation.args, **operation.kwargs)
     except DataDependentError:
         return False
-    _check_types(operation, executor, result)
+    what = f"the execution transform of {executor.name} for {operation.sym.qualified_name}"
+    _check_types(operation, what, result, "correct the transform, or a checker= that lets it take this")
     try:
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     except ValueError:

@@ -248,8 +248,8 @@ def _print_clear(operation: BoundSymbol, printer: Printer) -> list[str]:
     # a collection that a transform has gathered outlives the call: with retain_graph=True it is read again
     if collection.collection:
         return [f"del {collection.name}"]
-    printer.context["clear_collection"] = clear_collection
-    return [f"clear_collection({collection.name})", f"del {collection.name}"]
+    clear = printer.named("clear_collection", clear_collection)
+    return [f"{clear}({collection.name})", f"del {collection.name}"]
 
 
 @carries_out

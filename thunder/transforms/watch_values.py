@@ -64,9 +64,10 @@ class Fault(NamedTuple):
     """The origin of a number that is not finite.
 
     kind: "nan" or "inf". part: "forward", "backward" or "argument". name: of the value, as the trace prints it, or of
-    the parameter. operation: its name; empty for an argument. where: (filename, line, function, source line) of the
-    user's code. module: the path of the module that it ran in. index: of the first such number. count: how many there
-    are. values: what the operation was given, in words. line: of the trace.
+    the parameter. operation: its name; empty for an argument. derivative_of: in the backward, the name of the operation
+    that is differentiated. where: (filename, line, function, source line) of the user's code. module: the path of the
+    module that it ran in. index: of the first such number. count: how many there are. values: what the operation was
+    given, in words. line: of the trace.
     """
 
     kind: str
@@ -79,14 +80,15 @@ class Fault(NamedTuple):
     count: int
     values: tuple[str, ...]
     line: str
+    derivative_of: str = ""
 
     def __str__(self) -> str:
         what = {"nan": "NaN", "inf": "infinite"}[self.kind]
         if self.part == "argument":
             text = [f"{self.name}, which is passed in, holds {self.count} {what} numbers, the first at {self.index}"]
             return "\n".join(text + self._place("it is read first in"))
-        of = "the backward of " if self.part == "backward" else ""
-        text = [f"{self.operation} makes {self.count} {what} numbers in {of}the program, the first at {self.index}"]
+        of = f"the backward of {self.derivative_of or 'the program'}" if self.part == "backward" else "the program"
+        text = [f"{self.operation} makes {self.count} {what} numbers in {of}, the first at {self.index}"]
         text += [f"  it was given {value}" for value in self.values]
         text.append(f"  trace line: {self.line}")
         return "\n".join(text + self._place("in the user's program:"))
@@ -102,10 +104,16 @@ class Fault(NamedTuple):
 class Watch:
     """The values of the programs of one call: of a forward, and of its backward."""
 
-    def __init__(self, where: Callable, parameters: Mapping[str, str], topics: Iterable[str] = ()):
+    def __init__(
+        self, where: Callable, parameters: Mapping[str, str], captured: Trace, topics: Iterable[str] = ()
+    ):  # fmt: skip
         """where: (filename, line, function, source line) of an operation's location. parameters: paths by argument.
-        topics: what to print."""
+        captured: the program as it was captured, whose operations are the user's. topics: what to print."""
         self.where, self.parameters, self.topics = where, dict(parameters), frozenset(topics)
+        self.calls: dict[tuple, str] = {}  # by instruction of the user's code, the operation that it calls
+        for operation in captured.bound_symbols:
+            if operation.location is not None:
+                self.calls.setdefault(operation.location[:2], operation.sym.name)
         self.numbers: dict[str, Numbers] = {}
         self.origin: dict[str, Record] = {}
         self.times: list[tuple[float, BoundSymbol]] = []
@@ -190,12 +198,14 @@ class Watch:
             name = self.parameters.get(name, name)
             return -1, Fault(kind, "argument", name, "", where, module, n.index, count, (), "")
         b = record.operation
-        source = b.subsymbols[0] if len(b.subsymbols) == 1 else b
+        source = (b.subsymbols[0] if len(b.subsymbols) == 1 else b).sym.name
+        called = "" if b.location is None else self.calls.get(b.location[:2], "")
+        backward = record.part == "backward"
         where, module = self._location(b)
-        line = b.python(print_depth=1)[-1]
         return record.number, Fault(
-            kind, record.part, name, source.sym.name, where, module, n.index, count, record.values, line
-        )
+            kind, record.part, name, source if backward else called or source, where, module, n.index, count,
+            record.values, b.python(print_depth=1)[-1], called if backward else "",
+        )  # fmt: skip
 
     def _location(self, operation: BoundSymbol | None) -> tuple[tuple | None, str]:
         if operation is None or not operation.location:
@@ -288,13 +298,12 @@ def in_anomaly_mode(trace: Trace, forward: Trace, where: Callable) -> Callable:
     operations of the user's line, and the line."""
 
     def watched(*inputs):
-        watch = Watch(where, {})
+        watch = Watch(where, {}, forward)
         results = watch.watched("backward", trace)(*inputs)
         fault = watch.fault(proxies_of(trace.output), ("nan",))
         if fault is None:
             return results
-        at_line = [b for b in forward.bound_symbols if b.location and where(b.location)[:2] == (fault.where or ())[:2]]
-        names = " or ".join(dict.fromkeys(b.sym.name for b in at_line)) or fault.operation or "the program"
-        raise RuntimeError(f"the backward of {names} returned nan values.\n{fault}")
+        name = fault.derivative_of or fault.operation or "the program"
+        raise RuntimeError(f"the backward of {name} returned nan values.\n{fault}")
 
     return watched

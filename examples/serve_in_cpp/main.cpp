@@ -1,0 +1,29 @@
+// Runs a program that `thunder.export(model, "model.pt2", *args, format="aot_inductor")` wrote, without Python.
+//
+//     serve model.pt2 inputs.pt outputs.pt
+//
+// inputs.pt: a list of tensors, written by torch.save. outputs.pt: the list of the program's results.
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::cerr << "usage: " << argv[0] << " PROGRAM INPUTS OUTPUTS\n";
+    return 2;
+  }
+  c10::InferenceMode without_autograd;
+  std::ifstream file(argv[2], std::ios::binary);
+  std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::vector<torch::Tensor> inputs = torch::pickle_load(bytes).toTensorVector();
+
+  torch::inductor::AOTIModelPackageLoader program(argv[1]);
+  std::vector<torch::Tensor> outputs = program.run(inputs);
+
+  std::vector<char> saved = torch::pickle_save(outputs);
+  std::ofstream(argv[3], std::ios::binary).write(saved.data(), static_cast<std::streamsize>(saved.size()));
+  return 0;
+}
