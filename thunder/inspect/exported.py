@@ -91,36 +91,48 @@ class Straight:
         return self.run(*(values[name] for name in self.arguments))
 
 
+class Comparison:
+    """A decision, on the tensors whose numbers it reads. tensors: by the name of the number."""
+
+    def __init__(self, check: BoundSymbol, reads: Sequence[BoundSymbol]):
+        left, self.relation, right, *_ = check.args
+        self.sides = [_expression(x) for x in (left, right)]
+        expressions = [x for x in self.sides if isinstance(x, Expression)]
+        symbols = {s for x in expressions for s in x.symbols()}
+        self.tensors = {o.name: _one_tensor(b) for b in reads for o in b.outputs if o.name in symbols}
+        divides = any("truediv" in _applications(x) for x in expressions)
+        if divides and any(t.dtype.category < 2 for t in self.tensors.values()):
+            raise NotExported("it decides by a quotient of whole numbers that data makes")
+        self.arguments = [*_names(self.tensors.values()), *(s for s in symbols if s not in self.tensors)]
+
+    def __call__(self, values: dict[str, Any]) -> Any:
+        numbers = values | {number: _number(values[t.name], t) for number, t in self.tensors.items()}
+        left, right = (x.evaluate(numbers) if isinstance(x, Expression) else x for x in self.sides)
+        return RELATIONS[self.relation](left, right)
+
+
 class Decided:
     """Operations, a decision by what they compute, and the rest of the program for each of its answers."""
 
-    def __init__(self, trace: Trace, operations: Sequence[BoundSymbol], check: BoundSymbol, ways: dict[bool, Any],
-                 symbolic: bool):  # fmt: skip
-        self.ways, (left, self.relation, right, *_) = ways, check.args
-        wanted = dict.fromkeys(name for way in ways.values() for name in way.arguments)
+    def __init__(
+        self, trace: Trace, operations: Sequence[BoundSymbol], check: BoundSymbol, ways: dict[bool, Any],
+        symbolic: bool,
+    ):  # fmt: skip
         reads = _numbers_of_data(operations)
-        used = {n for b in operations if b not in reads for n in _names(_read([b]))}
-        if numbers := [o.name for b in reads for o in b.outputs if o.name in wanted or o.name in used]:
-            raise NotExported(f"it computes with the number {numbers[0]}, which data makes")
-        self.sides = [_expression(x) for x in (left, right)]
-        symbols = {s for side in self.sides if isinstance(side, Expression) for s in side.symbols()}
-        divides = any("truediv" in _applications(x) for x in self.sides if isinstance(x, Expression))
-        self.tensors = {o.name: _one_tensor(b) for b in reads for o in b.outputs if o.name in symbols}
-        if divides and any(t.dtype.category < 2 for t in self.tensors.values()):
-            raise NotExported("it decides by a quotient of whole numbers that data makes")
         kept = [b for b in operations if b not in reads]
+        self.ways, self.decision = ways, Comparison(check, reads)
+        self.operands = list(dict.fromkeys(name for way in ways.values() for name in way.arguments))
+        used = {*self.operands, *_names(_read(kept))}
+        if numbers := [o.name for b in reads for o in b.outputs if o.name in used]:
+            raise NotExported(f"it computes with the number {numbers[0]}, which data makes")
         made = {o.name: o for b in kept for o in b.outputs}
-        self.results = [name for name in (*wanted, *_names(self.tensors.values())) if name in made]
+        outside = [*self.operands, *self.decision.arguments]
+        self.results = [name for name in dict.fromkeys(outside) if name in made]
         self.shared = Straight(trace, kept, tuple(made[name] for name in self.results), symbolic)
-        outside = [*wanted, *(s for s in symbols if s not in self.tensors), *_names(self.tensors.values())]
         self.arguments = list(dict.fromkeys([*self.shared.arguments, *(n for n in outside if n not in made)]))
-        self.operands = list(wanted)
 
     def __call__(self, values: dict[str, Any]) -> Any:
         values = values | dict(zip(self.results, self.shared(values), strict=True))
-        numbers = values | {number: _number(values[t.name], t) for number, t in self.tensors.items()}
-        left, right = (x.evaluate(numbers) if isinstance(x, Expression) else x for x in self.sides)
-        answer = RELATIONS[self.relation](left, right)
 
         def way(answer: bool) -> Callable:
             def run(*operands):
@@ -129,7 +141,8 @@ class Decided:
 
             return run
 
-        return torch.cond(answer, way(True), way(False), tuple(values[name] for name in self.operands))
+        operands = tuple(values[name] for name in self.operands)
+        return torch.cond(self.decision(values), way(True), way(False), operands)
 
 
 def tree_of_paths(
