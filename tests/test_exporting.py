@@ -140,10 +140,12 @@ def test_another_process_runs_them_without_thunder(tmp_path):
 def test_the_calls_go_all_ways():
     """Otherwise the test above would compare one of them."""
     torch.manual_seed(0)
-    model, ways = thunder.jit(Decides().eval()), set()
-    for scale in (-9, -1, 1, 9):
-        model(torch.randn(3, 4) * scale)
-        ways.add(tuple(d.answer for d in thunder.last_paths(model)[0]))
+    model = thunder.jit(Decides().eval())
+    drawn = [torch.randn(3, 4) for _ in range(8)]
+    with torch.no_grad():
+        for x in [*drawn, *(x * s for x in drawn[:2] for s in (-9, 9))]:
+            model(x)
+    ways = {tuple(decision.answer for decision in path.decisions) for path in thunder.last_paths(model)}
     assert ways == {(False,), (True, False), (True, True)}
 
 
