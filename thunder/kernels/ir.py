@@ -11,7 +11,7 @@ list of stores, one for each buffer that is written.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
@@ -163,11 +163,20 @@ class Graph:
 
     def substitute(self, node: Node, by: Mapping[Variable, Index], known: dict[Node, Node] | None = None) -> Node:
         """A node at other indices. known: results for the same `by`, which are added to."""
-        known = {} if known is None else known
         changed = frozenset(v for v, index in by.items() if not index.is_variable(v))
+        return self.reindexed(node, changed, lambda index: replaced(index, by), known)
+
+    def reindexed(
+        self,
+        node: Node,
+        changed: Set[Variable],
+        change: Callable[[Index], Index],
+        known: dict[Node, Node] | None = None,
+    ) -> Node:
+        """A node with changed indices. changed: the axes of indices that change."""
 
         def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
-            return self.make(n.op, args, n.dtype, _replaced_what(n, by))
+            return self.make(n.op, args, n.dtype, _changed_what(n, change))
 
         return self.transform(node, rebuilt, lambda n: not n.axes.isdisjoint(changed), known)
 
@@ -213,16 +222,16 @@ def _key(op: str, what: Any) -> Any:
     return (type(what), repr(what)) if op == "constant" else what
 
 
-def _replaced_what(node: Node, by: Mapping[Variable, Index]) -> Any:
+def _changed_what(node: Node, change: Callable[[Index], Index]) -> Any:
     what = node.what
     if node.op == "load":
-        return what[0], tuple(replaced(i, by) for i in what[1]), what[2]
+        return what[0], tuple(map(change, what[1])), what[2]
     if node.op == "index":
-        return replaced(what, by)
+        return change(what)
     if node.op == "concat":
-        return replaced(what[0], by), what[1], what[2]
+        return change(what[0]), what[1], what[2]
     if node.op == "scan":
-        return what[0], what[1], replaced(what[2], by), what[3]
+        return what[0], what[1], change(what[2]), what[3]
     return what
 
 

@@ -367,23 +367,26 @@ class Reductions:
     """The reductions of a program as items, one for those that differ only by where they are read. item, at: by node,
     its item and the index at which it reads each axis of the item."""
 
-    def __init__(self, graph: Graph, kind: type[Item]):
-        self._graph, self._kind = graph, kind
+    def __init__(self, program: Program, kind: type[Item]):
+        self._graph, self._kind = program.graph, kind
         self._of_canonical: dict[Node, Item] = {}
         self.item: dict[Node, Item] = {}
         self.at: dict[Node, tuple[Index, ...]] = {}
+        self._forms: dict[Node, tuple[Node, tuple[Variable, ...], tuple[Index, ...]]] = {}
+        for node in in_order(s.value for s in program.stores):
+            if node.op in BINDERS:
+                self._form_of(node)
+        self._larger = self._within_larger()
 
     def register(self, node: Node) -> list[Item]:
         """The items that are new, in an order in which they can run."""
         if node in self.item:
             return []
-        if node.op == "scan":
-            whole, along = whole_scan(self._graph, node)
-            canonical, free, at = canonical_form(self._graph, whole)
-            at, bound = tuple(replaced(i, {along: node.what[2]}) for i in at), canonical.what[1:2]
-        else:
-            canonical, free, at = canonical_form(self._graph, node)
-            bound = canonical.what[1]
+        canonical, free, at = self._form_of(node)
+        if canonical in self._larger:
+            canonical, free, shifts = self._larger[canonical]
+            at = tuple(i + shift for i, shift in zip(at, shifts, strict=True))
+        bound = canonical.what[1:2] if node.op == "scan" else canonical.what[1]
         new = []
         if canonical not in self._of_canonical:
             for inner in above_reductions(canonical.args[0]):
@@ -393,6 +396,50 @@ class Reductions:
             new.append(self._of_canonical[canonical])
         self.item[node], self.at[node] = self._of_canonical[canonical], at
         return new
+
+    def _form_of(self, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
+        """The canonical form of a reduction, or of a scan at all of its elements."""
+        if node not in self._forms:
+            whole, along = whole_scan(self._graph, node) if node.op == "scan" else (node, None)
+            canonical, free, at = canonical_form(self._graph, whole)
+            if along is not None:
+                at = tuple(replaced(i, {along: node.what[2]}) for i in at)
+            self._forms[node] = canonical, free, at
+        return self._forms[node]
+
+    def _within_larger(self) -> dict[Node, tuple[Node, tuple[Variable, ...], tuple[int, ...]]]:
+        """By reduction, one that has more elements and these among them, its axes, and from which element of each on:
+        that of all groups of channels, where only some groups are read."""
+        forms = {canonical: free for canonical, free, _ in self._forms.values() if canonical.op == "reduce"}
+        forms = {n: free for n, free in forms.items() if all(isinstance(v.size, int) for v in free)}
+        result = {}
+        for n, free in forms.items():
+            count, first = elements(free), _first_elements(n, free)
+            for larger, axes in sorted(forms.items(), key=lambda form: -elements(form[1])):
+                if elements(axes) <= count:
+                    break
+                if len(axes) != len(free) or larger.what[0] != n.what[0] or larger.dtype is not n.dtype:
+                    continue
+                shifts = tuple(a - b for a, b in zip(first, _first_elements(larger, axes), strict=True))
+                inside = all(0 <= s <= w.size - v.size for s, v, w in zip(shifts, free, axes, strict=True))
+                by = {w: Index.of(v) + s for s, v, w in zip(shifts, free, axes, strict=True)}
+                if inside and self._graph.substitute(larger, by) is n:
+                    result[n] = larger, axes, shifts
+                    break
+        return result
+
+
+def _first_elements(node: Node, axes: Sequence[Variable]) -> list[int]:
+    """By axis, the number that is added to it wherever a node reads by it, with whatever factor."""
+    numbers: dict[Variable, set[int]] = {v: set() for v in axes}
+    stack = [i for n in in_order([node]) for i in _indices(n)]
+    while stack:
+        index = opened(stack.pop())
+        stack += [a.index for a in index.terms if isinstance(a, Part)]
+        for v in numbers.keys() & index.terms.keys():
+            if isinstance(index.constant, int) and isinstance(index.terms[v], int):
+                numbers[v].add(index.constant // index.terms[v])
+    return [min(numbers[v], default=0) for v in axes]
 
 
 def whole_scan(graph: Graph, node: Node) -> tuple[Node, Variable]:
@@ -405,26 +452,69 @@ def whole_scan(graph: Graph, node: Node) -> tuple[Node, Variable]:
 def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
     """A value over axes of the numbers in which it reads by them, these axes, and where `node` reads it.
 
-    `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`."""
-    free, at = [], []
+    `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`, and `sum over r
+    of x[r, d1 // 56, d1 % 56 // 2]` is `sum over r of x[r, f0, f1]` at `d1 // 56` and `d1 % 56 // 2`."""
+    at: dict[Variable, Index] = {}
     narrow: dict[Variable, Index] = {}
     wide: dict[Variable, Index] = {}
-    for number, v in enumerate(_axes_in_order(node)):
-        found = range_of(node, v)
+    ranges = {v: range_of(node, v) for v in _axes_in_order(node)}
+    apart = {v: _divisor_of(node, v) for v, found in ranges.items() if found is None}
+    parts: dict[Part, Index] = {}
+    for part in _parts_of(node, apart):
+        v = axis("e", len(at), part.high + 1)
+        at[v], parts[part] = Index({part: 1}, 0), Index.of(v)
+    divided = {v for part in parts for v in variables_of(part.index)}
+    for v in ranges.keys() - divided:
+        found = ranges[v]
         if found is None:
-            by = _divisor_of(node, v)
-            free.append(axis("f", number, exact(v.size, by)))
-            narrow[v] = Index.of(free[-1]) * by
-            at.append(Index.of(v) // by)
+            by, shift, size = apart[v]
+            own = axis("e", len(at), size)
+            narrow[v] = Index.of(own) * by + -shift
+            at[own] = (Index.of(v) + shift) // by
             continue
         low, high, shift, sign, index, size = found
-        inner = axis("f", (number, "part"), high - low + 1)
+        inner = axis("e", (len(at), "part"), high - low + 1)
         narrow[v] = (Index.of(inner) + (low - shift)) * sign
-        free.append(axis("f", number, size))
+        own = axis("e", len(at), size)
         first = 0 if size != high - low + 1 else low
-        wide[inner] = Index.of(free[-1]) + (first - low)
-        at.append(index + -first)
-    return graph.substitute(graph.substitute(node, narrow), wide), tuple(free), tuple(at)
+        wide[inner] = Index.of(own) + (first - low)
+        at[own] = index + -first
+    if parts:
+        node = graph.reindexed(node, divided, lambda index: _with_parts(index, parts))
+    node = graph.substitute(graph.substitute(node, narrow), wide)
+    order = [v for v in _axes_in_order(node) if v in at]
+    order += [v for v in at if v not in order]
+    free = tuple(axis("f", number, v.size) for number, v in enumerate(order))
+    names = {v: Index.of(own) for v, own in zip(order, free, strict=True)}
+    return graph.substitute(node, names), free, tuple(at[v] for v in order)
+
+
+def _with_parts(index: Index, by: Mapping[Part, Index]) -> Index:
+    """An index with other indices in the place of quotients and remainders that are its terms."""
+    total = Index.of(index.constant)
+    for atom, factor in index.terms.items():
+        of_atom = by.get(atom) if isinstance(atom, Part) else None
+        total = total + (Index({atom: 1}, 0) if of_atom is None else of_atom) * factor
+    return total
+
+
+def _parts_of(node: Node, axes: Mapping[Variable, tuple[Size, int, Size]]) -> list[Part]:
+    """The quotients and remainders in which alone a node reads by these axes; none where they do not have fewer
+    combinations than the axes, or depend on symbolic sizes. axes: see `_divisor_of`."""
+    parts: dict[Part, frozenset[Variable]] = {}
+    alone = {v for v, (_, _, size) in axes.items() if isinstance(size, int)}
+    for index in (i for n in in_order([node]) for i in _indices(n)):
+        for atom in index.terms:
+            if isinstance(atom, Part):
+                parts[atom] = variables_of(atom.index)
+            else:
+                alone.discard(atom)
+    while others := {v for own in parts.values() if not own <= alone for v in own & alone}:
+        alone -= others
+    result = [part for part, own in parts.items() if own <= alone]
+    combinations = math.prod(hint(part.high) + 1 for part in result)
+    is_fewer = combinations < math.prod(hint(axes[v][2]) for v in alone)
+    return result if is_fewer and all(at_least(part.low, 0) for part in result) else []
 
 
 def _places(node: Node, v: Variable) -> list[tuple[Index, Size | None]]:
@@ -471,23 +561,30 @@ def range_of(node: Node, v: Variable) -> tuple[Size, Size, Size, int, Index, Siz
     return low, high, shift, sign, index, size if is_whole else count
 
 
-def _divisor_of(node: Node, v: Variable) -> Size:
-    """The largest number by which a node divides an axis wherever it reads by it, as that of a group of channels does
-    which each of them reads; 1 where it need not be the same in all of a group."""
+def _divisor_of(node: Node, v: Variable) -> tuple[Size, int, Size]:
+    """The largest `by`, with a shift, for which a node reads by `(axis + shift) // by` alone, as that of a group of
+    channels does which each of them reads; 1 where it need not be the same in all of a group. The last is the number of
+    such groups."""
     numbers: set[Size] = set()
+    shifts: set[Size] = set()
     stack = [i for n in in_order([node]) for i in _indices(n)]
     while stack:
         for atom in stack.pop().terms:
-            if isinstance(atom, Part) and atom.remainder is False and atom.index.is_variable(v):
+            if isinstance(atom, Part) and atom.remainder is False and [*atom.index.terms.items()] == [(v, 1)]:
                 numbers.add(atom.by)
+                shifts.add(atom.index.constant)
             elif isinstance(atom, Part):
                 stack.append(atom.index)
             elif atom is v:
-                return 1
-    if not numbers:
-        return 1
-    shared = functools.reduce(common, numbers)
-    return shared if divides(shared, v.size) else 1
+                return 1, 0, v.size
+    shared = functools.reduce(common, numbers) if numbers else 1
+    if divides(shared, v.size) and shifts <= {0}:
+        return shared, 0, exact(v.size, shared)
+    if not isinstance(shared, int) or not isinstance(v.size, int) or not all(isinstance(n, int) for n in shifts):
+        return 1, 0, v.size
+    within = {n % shared for n in shifts}  # type: ignore[operator]
+    shift = within.pop()
+    return (1, 0, v.size) if within else (shared, shift, (v.size - 1 + shift) // shared + 1)
 
 
 def _indices(node: Node) -> Sequence[Index]:
@@ -499,11 +596,17 @@ def _indices(node: Node) -> Sequence[Index]:
 
 
 def _axes_in_order(node: Node) -> tuple[Variable, ...]:
-    """The free axes of a node, in the order in which it reads by them."""
+    """The free axes of a node, in the order in which it reads by them, with larger steps first."""
     order: dict[Variable, None] = {}
-    for n in in_order([node]):
-        for index in _indices(n):
-            order |= dict.fromkeys(sorted(variables_of(index) & node.axes, key=lambda v: (v.name, hint(v.size))))
+    for index in (i for n in in_order([node]) for i in _indices(n)):
+        stack = [index]
+        while stack:
+            steps = sorted(stack.pop().terms.items(), key=lambda term: hint(term[1]))
+            for atom, _ in reversed(steps):
+                if isinstance(atom, Part):
+                    stack.append(atom.index)
+                elif atom in node.axes:
+                    order[atom] = None
     return tuple(order)
 
 
@@ -523,7 +626,7 @@ def scheduled(
     strides, graph = dict(strides), program.graph
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
-    reductions, items = Reductions(graph, Item), list[Item]()
+    reductions, items = Reductions(program, Item), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
             if node.op == "reduce":

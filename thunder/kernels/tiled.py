@@ -249,7 +249,7 @@ def _kernels(
 ) -> list[tuple[Group, Kernel, Tile]]:
     """The kernels with the groups that they compute, and their tiles. apart: buffers that are not written by kernels of
     the reductions that they read; alone: those that have kernels of their own."""
-    graph, reductions, items = program.graph, Reductions(program.graph, TileItem), list[Item]()
+    graph, reductions, items = program.graph, Reductions(program, TileItem), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
             if node.op in BINDERS:
@@ -719,15 +719,12 @@ def _split(
     work = instructions(above_reductions(body)) + 2
     fastest = [_fastest(opened(offset(n.what[1], strides[n.what[0]])), [*node.axes, *bound]) for n in loads]
     items = [n.dtype.bytes for n, v in zip(loads, fastest, strict=True) if v in node.axes]
-    longest = max(bound, key=lambda a: max(s.get(a, 0) for s in steps) * (a.size != 1))
-    size = hint(longest.size)
     wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
-    wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)), size)
-    if wanted < 2:
+    wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)))
+    ranges = _ranges_of(sorted(bound, key=lambda a: -max(s.get(a, 0) for s in steps) * (a.size != 1)), wanted)
+    count = math.prod(r.count for r in ranges)
+    if count < 2:
         return node
-    count = next((s for s in range(wanted, wanted // 2, -1) if divides(s, longest.size)), wanted)
-    length = rounded_up(longest.size, count)
-    count = count if isinstance(length, Extent) else -(-size // length)  # for smaller sizes some may be empty
     is_known = all(isinstance(a.size, int) for a in bound)
     # the same programs compute all elements of a row that need the reduction, unless it is split
     whole = [r for r in users if elements(r.axes) == rows * width]
@@ -735,8 +732,8 @@ def _split(
     passes = [work, after] if whole else [work]
     live = live_values([body])
     alone, tile = _best_tile(Work(rows, width, items, moved * len(passes), passes, live), machine, is_known)
-    ranges = Work(rows * count, -(-width // count), items, moved, [work], live)
-    together, _ = _best_tile(ranges, machine, is_known)
+    partial = Work(rows * count, -(-width // count), items, moved, [work], live)
+    together, _ = _best_tile(partial, machine, is_known)
     if whole:
         together += machine.launch + max(machine.moving(moved), rows * width * after * machine.instruction)
     elif not tile.is_whole:  # what reads the reduction is another pass, by the same programs or by more
@@ -744,26 +741,53 @@ def _split(
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
-    return _in_ranges(graph, node, longest, count, length)
+    return _in_ranges(graph, node, ranges)
 
 
-def _in_ranges(graph: Graph, node: Node, longest: Variable, count: int, length: int) -> Node:
-    """A reduction of reductions over ranges of one of its axes."""
+class _Ranges(NamedTuple):
+    """The ranges of an axis: how many there are, and how many elements each has but for the last."""
+
+    axis: Variable
+    count: int
+    length: Size
+
+
+def _ranges_of(bound: Sequence[Variable], wanted: int) -> list[_Ranges]:
+    """The ranges of a split reduction, at most `wanted` in all. bound: the axes, the slowest in memory first. Each
+    index of the first ones is a range, and the axis after them is cut."""
+    ranges: list[_Ranges] = []
+    for a in bound:
+        size, left = hint(a.size), wanted // math.prod(r.count for r in ranges)
+        if left < 2 or size == 1:
+            break
+        count = min(left, size)
+        count = next((n for n in range(count, count // 2, -1) if divides(n, a.size)), count)
+        length = rounded_up(a.size, count)
+        # for smaller sizes some may be empty
+        ranges.append(_Ranges(a, count if isinstance(length, Extent) else -(-size // length), length))
+        if length != 1:
+            break
+    return ranges
+
+
+def _in_ranges(graph: Graph, node: Node, ranges: Sequence[_Ranges]) -> Node:
+    """A reduction of reductions over ranges of its axes."""
     combine, bound = node.what
-    body = node.args[0]
-    part, rest = (
-        axis("r", (node.depth, "range"), count),
-        axis("r", (node.depth, "in"), length),
-    )
-    at = Index.of(part) * length + Index.of(rest)
-    inner = graph.substitute(body, {longest: within(at, longest.size)})
-    if length * count != longest.size:
-        nothing = graph.make("constant", (), node.dtype, neutral(combine, node.dtype))
-        inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, longest.size), count * length))
-    others = tuple(a for a in bound if a is not longest)
-    bounds = tuple(a for a in (*others, rest) if a.size != 1)
+    inner = node.args[0]
+    parts: list[Variable] = []
+    rest = [a for a in bound if all(a is not r.axis for r in ranges)]
+    for number, (whole, count, length) in enumerate(ranges):
+        part, own = axis("r", (node.depth, "range", number), count), axis("r", (node.depth, "in", number), length)
+        at = Index.of(part) * length + Index.of(own)
+        inner = graph.substitute(inner, {whole: within(at, whole.size)})
+        if length * count != whole.size:
+            nothing = graph.make("constant", (), node.dtype, neutral(combine, node.dtype))
+            inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, whole.size), count * length))
+        parts.append(part)
+        rest.append(own)
+    bounds = tuple(a for a in rest if a.size != 1)
     partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
-    return graph.make("reduce", (partial,), node.dtype, (combine, (part,)))
+    return graph.make("reduce", (partial,), node.dtype, (combine, tuple(parts)))
 
 
 def _steps(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> dict[Variable, int]:
@@ -1015,10 +1039,9 @@ def _passes(kernel: Kernel) -> list[float]:
 def _across(kernel: Kernel) -> list[int]:
     """The bytes of elements that lie together along the rows of a tile."""
     outer, sweep = kernel.loops[: kernel.outer], set(kernel.sweep)
-    return [
-        b.dtype.bytes for i, _, b in _accesses(kernel)
-        if _fastest(i, kernel.loops) in outer and variables_of(i) & sweep
-    ]  # fmt: skip
+    accesses = [(i, n.axes, n.what[0]) for n, i in kernel.loads.items()]
+    accesses += [(w.index, variables_of(w.index), w.buffer) for w in kernel.writes]
+    return [b.dtype.bytes for i, axes, b in accesses if axes & sweep and _fastest(i, kernel.loops) in outer]
 
 
 class Work(NamedTuple):
@@ -1048,8 +1071,8 @@ def _tiles(work: Work, is_known: bool, is_whole: bool) -> Iterator[Tile]:
     """The tiles among which the fastest is chosen."""
     whole, rows = power_of_two(work.width), power_of_two(work.rows)
     least = min(rows, SEGMENT // 2 // max(work.items)) if work.items else 1  # half of what is read at least
-    for first in (least << n for n in range(8)):
-        if first > max(least, min(128, rows, 128 if work.items else 4)):
+    for first in (least << n for n in range(11)):
+        if first > max(least, min(rows, max(128 if work.items else 4, 1024 // whole))):
             break
         if is_known and (first * whole <= WIDEST or is_whole and first == least):
             yield from dict.fromkeys(Tile(first, whole, warps_of(first * whole, share)) for share in (4, 8, 16))
@@ -1121,12 +1144,18 @@ def _atomic_seconds(kernel: Kernel, machine: Gpu) -> float:
 
 
 def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[Launch]:
-    """Kernels in launches, each behind those that write what it reads. Short ones that are independent share one."""
+    """Kernels in launches, each behind those that write what it reads. Short ones that are independent share one. Long
+    ones that write results alone come last, so that they may write them over inputs that the others read."""
     launches: list[Launch] = []
     written: dict[Buffer, int] = {}
-    for kernel, tile in kernels:
-        needed = [n.what[0] for n in kernel.loads] + [w.buffer for w in kernel.writes if w.scatter is not None]
-        least = max((written.get(b, -1) + 1 for b in needed), default=0)
+    read = {b for k, _ in kernels for b in _needed(k)}
+
+    def is_last(kernel: Kernel) -> bool:
+        return not _is_short(kernel, machine) and read.isdisjoint(w.buffer for w in kernel.writes)
+
+    for kernel, tile in sorted(kernels, key=lambda pair: is_last(pair[0])):  # which is stable
+        least = max((written.get(b, -1) + 1 for b in _needed(kernel)), default=0)
+        least = len(launches) if is_last(kernel) else least
         number = next((n for n in range(least, len(launches)) if _may_join(kernel, tile, launches[n], machine)), None)
         if number is None:
             number = len(launches)
@@ -1137,12 +1166,22 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
     return launches
 
 
+def _needed(kernel: Kernel) -> list[Buffer]:
+    """The buffers that have to be written before a kernel runs."""
+    return [n.what[0] for n in kernel.loads] + [w.buffer for w in kernel.writes if w.scatter is not None]
+
+
+def _is_short(kernel: Kernel, machine: Gpu) -> bool:
+    """Whether a kernel is worth sharing a launch."""
+    return kernel.seconds < 8 * machine.launch
+
+
 def _may_join(kernel: Kernel, tile: Tile, launch: Launch, machine: Gpu) -> bool:
     """Whether a kernel may run beside those of a launch: all are short, and few warps are too many."""
     together = [*launch.kernels, (kernel, tile)]
     warps = max(t.warps for _, t in together)
     idle = sum((warps - t.warps) * programs_of(k, t) for k, t in together)
-    return all(k.seconds < 8 * machine.launch for k, _ in together) and idle <= machine.multiprocessors * machine.warps
+    return all(_is_short(k, machine) for k, _ in together) and idle <= machine.multiprocessors * machine.warps
 
 
 def describe(launches: Sequence[Launch]) -> str:

@@ -357,7 +357,7 @@ class _Writer:
             if n.op == "scan":
                 text = self.scanned(n, scope)
             else:
-                text = self.concat(n, scope, mask) if n.op == "concat" else self.computed(n, scope, mask)
+                text = self.concat(n, home, mask) if n.op == "concat" else self.computed(n, scope, mask)
             home.names[n, mask if is_masked else None] = self.emit(home, text)
         name = self.known(node, scope, mask)
         assert name is not None, "its lines have been written"
