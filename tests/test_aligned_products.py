@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 from thunder.compat.torch_settings import tensor_cores_multiply_float32
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.ops.families import aligned
 from thunder.ops.layout import LEAST_ROW, ROW_BYTES
 from thunder.transforms import aligned_products
@@ -79,7 +79,7 @@ def run(function, tensors, cotangents=None) -> tuple[list[torch.Tensor], list[to
 
 def check(function, *tensors, executors=None) -> tuple:
     """Compares with eager, values and strides, and gives the compiled function and the products of a second call."""
-    compiled = thunder.jit(function, executors=executors or [TritonKernels("padding")])
+    compiled = thunder.jit(function, executors=executors or [TritonFuser("padding")])
     want, gradients, cotangents = run(function, tensors)
     with Products() as seen:
         for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_large_product_that_is_returned_is_copied(monkeypatch, least, expected
         return F.linear(x * 2, w)
 
     compiled = thunder.jit(
-        f, executors=[TritonKernels("serving")], debug_options=thunder.DebugOptions(check_traces=True)
+        f, executors=[TritonFuser("serving")], debug_options=thunder.DebugOptions(check_traces=True)
     )
     found = compiled(x, w)
     torch.testing.assert_close(found, f(x, w))
@@ -231,7 +231,7 @@ def test_a_gradient_is_written_over_padded_logits():
         return w.grad
 
     mine, theirs = (w.detach().clone().requires_grad_() for _ in range(2))
-    compiled = thunder.jit(step, executors=[TritonKernels("stepping")])
+    compiled = thunder.jit(step, executors=[TritonFuser("stepping")])
     for _ in range(2):
         torch.testing.assert_close(compiled(x.detach(), mine), step(x.detach(), theirs))
     trace = thunder.last_traces(compiled)[-1]
@@ -276,7 +276,7 @@ def test_checkpoints_recompute_padded_rows():
     torch.manual_seed(0)
     module = Blocks().to(DEVICE)
     x = torch.randn(7, 16, device=DEVICE)
-    compiled = thunder.jit(module, executors=[TritonKernels("checkpointing")])
+    compiled = thunder.jit(module, executors=[TritonFuser("checkpointing")])
     want = torch.autograd.grad(module(x).pow(2).sum(), list(module.parameters()))
     got = torch.autograd.grad(compiled(x).pow(2).sum(), list(module.parameters()))
     for a, b in zip(got, want, strict=True):
@@ -380,7 +380,7 @@ def test_products_without_tensor_cores_stay_as_they_are(monkeypatch, precision, 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        compiled = thunder.jit(lambda x, w: (x @ w).relu() @ w.t(), executors=[TritonKernels("products")])
+        compiled = thunder.jit(lambda x, w: (x @ w).relu() @ w.t(), executors=[TritonFuser("products")])
         compiled(*(t.detach() for t in parameters((5, 16), (16, ODD))))
     finally:
         torch.set_float32_matmul_precision(before)

@@ -12,12 +12,12 @@ import thunder
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 
-@pytest.mark.parametrize("executor", ["triton_ir", "cpp", "torch"])
+@pytest.mark.parametrize("executor", ["triton_fuser", "cpp", "torch"])
 @pytest.mark.parametrize("combine", [
     lambda x: x.cumsum(1), lambda x: x - x.sum(0), lambda x: torch.softmax(x, 0), lambda x: x @ x.t(),
 ], ids=["scan", "sum", "softmax", "product"])  # fmt: skip
 def test_what_is_compared_is_not_added_up_again(executor, combine, monkeypatch, triton_interpreter):
-    if executor == "triton_ir":
+    if executor == "triton_fuser":
         pytest.importorskip("triton", reason="kernels need Triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.executors.cpp_fuser import CppFuser
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.kernels import measure
 from thunder.ops.families.random import _run_uniform_philox
 
@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def fused(program, **options):
-    return thunder.jit(program, executors=[TritonKernels("random")], rng="fused", **options)
+    return thunder.jit(program, executors=[TritonFuser("random")], rng="fused", **options)
 
 
 def names(compiled, traces=thunder.last_traces):
@@ -176,7 +176,7 @@ def test_the_backward_of_pytorchs_dropout_is_fused():
     def program(g, mask):
         return torch.ops.aten.native_dropout_backward(g.sin(), mask, 2.0).tanh()
 
-    compiled = thunder.jit(program, executors=[TritonKernels("dropped")])
+    compiled = thunder.jit(program, executors=[TritonFuser("dropped")])
     g, mask = torch.randn(7, 33, device=DEVICE), torch.rand(7, 33, device=DEVICE) > 0.5
     torch.testing.assert_close(compiled(g, mask), program(g, mask))
     assert [name.startswith("Tiles") for name in names(compiled)] == [True]
@@ -200,7 +200,7 @@ def test_what_stays_with_pytorch():
     }
     for name, program in programs.items():
         compiled = thunder.jit(
-            program, executors=[TritonKernels("random")], **({} if name == "not asked" else {"rng": "fused"})
+            program, executors=[TritonFuser("random")], **({} if name == "not asked" else {"rng": "fused"})
         )
         outcomes = []
         for call in (compiled, program):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 import thunder
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_kernels import launcher
 from thunder.kernels import tiled
 from thunder.transforms import reuse_memory
@@ -43,7 +43,7 @@ def in_place(compiled) -> list[str]:
 def check(program, *args, transforms=()):
     """The comments of a program's fusions, after its results were compared; twice, since the second call finds its
     kernels."""
-    compiled = thunder.jit(program, executors=[TritonKernels("reusing")], transforms=list(transforms))
+    compiled = thunder.jit(program, executors=[TritonFuser("reusing")], transforms=list(transforms))
     want = program(*args)
     for _ in range(2):
         torch.testing.assert_close(compiled(*args), want, rtol=1e-5, atol=1e-5)
@@ -78,7 +78,7 @@ def test_peak_of_a_gated_product():
     if DEVICE == "cpu":
         pytest.skip("PyTorch counts the peak of the memory of GPUs alone")
     x, w, v = data(512, 512), data(512, 2048), data(512, 2048)
-    compiled = thunder.jit(lambda x, w, v: F.silu(x @ w) * (x @ v), executors=[TritonKernels("peak")])
+    compiled = thunder.jit(lambda x, w, v: F.silu(x @ w) * (x @ v), executors=[TritonFuser("peak")])
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -110,7 +110,7 @@ def test_rows_that_do_not_fit(is_apart, monkeypatch):
 def test_another_shape_and_layout_of_the_same_memory(allocated):
     assert check(lambda x, w: torch.sigmoid((x @ w).reshape(2, 3, 8)) * 2, X, W) and not allocated
     program = lambda x, w: torch.sigmoid((x @ w).t()) * 2  # noqa: E731
-    compiled = thunder.jit(program, executors=[TritonKernels("transposed")])
+    compiled = thunder.jit(program, executors=[TritonFuser("transposed")])
     assert compiled(X, W).stride() == program(X, W).stride()
     check(program, X, W)
 
@@ -120,7 +120,7 @@ def test_a_result_is_no_view(shape):
     """What a linear layer with a bias gives is one, which autograd does not let the user write to where it leaves a
     function."""
     layer = torch.nn.Linear(8, 8).to(DEVICE)
-    compiled = thunder.jit(lambda x: layer(x).reshape(shape) * 2 + 1, executors=[TritonKernels("views")])
+    compiled = thunder.jit(lambda x: layer(x).reshape(shape) * 2 + 1, executors=[TritonFuser("views")])
     y, want = compiled(data(2, 3, 8)), layer(data(2, 3, 8)).reshape(shape) * 2 + 1
     assert written_over(compiled)
     torch.testing.assert_close(y.add_(1), want + 1)
@@ -178,7 +178,7 @@ def test_what_is_added_at_indices_is_added_in_place(allocated):
     """The kernel that would copy where the sums begin is none."""
     at = torch.tensor([2, 0, 2, 5], device=DEVICE)
     program = lambda x, w: (x @ w).index_add(0, at, torch.sin(x[:4]) * 2)  # noqa: E731
-    compiled = thunder.jit(program, executors=[TritonKernels("adding", always=True)])
+    compiled = thunder.jit(program, executors=[TritonFuser("adding", always=True)])
     for _ in range(2):
         torch.testing.assert_close(compiled(X, W), program(X, W))
     (region,) = [b.sym.fn for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.is_fusion]
@@ -198,7 +198,7 @@ def test_what_another_kernel_reads(is_apart, monkeypatch):
     x, w = data(72, 8), data(8, 72)
     program = lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1)  # noqa: E731
     over = check(program, x, w)
-    compiled = thunder.jit(program, executors=[TritonKernels("kernels")])
+    compiled = thunder.jit(program, executors=[TritonFuser("kernels")])
     last = [o.name for o in thunder.last_traces(compiled)[-1].output_proxies][1] if compiled(x, w) else ""
     assert [header.split(" is ")[0] for header in over] == [last] * is_apart
 
@@ -211,7 +211,7 @@ def test_what_is_saved_and_gradients():
     def program(x, w, v):
         return (F.silu(x @ w) * (x @ v)) @ w.t()
 
-    compiled = thunder.jit(program, executors=[TritonKernels("saved")])
+    compiled = thunder.jit(program, executors=[TritonFuser("saved")])
     sides = []
     for run in (compiled, program):
         leaves = [t.clone().requires_grad_() for t in (X, W, V)]
@@ -247,7 +247,7 @@ def test_a_lone_operation_computes_in_the_memory_of_a_product(name):
     def program(x, w, v):
         return ALONE[name](F.linear(x, w), x) @ v
 
-    compiled = thunder.jit(program, executors=[TritonKernels("alone")])
+    compiled = thunder.jit(program, executors=[TritonFuser("alone")])
     for _ in range(2):
         assert torch.equal(compiled(X, W, V), program(X, W, V))
     assert in_place(compiled) == [name]
@@ -260,7 +260,7 @@ def test_a_lone_operation_takes_no_memory():
         data(4, 6, 8),
         torch.nn.Sequential(torch.nn.Linear(8, 512, bias=False), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE),
     )
-    compiled, taken = thunder.jit(layers, executors=[TritonKernels("bytes")]), []
+    compiled, taken = thunder.jit(layers, executors=[TritonFuser("bytes")]), []
     with torch.no_grad():
         assert torch.equal(compiled(x), layers(x))
         for run in (layers, compiled):
@@ -290,7 +290,7 @@ NOT_ALONE = {
 
 @pytest.mark.parametrize("name", NOT_ALONE)
 def test_what_a_lone_operation_does_not_write_over(name):
-    compiled = thunder.jit(NOT_ALONE[name], executors=[TritonKernels("not alone")])
+    compiled = thunder.jit(NOT_ALONE[name], executors=[TritonFuser("not alone")])
     given = X.clone(), W.clone()
     for _ in range(2):
         torch.testing.assert_close(compiled(*given), NOT_ALONE[name](X, W), rtol=0, atol=0)
@@ -306,7 +306,7 @@ def test_what_a_lone_operation_reads_or_makes_is_saved(function):
     def program(x, w, v):
         return function(x @ w) @ v
 
-    compiled, sides = thunder.jit(program, executors=[TritonKernels("saved alone")]), []
+    compiled, sides = thunder.jit(program, executors=[TritonFuser("saved alone")]), []
     for run in (compiled, program):
         leaves = [t.clone().requires_grad_() for t in (X, W, V)]
         y = run(*leaves)
@@ -339,7 +339,7 @@ def differentiated(run, **kept):
 
 
 def test_saved_values_are_written_over(any_size, allocated):
-    compiled = thunder.jit(gated, executors=[TritonKernels("disposable")])
+    compiled = thunder.jit(gated, executors=[TritonFuser("disposable")])
     torch.testing.assert_close(differentiated(compiled), differentiated(gated))
     backward = thunder.last_backward_traces(compiled)[-1]
     taken = {b.args[0].name for b in backward.bound_symbols if b.sym.name == "unless_read_again"}
@@ -355,14 +355,14 @@ def test_saved_values_are_written_over(any_size, allocated):
 
 
 def test_a_kept_graph_has_its_saved_values(any_size):
-    compiled = thunder.jit(gated, executors=[TritonKernels("kept graph")])
+    compiled = thunder.jit(gated, executors=[TritonFuser("kept graph")])
     first, second = differentiated(compiled, retain_graph=True)
     assert all(map(torch.equal, first, second))
     torch.testing.assert_close([first], differentiated(gated))
 
 
 def test_hooks_keep_what_they_return(any_size):
-    compiled, packed = thunder.jit(gated, executors=[TritonKernels("hooks")]), []
+    compiled, packed = thunder.jit(gated, executors=[TritonFuser("hooks")]), []
 
     def pack(t):
         packed.append((t, t.clone()))
@@ -384,7 +384,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_what_others_share_is_not_written_over(name, any_size):
-    compiled = thunder.jit(SHARED[name], executors=[TritonKernels("shared")])
+    compiled = thunder.jit(SHARED[name], executors=[TritonFuser("shared")])
     sides = []
     for run in (SHARED[name], compiled):
         leaves = [t.double().requires_grad_() for t in (X, W, V)]

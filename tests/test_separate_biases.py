@@ -86,7 +86,7 @@ def biased(compiled):
 
 @pytest.mark.parametrize("function", [activated, residual, in_batches, through_a_view], ids=lambda f: f.__name__)
 def test_kernels_add_the_bias(function):
-    compiled = thunder.jit(function, executors=["triton_ir"])
+    compiled = thunder.jit(function, executors=["triton_fuser"])
     torch.testing.assert_close(results(compiled), results(function))
     assert biased(compiled) == 0
     with torch.no_grad():
@@ -100,14 +100,14 @@ def test_kernels_add_the_bias(function):
     ids=lambda f: f.__name__,
 )
 def test_the_product_adds_it_where_a_kernel_would_write_the_sum(function):
-    compiled = thunder.jit(function, executors=["triton_ir"])
+    compiled = thunder.jit(function, executors=["triton_fuser"])
     torch.testing.assert_close(results(compiled), results(function))
     assert biased(compiled) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_other_types_keep_their_biases(dtype):
-    compiled = thunder.jit(activated, executors=["triton_ir"])
+    compiled = thunder.jit(activated, executors=["triton_fuser"])
     torch.testing.assert_close(results(compiled, dtype), results(activated, dtype))
     assert biased(compiled) == 1
 
@@ -116,7 +116,7 @@ def test_products_in_tensor_cores_keep_their_biases():
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        compiled = thunder.jit(activated, executors=["triton_ir"])
+        compiled = thunder.jit(activated, executors=["triton_fuser"])
         compiled(*given())
     finally:
         torch.set_float32_matmul_precision(before)
@@ -127,7 +127,7 @@ def test_as_much_is_saved():
     """A backward adds the bias again, or reads the sum in the place of the product."""
 
     def saved(passes):
-        compiled = thunder.jit(activated, executors=["triton_ir"], passes=passes)
+        compiled = thunder.jit(activated, executors=["triton_fuser"], passes=passes)
         compiled(*given())
         trace = thunder.last_traces(compiled)[-1]
         (tensors, _) = trace.output[1]

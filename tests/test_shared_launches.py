@@ -7,7 +7,7 @@ import torch
 
 import thunder
 from thunder.core import regions
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.extend import launches, memory_order
 from thunder.extend.memory_order import Needs
 from thunder.kernels import tiled
@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def with_fuser(f, **options):
-    fuser = TritonKernels("launches")
+    fuser = TritonFuser("launches")
     return thunder.jit(f, executors=[fuser, "torch"], **options), fuser
 
 

@@ -36,7 +36,7 @@ def test_products_are_within_the_bound_of_sums_in_float32(m, k, n, dtype, turned
     def product(a, b):
         return torch.mm(torch.relu(a).t() if turned else torch.relu(a), b) * 2
 
-    compiled = thunder.jit(product, executors=["triton_ir"])
+    compiled = thunder.jit(product, executors=["triton_fuser"])
     found, exact = compiled(a, b), product(a.double(), b.double())
     assert found.dtype is dtype and found.shape == (m, n)
     assert any(name.startswith("mm") for name in others(compiled)) is (1 not in (m, k, n))
@@ -56,7 +56,7 @@ def test_layers_with_one_output_or_input_and_their_gradients(rows, sizes, dtype,
     exact = nn.Linear(*sizes[::-1], bias=biased).to(DEVICE, torch.float64)
     exact.load_state_dict(model.state_dict())
     x = torch.rand(*((2, rows) if batched else (rows,)), sizes[1], dtype=dtype, device=DEVICE)
-    compiled = thunder.jit(model, executors=["triton_ir"])
+    compiled = thunder.jit(model, executors=["triton_fuser"])
 
     def step(f, x):
         x = x.clone().requires_grad_()
@@ -71,7 +71,7 @@ def test_layers_with_one_output_or_input_and_their_gradients(rows, sizes, dtype,
 def test_what_reads_and_makes_the_operands_is_one_kernel_with_the_product():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 1)).to(DEVICE)
-    compiled, x = thunder.jit(model, executors=["triton_ir"]), torch.randn(64, 24, device=DEVICE)
+    compiled, x = thunder.jit(model, executors=["triton_fuser"]), torch.randn(64, 24, device=DEVICE)
     compiled(x).sum().backward()
     assert len(fusions(compiled)) == len(fusions(compiled, True)) == 1
     assert others(compiled).count("linear") == others(compiled, True).count("mm") == 1
@@ -83,7 +83,7 @@ def test_what_reads_and_makes_the_operands_is_one_kernel_with_the_product():
 
 
 def test_sizes_that_change_keep_the_product_of_matrices():
-    compiled = thunder.jit(lambda a, w: F.relu(a) @ w, executors=["triton_ir"], cache="symbolic values")
+    compiled = thunder.jit(lambda a, w: F.relu(a) @ w, executors=["triton_fuser"], cache="symbolic values")
     w = torch.randn(16, 1, device=DEVICE)
     for rows in (5, 9):
         a = torch.randn(rows, 16, device=DEVICE)

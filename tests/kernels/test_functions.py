@@ -1,4 +1,4 @@
-"""Elementwise functions of the executor triton_ir, on random and special values, beside PyTorch's."""
+"""Elementwise functions of the executor triton_fuser, on random and special values, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.executors.triton_ir import TileRegion, TritonKernels
+from thunder.executors.triton_fuser import TileRegion, TritonFuser
 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)
@@ -47,7 +47,7 @@ def interpreted(monkeypatch, triton_interpreter):
 
 
 def check(f, inputs: list[torch.Tensor], name: str) -> None:
-    compiled = thunder.jit(lambda *xs: (f(*xs), xs[0] * 2), executors=[TritonKernels("f")])  # one is not fused alone
+    compiled = thunder.jit(lambda *xs: (f(*xs), xs[0] * 2), executors=[TritonFuser("f")])  # one is not fused alone
     (result, _), want = compiled(*inputs), f(*inputs)
     operations = [b for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name != "python_del"]
     assert [isinstance(b.sym.fn, TileRegion) for b in operations] == [True], name

@@ -20,7 +20,7 @@ from tests.kernels.test_triton import (
     schedule_of,
 )
 from thunder.core.dtypes import float32
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.kernels import combining, ir, lower, rules, tiled
 from thunder.kernels.index import Index
 from thunder.kernels.ir import Buffer, Graph, Program, Store, axis
@@ -103,7 +103,7 @@ def test_extremes_so_far(dtype, d, interpreted):  # noqa: F811
 def test_the_gradient_of_extremes_so_far(interpreted):  # noqa: F811
     torch.manual_seed(0)
     x, results = torch.randn(5, 9, dtype=torch.float64), []
-    compiled = thunder.jit(lambda x: torch.cummax(x * 2, 1)[0].sin(), executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(lambda x: torch.cummax(x * 2, 1)[0].sin(), executors=[TritonFuser("tiles", always=True)])
     for run in (lambda x: torch.cummax(x * 2, 1)[0].sin(), compiled):
         leaf = x.clone().requires_grad_()
         results.append(torch.autograd.grad((run(leaf) * torch.arange(9)).sum(), leaf)[0])
@@ -198,7 +198,7 @@ def test_gradients(name, interpreted):  # noqa: F811
     torch.manual_seed(0)
     x, y = torch.randn(12, 24, dtype=torch.float64), torch.rand(12, 24, dtype=torch.float64)
     x[3, 3] = x[5, 7] = x[9, 7] = x[9, 9] = 0
-    compiled, results = thunder.jit(program, executors=[TritonKernels("tiles", always=True)]), []
+    compiled, results = thunder.jit(program, executors=[TritonFuser("tiles", always=True)]), []
     for run in (program, compiled):
         leaves = [t.clone().requires_grad_() for t in (x, y)]
         out = run(*leaves)
@@ -213,7 +213,7 @@ def test_gradients(name, interpreted):  # noqa: F811
 
 
 def test_gradients_compile_without_a_gpu(interpreted):  # noqa: F811
-    compiled = thunder.jit(cat_before, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(cat_before, executors=[TritonFuser("tiles", always=True)])
     compiled(torch.randn(6, 24, requires_grad=True), torch.rand(6, 24)).sum().backward()
     launches = [launch for r in regions_of(compiled) for launch in r.scheduled(r._shown)[0]]
     assert any("_cumlinear" in request.text for request in requests(launches))
@@ -234,7 +234,7 @@ def test_the_gradient_of_cumulative_products_is_autograds():
         torch.testing.assert_close(grads[1], grads[0])
 
 
-@pytest.mark.parametrize("executors", [["torch"], [TritonKernels("tiles", always=True)]], ids=["torch", "tiles"])
+@pytest.mark.parametrize("executors", [["torch"], [TritonFuser("tiles", always=True)]], ids=["torch", "tiles"])
 def test_the_second_derivative_of_cumulative_products(executors, interpreted):  # noqa: F811
     def f(x):
         (g,) = torch.autograd.grad(torch.cumprod(x, 0).square().sum(), x, create_graph=True)
@@ -270,7 +270,7 @@ def test_a_region_that_pytorch_runs_faster_stays_with_it(interpreted):  # noqa: 
         return (x * 2).cumsum(-1) + 1
 
     for shape, is_fused in ((400, 30), True), ((30000,), False):
-        compiled = thunder.jit(f, executors=[TritonKernels("tiles")])
+        compiled = thunder.jit(f, executors=[TritonFuser("tiles")])
         x = torch.randint(0, 5, shape).float()
         assert torch.equal(compiled(x), f(x))
         assert bool(regions_of(compiled)) == is_fused

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import thunder
 from tests.kernels.test_triton import check, interpreted, regions_of, schedule_of  # noqa: F401
 from thunder.core.dtypes import float32, int64
-from thunder.executors.triton_ir import TileRegion, TritonKernels
+from thunder.executors.triton_fuser import TileRegion, TritonFuser
 from thunder.kernels import ir, tiled
 from thunder.kernels.index import Index
 from thunder.kernels.ir import Buffer, Combine, Graph, Program, Scatter, Store, axis
@@ -79,7 +79,7 @@ def test_writes(name, dtype, interpreted):  # noqa: F811
 def test_sums_of_16_bits_are_added_up_in_float32(dtype, interpreted):  # noqa: F811
     a, s, i, *others = arguments(dtype)
     program = ADDITIONS["index_add"]
-    got = thunder.jit(program, executors=[TritonKernels("tiles", always=True)])(a, s, i, *others)
+    got = thunder.jit(program, executors=[TritonFuser("tiles", always=True)])(a, s, i, *others)
     exact = a.double().index_add(0, i, s.double() + s.double())
     assert got.dtype is dtype and torch.equal(got, exact.float().to(dtype))
 
@@ -106,7 +106,7 @@ READS = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_reads(name, dtype, interpreted):  # noqa: F811
     x, _, i, j, _ = arguments(dtype)
-    compiled = thunder.jit(READS[name], executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(READS[name], executors=[TritonFuser("tiles", always=True)])
     (got,), (want,) = (gradient_of(run, [x], i, j) for run in (compiled, READS[name]))
     (exact,) = gradient_of(READS[name], [x.double()], i, j)
     backward = thunder.last_backward_traces(compiled)[-1]
@@ -121,7 +121,7 @@ def test_deterministic_algorithms_are_pytorchs(interpreted, monkeypatch):  # noq
     inputs, program = arguments(torch.float32), ADDITIONS["index_add"]
     by_operations, calls = TileRegion.by_operations, []
     monkeypatch.setattr(TileRegion, "by_operations", lambda *a: calls.append(a) or by_operations(*a))
-    compiled = thunder.jit(program, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(program, executors=[TritonFuser("tiles", always=True)])
     for enabled in (False, True, False, True):
         torch.use_deterministic_algorithms(enabled)
         try:
@@ -133,7 +133,7 @@ def test_deterministic_algorithms_are_pytorchs(interpreted, monkeypatch):  # noq
 
 def test_an_index_out_of_bounds_raises(interpreted):  # noqa: F811
     x, s = torch.randn(5, 3), torch.randn(2, 3)
-    compiled = thunder.jit(lambda x, s, i: x.index_add(0, i, s * 2), executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(lambda x, s, i: x.index_add(0, i, s * 2), executors=[TritonFuser("tiles", always=True)])
     torch.testing.assert_close(compiled(x, s, torch.tensor([1, 4])), x.index_add(0, torch.tensor([1, 4]), s * 2))
     for wrong in (-1, 5):
         with pytest.raises(Exception, match="index out of range"):
@@ -156,7 +156,7 @@ def test_a_layer_that_passes_messages(interpreted):  # noqa: F811
     torch.manual_seed(0)
     module, nodes = MessagePassing(8), torch.randn(16, 8)
     indices = torch.randint(0, 16, (64,)), torch.randint(0, 16, (64,))
-    compiled = thunder.jit(module, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(module, executors=[TritonFuser("tiles", always=True)])
     results = []
     for run in (module, compiled):
         x = nodes.clone().requires_grad_()

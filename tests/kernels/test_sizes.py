@@ -16,7 +16,7 @@ from tests.test_dynamic_sizes import Net, gradients
 from tests.test_triton_fuser import DEVICE, Eager, check_gradients, fusions, within_bound
 from thunder.executors.cpp_fuser import CppFuser
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_ir import TritonKernels
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.executors.triton_kernels import launch, variants
 from thunder.kernels import ir, sizes, triton_cuda
 from thunder.kernels.index import Index, Variable, join, split, strides_of
@@ -73,7 +73,7 @@ def test_places_that_are_taken_apart_fit_together_again():
 # --------------------------------------------------------------------------------------------------------------- kernels
 
 
-class EagerKernels(TritonKernels):
+class EagerKernels(TritonFuser):
     """Fuses single operations as well."""
 
     def should_fuse(self, region):
@@ -86,10 +86,10 @@ def interpreted(monkeypatch, triton_interpreter):
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(params=["triton_fuser", "triton_ir"])
+@pytest.fixture(params=["triton_fuser", "triton_fuser"])
 def executors(request, interpreted):
     """An executor that fuses single operations, and one as it is."""
-    return {"triton_fuser": (Eager, TritonFuser), "triton_ir": (EagerKernels, TritonKernels)}[request.param]
+    return {"triton_fuser": (Eager, TritonFuser), "triton_fuser": (EagerKernels, TritonFuser)}[request.param]
 
 
 @pytest.fixture
@@ -294,8 +294,8 @@ def test_a_block_of_a_llama(executors):
     module, executor = Rotating().to(DEVICE), executors[1]("rotating")
     compiled = thunder.jit(module, executors=[executor], fallback="error")
     counts = []
-    # the interpreter takes seconds for as many programs as triton_ir has
-    for n in (3, 2, 5) if executors[1] is TritonKernels and DEVICE == "cpu" else (9, 5, 17, 30, 4):
+    # the interpreter takes seconds for as many programs as triton_fuser has
+    for n in (3, 2, 5) if executors[1] is TritonFuser and DEVICE == "cpu" else (9, 5, 17, 30, 4):
         ids = torch.randint(13, (2, n), device=DEVICE)
         sides = []
         for call in (compiled, module):
@@ -353,10 +353,10 @@ def test_kernels_of_any_size_compile_without_a_gpu(wide, interpreted):
     assert launches and [line.endswith(" True") for line in lines] == [True] * len(launches)
 
 
-@pytest.fixture(params=["triton_ir", "cpp"])
+@pytest.fixture(params=["triton_fuser", "cpp"])
 def executor_of_all(request, interpreted):
     """An executor on the kernel IR that fuses whatever it can."""
-    if request.param == "triton_ir":
+    if request.param == "triton_fuser":
         return EagerKernels("sizes", always=True)
     executor = CppFuser("sizes", always=True)
     if DEVICE != "cpu" or executor.unavailable():

@@ -1,4 +1,4 @@
-"""The executor triton_ir: schedules of tiles and their kernels under Triton's interpreter, beside PyTorch's operations."""
+"""The executor triton_fuser: schedules of tiles and their kernels under Triton's interpreter, beside PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import torch.nn.functional as F
 import thunder
 from tests.kernels.programs import gradient_of_largest, random_program
 from thunder.core.regions import Region
-from thunder.executors import triton_ir
-from thunder.executors.triton_ir import TileRegion, TritonKernels
+from thunder.executors import triton_fuser
+from thunder.executors.triton_fuser import TileRegion, TritonFuser
 from thunder.executors.triton_kernels.binary import Request
 from thunder.executors.triton_kernels.launcher import POINTERS
 from thunder.kernels import ir, lower, tiled, triton_cuda
@@ -49,10 +49,10 @@ def interpreted(monkeypatch, triton_interpreter):
 def schedules(request, monkeypatch):
     """Schedules for small tensors, and those that larger ones have."""
     if request.param == "loops and ranges":
-        monkeypatch.setattr(triton_ir, "planned_gpu", lambda: EAGER_TO_SPLIT)
+        monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_SPLIT)
         monkeypatch.setattr(tiled, "WIDEST", 64)
     if request.param == "stored values":
-        monkeypatch.setattr(triton_ir, "planned_gpu", lambda: EAGER_TO_STORE)
+        monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_STORE)
 
 
 def regions_of(compiled) -> list[TileRegion]:
@@ -62,7 +62,7 @@ def regions_of(compiled) -> list[TileRegion]:
 
 def check(f, inputs, tolerance: float) -> list[TileRegion]:
     """Results of fused kernels, within a bound of eager's; strides are eager's."""
-    compiled = thunder.jit(f, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(f, executors=[TritonFuser("tiles", always=True)])
     results, expected = compiled(*inputs), f(*inputs)
     regions = regions_of(compiled)
     for region in regions:
@@ -152,7 +152,7 @@ def test_random_programs_of_integers(seed, dtype, interpreted):
 def test_kernels_are_as_near_to_float64_as_eager(seed, dtype, interpreted):
     f, inputs = random_program(seed, dtype)
     exact_results = random_program(seed, torch.float64)[0](*[x.double() for x in inputs])
-    compiled = thunder.jit(f, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(f, executors=[TritonFuser("tiles", always=True)])
     for result, want, exact in zip(compiled(*inputs), f(*inputs), exact_results, strict=True):
         if not want.is_floating_point() or not exact.isfinite().all():
             continue
@@ -161,7 +161,7 @@ def test_kernels_are_as_near_to_float64_as_eager(seed, dtype, interpreted):
         assert ours <= 2 * eager + 8 * torch.finfo(dtype).eps, (ours, eager)
 
 
-@pytest.mark.parametrize("executor", ["triton_ir", "triton_fuser"])
+@pytest.mark.parametrize("executor", ["triton_fuser", "triton_fuser"])
 def test_the_gradient_of_the_largest_of_rounded_values(executor, interpreted):
     got = gradient_of_largest(lambda f: thunder.jit(f, executors=[executor]), torch.bfloat16)
     torch.testing.assert_close(got, gradient_of_largest(None, torch.bfloat16), rtol=0.02, atol=0.01)
@@ -183,7 +183,7 @@ class Block(torch.nn.Module):
 def test_a_block_forward_and_backward(interpreted, schedules):
     torch.manual_seed(0)
     model, x = Block(), torch.randn(2, 7, 24)
-    compiled = thunder.jit(model, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(model, executors=[TritonFuser("tiles", always=True)])
     results = []
     for f in (model, compiled):
         y = x.clone().requires_grad_()
@@ -422,17 +422,17 @@ def test_what_reads_a_long_reduction_over_columns_need_not_read_in_its_order():
 
 
 def test_kernels_are_shown(interpreted):
-    compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1) + x, executors=["triton_ir"])
+    compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1) + x, executors=["triton_fuser"])
     compiled(torch.randn(16, 32))
     ((name, text),) = thunder.last_kernels(compiled).items()
-    assert name == "Tiles0"
+    assert name == "TritonFusion0"
     assert "amax over r1_0:32 of" in text  # the IR
     assert "kernel over [l0:16] [l1:32]" in text and "us predicted" in text  # the schedule
     assert "def kernel_0(program, b0, b1):" in text  # the source
 
 
 def test_an_index_out_of_bounds_raises(interpreted):
-    compiled = thunder.jit(lambda x, i: x[i] * 2 + 1, executors=[TritonKernels("tiles", always=True)])
+    compiled = thunder.jit(lambda x, i: x[i] * 2 + 1, executors=[TritonFuser("tiles", always=True)])
     x = torch.randn(5, 3)
     torch.testing.assert_close(compiled(x, torch.tensor([1, -1])), x[[1, -1]] * 2 + 1)
     assert regions_of(compiled)

@@ -41,7 +41,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
-from thunder.executors.triton_kernels.tiles import power_of_two
+from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import Match, Rule

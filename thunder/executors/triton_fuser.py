@@ -1,10 +1,10 @@
-"""The Triton fuser: generates Triton kernels for regions of elementwise operations, reductions and data movement.
+"""The Triton fuser: regions of operations on a GPU as Triton kernels of `thunder.kernels`.
 
     thunder.jit(model, executors=["triton_fuser"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations
-as comments below; the text of the kernel is `thunder.examine.get_fusions(trace)[0][1].source`. PyTorch runs matrix
-products, attention and, unless `rng="fused"`, random operations. The compiler is in `thunder/executors/triton_kernels`.
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations as
+comments below; `thunder.last_kernels(jitted)` shows the kernels. PyTorch runs what `thunder.kernels.lower` has no row
+for. Under Triton's interpreter it takes tensors of any device.
 """
 
 from __future__ import annotations
@@ -12,89 +12,79 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import torch
 
 from thunder.analysis.aliases import may_view
-from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, tensors_in
-from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, has_numbers
+from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, rules, tensors_in
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, number_value
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, Names, OpTags
+from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
-from thunder.executors.thin_products import (
-    is_thin_layer,
-    is_thin_product,
-    thin_layer,
-    thin_product,
-)
+from thunder.errors import warn_user
+from thunder.executors.thin_products import is_thin_layer, is_thin_product, thin_layer, thin_product
+from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.by_strides import KeptRegion
 from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
-from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.last_sums import without_last_sums
-from thunder.executors.triton_kernels.launch import FusedRegion
-from thunder.executors.triton_kernels.launcher import interpreting
-from thunder.executors.triton_kernels.values import is_map, primitive
+from thunder.executors.triton_kernels.launched import LaunchedRegion
+from thunder.executors.triton_kernels.launcher import (
+    POINTERS,
+    Launch,
+    entry_lines,
+    function_text,
+    index_of,
+    interpreted_line,
+    interpreting,
+    launch_line,
+)
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
-from thunder.kernels.sizes import Undecided
+from thunder.kernels import lower, overwriting, tiled, triton_cuda
+from thunder.kernels.formulas import functions_in
+from thunder.kernels.functions import FUNCTIONS
+from thunder.kernels.index import strides_of
+from thunder.kernels.ir import Buffer, Program
+from thunder.kernels.machine import Gpu, planned_gpu
+from thunder.kernels.numbers import Scalar
+from thunder.kernels.schedule import TooComplex
+from thunder.kernels.sizes import Atom, Undecided, atoms_of, divides, tuple_text
 from thunder.ops import ltorch, prims
 from thunder.ops.backward import index_backward
 from thunder.ops.families.random import uniform_philox
+from thunder.ops.layout import padded_row, padded_strides
 from thunder.ops.rules import products
-from thunder.ops.torch_types import to_torch_device
-from thunder.options import compile_option
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
+DEAR = 60  # instructions for an element
 SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
-DEAR = 40  # instructions for an element, of a table of sines
-TRITON_AUTOTUNE = compile_option(
-    "triton_autotune", bool, False,
-    "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk",
-    owner="triton_fuser",
-)  # fmt: skip
+TABLES = {prims.sin.name, prims.cos.name}  # functions of positions, of which each layer reads the same table
 
 
 class TritonFuser(TritonExecutor):
-    """Takes operations that decompose into the primitives of `triton_kernels.values`, on one GPU; under Triton's
-    interpreter on any device.
+    """Takes operations that decompose into the rows of `thunder.kernels.lower`, on one GPU.
 
-    autotune: block sizes are measured when a region runs for the first time: `thunder.jit(..., triton_autotune=True)`.
+    always: whether it runs regions with scans and scatters that PyTorch is predicted to run faster as well.
     """
 
     needs_sizes = False
-    capturable = True
-    owns_results = takes_padding = adds_biases = True
+    capturable = owns_results = takes_padding = adds_biases = compiles_ahead = keeps_kernels = True
 
-    def __init__(self, name: str, *, autotune: bool = False, **options):
-        super().__init__(name, **options)
-        self.autotune = autotune
-        self._tuning: TritonFuser | None = None
-        self._plans: TritonFuser | None = None
-        # by the names of a program: the forward's, which its backward reads
+    def __init__(self, name: str, always: bool = False):
+        super().__init__(name, version=torch.__version__)
+        self.always = always
+        # by the names of a program: the strides of the forward's values, which its backward reads
         self._strides: weakref.WeakKeyDictionary[Names, dict[str, tuple]] = weakref.WeakKeyDictionary()
+        self._plans: TritonFuser | None = None
         self.register_supported(ltorch.mm, self._takes_product, execution_transform=thin_product)
         self.register_supported(ltorch.linear, self._takes_layer, execution_transform=thin_layer)
 
-    def configured(self, options) -> TritonFuser:
-        if not options.get(TRITON_AUTOTUNE):
-            return self
-        if self._tuning is None:
-            self._tuning = type(self)(self.name, autotune=True, version=self.version)
-        return self._tuning
-
     def planned(self) -> TritonFuser:
         if self._plans is None:
-            self._plans = _Plans(self.name, autotune=self.autotune, version=self.version)
+            self._plans = _Plans(self.name, self.always)
         return self._plans
-
-    def can_fuse(self, operation: BoundSymbol) -> bool:
-        return (
-            self.is_on_one(operation)
-            and fusible(operation, numbers=True)
-            and self.has_triton()
-            and _in_primitives(operation)
-        )
 
     def _takes_product(self, a: TensorProxy, b: TensorProxy) -> bool:
         return runs_on(a.device.name) and self.has_triton() and is_thin_product(a, b)
@@ -102,55 +92,35 @@ class TritonFuser(TritonExecutor):
     def _takes_layer(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
         return runs_on(x.device.name) and self.has_triton() and is_thin_layer(x, weight, bias)
 
+    def can_fuse(self, operation: BoundSymbol) -> bool:
+        return (
+            self.is_on_one(operation)
+            and fusible(operation, numbers=True)
+            and lower.lowers(operation, _computes, numbers=True)
+            and self.has_triton()
+        )
+
     def is_cheap(self, operation: BoundSymbol) -> bool:
-        """Elementwise operations are, but for tables of sines, which are stored once and not recomputed in each
-        layer."""
-        return not _reduces(operation) and not is_dear(operation)
+        """Elementwise operations are; tables of sines are stored once and not recomputed in each layer."""
+        return not any(map(_is_dear, lower.primitives(operation)))
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no fast kernel for it. Several operations that only move data have
-        to move fewer bytes as one."""
-        found = computing(region)
-        if len(found) > 1 or any(operation.sym in _ALONE for operation in found):
-            return True
+        """Not for one operation, unless PyTorch has no kernel for it, or sorts for it. Several operations that only move
+        data have to move fewer bytes as one."""
+        operations = computing(region)
+        if len(operations) > 1 or any(o.sym in _ALONE for o in operations):
+            return bool(region.outputs)
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
-    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
-        """A small map over one iteration space, or sums of partial sums. Not a single operation on a product."""
-        found = computing(region)
-        tensors = tensors_in((*region.inputs, *region.outputs))
-        return (
-            bool(found)
-            and has_numbers([t.shape for t in tensors]) is False
-            and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
-            and sum(map(nbytes, tensors)) <= SHARED
-            and all(_is_map(o) or o.sym is prims.sum_of_partials for o in region.bound_symbols)
-            and not any(
-                i in producer and products.in_float32.of(producer[i].sym) is not None
-                for i in region.inputs
-                if len(found) == 1
-            )
-        )
-
-    def cut_last(self, region: Region, names: Names) -> list[Region]:
-        """The sums of partial sums, which have kernels of their own, and the maps of these sums."""
-        if has_numbers([t.shape for t in tensors_in((*region.inputs, *region.outputs))]):
-            return []
-        try:
-            return without_last_sums(region, names, _reduces, _is_map, lambda r: self.scheduled(r).partial_sums)
-        except (TooLarge, Undecided):
-            return []
-
-    def scheduled(self, region: Region) -> FusedRegion:
+    def fuse(self, region: Region, counter: int) -> BoundSymbol:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        return self.once(region, lambda: self.made_of(region, to_torch_device(device)))
-
-    def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         try:
-            run = self.scheduled(region)
+            run = self.once(region, lambda: self.region_of(region, to_torch_device(device)))
         except Undecided:
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
+        if run.seconds > run.eager_seconds and not self.always:
+            raise Unfused("PyTorch's kernels are predicted to be faster")
         return self.register_temporary_operation(
             f"TritonFusion{counter}",
             run,
@@ -159,81 +129,340 @@ class TritonFuser(TritonExecutor):
             bsyms=region.bound_symbols,
         )
 
-    def made_of(self, region: Region, device) -> FusedRegion:
-        return FusedRegion(region, device, self.autotune)
+    def region_of(self, region: Region, device: torch.device) -> TileRegion:
+        return TileRegion(region, device)
+
+    def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
+        """A small map over one space of sizes. Not a single cast of a matmul, which the matmul itself writes (see
+        `transforms.wide_products`)."""
+        operations = computing(region)
+        tensors = tensors_in((*region.inputs, *region.outputs))
+        return (
+            bool(operations)
+            and has_numbers([t.shape for t in tensors]) is False
+            and len({math.prod(o.shape) for o in region.outputs if isinstance(o, TensorProxy)}) == 1
+            and sum(map(nbytes, tensors)) <= SHARED
+            and all(b.sym.reshapes or all(map(lower.is_map, lower.primitives(b))) for b in region.bound_symbols)
+            and not any(
+                i in producer and products.in_float32.of(producer[i].sym) is not None
+                for i in region.inputs
+                if len(operations) == 1
+            )
+        )
 
     def writing_over(
         self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
     ) -> tuple[Callable, dict[int, int]] | None:
-        found = function.writing_over(frozenset(dying), homes) if isinstance(function, FusedRegion) else None
-        return (found, found.over) if found is not None and found.over else None
+        region = function.writing_over(frozenset(dying), homes) if isinstance(function, TileRegion) else None
+        return (region, region.over) if region is not None and region.over else None
 
     def expect(self, trace: Trace) -> None:
         """Compiles kernels in the background, for the strides that inputs of regions will have."""
         known = self._strides.setdefault(trace.names, dict(trace.info.strides))
-        for region, strides in expected_strides(trace, known, FusedRegion):
+        for region, strides in expected_strides(trace, known, TileRegion):
             region.expect(strides)
-
-    compiles_ahead = keeps_kernels = True
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
         for trace in (forward, backward):
             for operation in trace.bound_symbols if trace is not None else ():
-                if isinstance(region := operation.sym.fn, FusedRegion):
+                if isinstance(region := operation.sym.fn, TileRegion):
                     region.finish()
 
     def as_text(self, function: Callable) -> dict | None:
-        return function.as_text() if isinstance(function, FusedRegion) else None
+        return function.as_text() if isinstance(function, TileRegion) else None
 
     def from_text(self, said: dict, operations: Callable, unusual: Callable[[], None]) -> KeptRegion:
         return KeptRegion(said, operations, unusual)
 
 
+_ALONE = {uniform_philox, index_backward}  # that PyTorch has no kernel for, or sorts for
+
+
+def _is_dear(primitive: BoundSymbol) -> bool:
+    """Whether an element of a primitive is read faster than recomputed, as that of a table of sines."""
+    name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    names = functions_in(name) if lower.is_formula(primitive) else (name,)
+    return lower.ROWS[primitive.sym.id] in lower.DEAR_ROWS or any(
+        n in TABLES or tiled.INSTRUCTIONS.get(n, 1) >= DEAR for n in names
+    )
+
+
 class _Plans(TritonFuser):
-    """Generates kernels without compiling them, for plans."""
+    """Makes kernels without compiling them, for plans."""
 
     def has_triton(self) -> bool:
         return True
 
-    def made_of(self, region: Region, device) -> FusedRegion:
-        return FusedRegion(region, device, planned=True)
+    def region_of(self, region: Region, device: torch.device) -> TileRegion:
+        return TileRegion(region, device, is_planned=True)
 
 
-_ALONE = {uniform_philox, prims.sum_of_partials, index_backward}  # that PyTorch has no kernel for, or sorts for
-
-
-def _in_primitives(operation: BoundSymbol) -> bool:
-    """Whether an operation, or each one of its decomposition, is a primitive of kernels."""
-    if primitive(operation):
+def _computes(primitive: BoundSymbol) -> bool:
+    """Whether the target has a text for a primitive."""
+    name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
+    kinds = {lower.computed(p.dtype) for p in primitive.inputs if isinstance(p, TensorProxy)}
+    if lower.is_formula(primitive):
+        return all(triton_cuda.computes(n, kind) for n in functions_in(name) for kind in kinds)
+    if name not in FUNCTIONS:
         return True
-    if operation.sym.decomposition is None:
-        return False
-    if not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in (*operation.inputs, *operation.outputs)):
-        return False
-    operations = operation.subsymbols
-    # an operation without a decomposition returns its input, which a kernel would copy
-    return bool(operations) and all(fusible(sub, numbers=True) and _in_primitives(sub) for sub in operations)
+    return all(triton_cuda.computes(name, kind) for kind in kinds)
 
 
-def _is_map(operation: BoundSymbol) -> bool:
-    """Whether each element of the results depends on elements at the same place, and on numbers, only."""
-    if operation.sym.reshapes:
-        return True
-    return is_map(operation) if primitive(operation) else all(map(_is_map, operation.subsymbols))
-
-
-def _reduces(operation: BoundSymbol) -> bool:
-    return (
-        OpTags.REDUCTION_OP in operation.sym.tags
-        or not primitive(operation)
-        and any(map(_reduces, operation.subsymbols))
+def seconds_of_operations(region: Region, on: Gpu) -> float:
+    """What PyTorch takes for the operations of a region, one after the other; infinity where none is a scan or a
+    scatter, for which alone PyTorch has kernels that may be faster."""
+    primitives = (p for operation in region.bound_symbols for p in lower.primitives(operation))
+    if not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
+        return math.inf
+    operations = [operation for operation in region.bound_symbols if not may_view(operation)]
+    return sum(
+        rules.of(o.sym).kernels * on.launch + max(on.moving(bytes_moved(o)), _column_seconds(o, on)) for o in operations
     )
 
 
-def is_dear(operation: BoundSymbol) -> bool:
-    if primitive(operation):
-        return operation.sym.name in FUNCTIONS and FUNCTIONS[operation.sym.name].work >= DEAR
-    return any(map(is_dear, operation.subsymbols))
+def _column_seconds(operation: BoundSymbol, on: Gpu) -> float:
+    """What PyTorch waits in scans along other dimensions than the last: a thread has a column, and reads one element of
+    it after the other. That takes about an eighth of a launch, which waits for memory as well."""
+    total = 0.0
+    for p in lower.primitives(operation):
+        if lower.is_stored_scan(p) and p.args[1] % len(p.args[0].shape) != len(p.args[0].shape) - 1:
+            total += number_value(p.args[0].shape[p.args[1]]) * on.launch / 8
+    return total
+
+
+def _measured(device: torch.device) -> Gpu:
+    from thunder.kernels.gpu_probe import measured_gpu  # which needs Triton
+
+    return measured_gpu(device)
+
+
+class TileRegion(LaunchedRegion):
+    """A region as a function from its inputs to the list of its outputs, which have PyTorch's strides.
+
+    Kernels are compiled for the strides of inputs. program: in the IR. seconds, eager_seconds: predicted, for row-major
+    inputs, of the kernels and of PyTorch's. Raises Unfused where no kernels are made, TooLarge where halves may have
+    some, and Undecided where they would have to know more of symbolic sizes.
+    """
+
+    def __init__(self, region: Region, device: torch.device, is_planned: bool = False):
+        super().__init__(region, device, is_planned)
+        self.program: Program = lower.lowered(region, self.numbers)
+        self.machine: Gpu = (
+            planned_gpu() if interpreting() or is_planned or device.type != "cuda" else _measured(device)
+        )
+        self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
+        self._shown = self.usual_strides()
+        try:
+            launches, _ = self.scheduled(self._shown)
+            if region.numbers:
+                assert self.source  # which raises Undecided
+        except TooComplex as error:
+            reason = Unfused(str(error)) if len(region.bound_symbols) == 1 else TooLarge()
+            raise reason from None
+        self.seconds = sum(launch.seconds(self.machine) for launch in launches)
+        self.eager_seconds = seconds_of_operations(region, self.machine)
+
+    def scheduled(self, strides: tuple) -> tuple[list[tiled.Launch], list[tuple]]:
+        """The launches for inputs of these strides, and the strides of the results."""
+        if strides not in self._schedules:
+            of_buffers, layout = self.of_buffers(self.program, strides, not self.is_planned)
+            self._schedules[strides] = tiled.scheduled(self.program, of_buffers, self.machine), layout
+        return self._schedules[strides]
+
+    def layout(self, strides: tuple) -> list[tuple]:
+        return self.scheduled(strides)[1]
+
+    def usual_strides(self) -> tuple:
+        """The expected strides of inputs: row-major ones, of padded rows where they are padded."""
+        tensors = (p for p in self.region.inputs if isinstance(p, TensorProxy))
+        return tuple(
+            padded_strides(shape, p.dtype.bytes) if p in self.region.padded else strides_of(shape)
+            for p, shape in zip(tensors, self.shapes, strict=True)
+        )
+
+    # ------------------------------------------------------------------------------------------------ memory
+    def rows_apart(self, strides: tuple) -> dict[Buffer, tuple[int, int]]:
+        """The inputs and outputs with padded rows, if inputs have these strides: the elements of a row, and from each
+        row to the next."""
+        padded = self.region.padded
+        if not padded:
+            return {}
+        inputs = zip(self.program.inputs, self.region.inputs, strides, strict=True)
+        values = [(b, s) for b, p, s in inputs if p in padded]
+        values += zip(self.outputs(), self.layout(strides), strict=True)  # which have gaps where they are padded alone
+        rows: dict[Buffer, tuple[int, int]] = {}
+        for buffer, own in values:
+            d = row_of(buffer.shape, own)
+            if d is None or not isinstance(buffer.shape[d], int):
+                continue
+            step = padded_row(buffer.shape[d], buffer.dtype.bytes)
+            others = [m for i, (n, m) in enumerate(zip(buffer.shape, own, strict=True)) if i != d and n != 1]
+            if step != buffer.shape[d] and all(divides(step, m) for m in others):
+                rows[buffer] = buffer.shape[d], step
+        return rows
+
+    def outputs(self) -> list[Buffer]:
+        """The buffers of the results, in their order."""
+        buffers = dict.fromkeys(s.buffer for s in self.program.stores if s.buffer.kind == "output")
+        return sorted(buffers, key=lambda b: b.number)
+
+    def _overwritable(self, strides: tuple) -> dict[int, int]:
+        launches, layout = self.scheduled(strides)
+        inputs, outputs = self.program.inputs, self.outputs()
+        known = dict(zip(inputs, strides, strict=True)) | dict(zip(outputs, layout, strict=True))
+        with_gaps = self.rows_apart(strides)
+        return overwriting.places(launches, inputs, outputs, known, self.dying, self.homes, with_gaps)
+
+    def memory(self, strides: tuple, over: Mapping[int, int]) -> triton_cuda.Memory:
+        outputs = self.outputs()
+        return triton_cuda.Memory({outputs[o] for o in over}, self.rows_apart(strides))
+
+    @property
+    def kernels(self) -> int:  # type: ignore[override]
+        return len(self.scheduled(self._shown)[0])
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        launches, _ = self.scheduled(self._shown)
+        memory = self.memory(self._shown, self.overwritten(self._shown))
+        return "\n\n".join(triton_cuda.emitted(launch, self.interpreted, memory=memory).text for launch in launches)
+
+    @property
+    def description(self) -> str:
+        """The program in the IR, the schedule with its predictions, and the text."""
+        return f"{self.program}\n\n{tiled.describe(self.scheduled(self._shown)[0])}\n\n{self.source}"
+
+    # ---------------------------------------------------------------------------------------------- compiling
+    def expect(self, strides: tuple) -> None:
+        """Compiles kernels for inputs of these strides in the background."""
+        is_known = strides in self._variants or strides in self._expected
+        if not is_known and not self.interpreted and not self.is_planned:
+            self._expected[strides] = Variant(self, strides)
+
+    # ---------------------------------------------------------------------------------------------- calls
+    def _first(self, key: tuple, args: tuple) -> Callable:
+        self._shown = key
+        variant = self._expected.pop(key, None) or Variant(self, key)
+        try:
+            launch = variant.launch()
+        except (RuntimeError, TooComplex, Undecided) as error:
+            names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
+            warn_user(f"PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
+            return self.by_operations
+        self.launches[key] = launch
+        return launch.function(self.device, self.called())
+
+    def _for_any_inputs(self, strides: tuple, aligned: tuple[bool, ...], wide: bool) -> Callable:
+        return Variant(self, strides, aligned, wide).launch().function(self.device, self.called())
+
+
+def row_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The dimension whose elements lie side by side, in a tensor of several rows."""
+    if sum(n != 1 for n in shape) < 2:
+        return None
+    return next((d for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if step == 1 and n != 1), None)
+
+
+class Variant:
+    """A region for inputs of certain strides: the text of a Python function that allocates buffers and launches
+    kernels, whose compilation it starts.
+
+    aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
+    Without it the function takes any inputs, and passes those that it is not compiled for to `TileRegion.unusual`.
+    wide: for any sizes. Raises Undecided.
+    """
+
+    def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None, wide: bool = False):
+        launches, layout = region.scheduled(strides)
+        self.region, self.strides, self.is_checked, self.is_wide = region, strides, aligned is None, wide
+        over = region.overwritten(strides) if self.is_checked else {}
+        memory = region.memory(strides, over)
+        inputs, outputs = region.program.inputs, region.outputs()
+        launches = overwriting.without_copies(launches, {outputs[o]: inputs[i] for o, i in over.items()})
+        self.sources = [triton_cuda.emitted(launch, region.interpreted, wide, memory) for launch in launches]
+        self.names: dict[Buffer, str] = {b: f"in{i}" for i, b in enumerate(region.program.inputs)}
+        self.inputs = [*self.names.values()]
+        self.parameters = [*self.inputs, *region.numbers.names]
+        self.allocations: list[str] = []
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.results: dict[int, str] = {}
+        self.rows = memory.rows
+        self.over = {o: (self.inputs[i], region.program.inputs[i].shape, strides[i]) for o, i in over.items()}
+        for buffer in (*(b for source in self.sources for b in source.buffers), *outputs):
+            if buffer not in self.names:
+                self._allocate(buffer, layout)
+        begins = dict(zip(region.program.inputs, aligned or (), strict=False))
+        self.binaries = [] if region.interpreted else [self._binary(s, begins) for s in self.sources]
+
+    def _allocate(self, buffer: Buffer, layout: Sequence[tuple]) -> None:
+        number = len(self.allocations)
+        strides = layout[buffer.number] if buffer.kind == "output" else strides_of(buffer.shape)
+        self.names[buffer] = f"out{number}"
+        self.dtypes[f"dtype{number}"] = to_torch_dtype(buffer.dtype)
+        if buffer.kind == "output":
+            self.results[buffer.number] = f"out{number}"
+        self.allocations.append(f"out{number} = {self._memory_of(buffer, number, tuple(strides))}")
+
+    def _memory_of(self, buffer: Buffer, number: int, strides: tuple) -> str:
+        """New memory, or that of an input, as an expression."""
+        shape, steps = tuple(buffer.shape), tuple_text(strides)
+        if buffer.kind == "output" and buffer.number in self.over:
+            name, *there = self.over[buffer.number]
+            shown = "" if there == [shape, strides] else f".as_strided({tuple_text(shape)}, {steps})"
+            return f"{name}{shown}.detach()"  # the input may be a view for autograd, and a result is none
+        if buffer in self.rows:
+            d, (count, step) = row_of(shape, strides), self.rows[buffer]
+            whole = tuple(step if i == d else n for i, n in enumerate(shape))
+            return f"allocate({tuple_text(whole)}, {steps}, dtype{number}).narrow({d}, 0, {count})"
+        return f"allocate({tuple_text(shape)}, {steps}, dtype{number})"
+
+    def _binary(self, source: triton_cuda.Emitted, begins: Mapping[Buffer, bool]) -> Future[Binary]:
+        pointers = [(f"*{POINTERS[to_torch_dtype(b.dtype)]}", begins.get(b, True)) for b in source.buffers]
+        size = "i64" if self.is_wide else "i32"
+        numbers = [("fp64" if isinstance(n, Scalar) else size, False) for n in source.numbers]
+        major, minor = torch.cuda.get_device_capability(self.region.device)
+        request = Request(source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor)
+        return binary_of(request)
+
+    def _numbers(self) -> list[str]:
+        """The lines that compute the numbers of kernels, and pass a call on that 32 bits are too few for."""
+        region = self.region
+        atoms = dict.fromkeys(n for s in self.sources for n in s.numbers if isinstance(n, Atom))
+        atoms |= dict.fromkeys(atoms_of([n for b in self.names for n in b.shape]))
+        lines = region.derived(self.strides, atoms)
+        lines += [f"{name} = {expression}" for name, expression in region.numbers.floats()]
+        tests = triton_cuda.limit_tests(n for s in self.sources for n in s.limits)
+        if tests:
+            lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
+        return lines
+
+    def launch(self) -> Launch:
+        region = self.region
+        lines, kernels = self._numbers(), {}
+        if not region.interpreted:
+            index = index_of(region.device)
+            lines += entry_lines(self.inputs, self.parameters, index, self.is_checked)
+            lines += [*self.allocations, f"stream = current_stream({index})"]
+            lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
+        else:
+            lines += self.allocations
+        for i, source in enumerate(self.sources):
+            tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
+            if region.interpreted:
+                kernels[f"kernel{i}"] = source.name, source.text
+                arguments = [*tensors, *(n.name for n in source.numbers)]
+                lines.append(interpreted_line(f"kernel{i}", grid, source.warps, arguments))
+            else:
+                kernels[f"kernel{i}"] = binary = self.binaries[i].result()
+                size = "l" if self.is_wide else "i"
+                numbers = [("d" if isinstance(n, Scalar) else size, n.name) for n in source.numbers]
+                lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, numbers))
+        if any(s.scatter is not None for s in region.program.stores):
+            lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
+        results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
+        text = function_text("launch", self.parameters, [*lines, f"return [{results}]"])
+        return Launch(text, self.dtypes, kernels)
+
 
 
 def _is_default() -> bool:
@@ -241,6 +470,6 @@ def _is_default() -> bool:
     return torch.version.cuda is not None and has_triton() and not interpreting()
 
 
-triton_fuser = TritonFuser("triton_fuser", version=torch.__version__)
+triton_fuser = TritonFuser("triton_fuser")
 register_executor(triton_fuser)
 add_default_executor_of_gpus(triton_fuser, here=_is_default())

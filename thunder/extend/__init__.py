@@ -387,7 +387,7 @@ def _load() -> None:
 
 
 _OWN = (
-    "torchex pythonex inductor cpp_fuser triton_fuser triton_ir cross_entropy linear_cross_entropy embedding_gradient "
+    "torchex pythonex inductor cpp_fuser triton_fuser cross_entropy linear_cross_entropy embedding_gradient "
     "apexex matvec sdpaex float8 few_bits"
 )
 

@@ -774,6 +774,11 @@ def lowers(b: BoundSymbol, computes: Callable[[BoundSymbol], bool], numbers: boo
     return bool(b.subsymbols) and all(fusible(sub, numbers) and lowers(sub, computes, numbers) for sub in b.subsymbols)
 
 
+def is_elementwise(b: BoundSymbol) -> bool:
+    """Whether an operation is a primitive that computes each element from those at the same index."""
+    return is_primitive(b) and ROWS[b.sym.id] is _elementwise
+
+
 def primitives(b: BoundSymbol) -> list[BoundSymbol]:
     """The operations with rows that an operation is made of."""
     return [b] if is_primitive(b) else [p for sub in b.subsymbols for p in primitives(sub)]

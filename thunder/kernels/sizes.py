@@ -233,6 +233,11 @@ def hint(n: int | Extent) -> int:
     return n if isinstance(n, int) else sum(c * math.prod(a.hint for a in m) for m, c in n.terms.items())
 
 
+def power_of_two(n: int | Extent) -> int:
+    """The least power of two that is not less, for a size as it came in first."""
+    return 1 << (hint(n) - 1).bit_length()
+
+
 def text(n: int | Extent) -> str:
     """An expression of the atoms' names, for kernels and for Python."""
     if isinstance(n, int):

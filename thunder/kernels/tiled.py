@@ -53,7 +53,7 @@ from thunder.kernels.schedule import (
     of_free,
     range_of,
 )
-from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, rounded_up
+from thunder.kernels.sizes import Extent, Undecided, at_least, divides, exact, hint, power_of_two, rounded_up
 
 Size = int | Extent
 MOST_RANGES = 1024  # that a split reduction has
@@ -83,11 +83,6 @@ def instructions(nodes: Iterable[Node]) -> float:
         is_double = n.dtype.name in ("float64", "int64") and n.op not in ("load", "constant", "index")
         total += count * (1 if not is_double else 2 if count < 4 else 5)
     return total
-
-
-def power_of_two(n: int) -> int:
-    """The least one that is not less."""
-    return 1 << (n - 1).bit_length()
 
 
 class Tile(NamedTuple):

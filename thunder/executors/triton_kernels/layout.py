@@ -18,9 +18,8 @@ from thunder.core.devices import Device
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, number_value
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
-from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.values import primitive
 from thunder.kernels.index import strides_of
+from thunder.kernels.lower import is_elementwise, is_primitive
 from thunder.ops.families.indexing import indexed
 from thunder.ops.layout import is_dense, padded_strides, run_line
 from thunder.ops.rules import kernels
@@ -100,7 +99,7 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         for o in operation.outputs:
             values.make(o, strides_of(values.shape(o)))
         return True
-    if (symbol.fn is None or kernels.layout.of(symbol) == "as decomposition") and not primitive(operation):
+    if (symbol.fn is None or kernels.layout.of(symbol) == "as decomposition") and not is_primitive(operation):
         return all(follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
@@ -133,7 +132,7 @@ def _named(old: Proxy, new, values: dict) -> bool:
 
 def _is_cast(operation: BoundSymbol) -> bool:
     """A conversion of the type alone."""
-    operations = operation.subsymbols if not primitive(operation) else (operation,)
+    operations = operation.subsymbols if not is_primitive(operation) else (operation,)
     return (
         len(operations) == 1
         and operations[0].sym.id == "prims.convert_element_type"
@@ -158,8 +157,8 @@ def _in_memory_format(shape: Sequence[int], operands: Sequence[torch.Tensor]) ->
 
 def _elementwise(operation: BoundSymbol) -> bool:
     """Whether all that an operation is made of computes elements from those at the same place, broadcast."""
-    if primitive(operation):
-        return operation.sym.name in FUNCTIONS or operation.sym.id in (
+    if is_primitive(operation):
+        return is_elementwise(operation) or operation.sym.id in (
             "prims.convert_element_type",
             "prims.full",
             "prims.broadcast_in_dim",
