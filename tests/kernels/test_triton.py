@@ -39,13 +39,18 @@ EAGER_TO_SPLIT = dataclasses.replace(planned_gpu(), multiprocessors=1 << 14, lau
 # one with free memory, so that all that several kernels compute is stored
 EAGER_TO_STORE = dataclasses.replace(planned_gpu(), byte={"L2": 1e-17, "memory": 1e-17}, launch=1e-12)
 
+# one with slow memory, so that kernels of rows add up columns, several tiles in each program
+EAGER_TO_CARRY = dataclasses.replace(
+    planned_gpu(), multiprocessors=1, byte={"L2": 1e-9, "memory": 1e-9}, launch=1e-9, most_warps=4
+)
+
 
 @pytest.fixture
 def interpreted(monkeypatch, triton_interpreter):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(params=["whole rows", "loops and ranges", "stored values"])
+@pytest.fixture(params=["whole rows", "loops and ranges", "stored values", "column sums"])
 def schedules(request, monkeypatch):
     """Schedules for small tensors, and those that larger ones have."""
     if request.param == "loops and ranges":
@@ -53,6 +58,9 @@ def schedules(request, monkeypatch):
         monkeypatch.setattr(tiled, "WIDEST", 64)
     if request.param == "stored values":
         monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_STORE)
+    if request.param == "column sums":
+        monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_CARRY)
+        monkeypatch.setattr(tiled, "LARGE", 1)
 
 
 def regions_of(compiled) -> list[TileRegion]:

@@ -328,6 +328,10 @@ class Column:
     def __init__(self, buffer: Buffer, index: Index, value: Node, combine: Combine):
         self.buffer, self.index, self.value, self.combine = buffer, index, value, combine
 
+    def of(self, value: Node) -> Column:
+        """The reduction of another value."""
+        return Column(self.buffer, self.index, value, self.combine)
+
 
 class Kernel:
     """loops: the slowest first. outer: how many of these are threads'; 0: each thread has a piece of the only loop.

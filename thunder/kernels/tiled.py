@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 from thunder.analysis.min_cut import sink_side
 from thunder.core.dtypes import BOOL, FLOAT, dtype
+from thunder.kernels.column_sums import PROGRAMS, absorbed, carried, is_column_kernel
 from thunder.kernels.combining import aligned_scans, neutral
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of, within
 from thunder.kernels.ir import (
     BINDERS,
     Buffer,
+    Combine,
     Graph,
     Node,
     Program,
@@ -61,6 +63,7 @@ WIDEST = 16384  # elements of a tile
 WHOLE = 4096  # elements of a row with scans in both directions
 SEGMENT = 32  # bytes of memory that are read at least
 REGISTERS = 80  # of a thread, for values of elements
+LARGE = 1 << 16  # elements that a sum over rows has, for a kernel of these rows to add it up
 
 
 # instructions for an element of float32, by what an H200 takes, but of tan to pow; of other functions one
@@ -87,12 +90,14 @@ def instructions(nodes: Iterable[Node]) -> float:
 
 class Tile(NamedTuple):
     """first, second: elements of each dimension; second is 0 for tiles of one dimension. warps: of a program.
-    is_whole: whether a tile has the whole sweep; otherwise a program loops over it."""
+    is_whole: whether a tile has the whole sweep; otherwise a program loops over it. steps: how many tiles of the first
+    dimension a program computes, one after the other."""
 
     first: int
     second: int
     warps: int
     is_whole: bool = True
+    steps: int = 1
 
 
 class Launch:
@@ -114,7 +119,7 @@ def programs_of(kernel: Kernel, tile: Tile) -> int:
     """How many programs a kernel has, for the sizes that it is made for."""
     if not tile.second:
         return -(-elements(kernel.loops) // tile.first)
-    count = -(-elements(kernel.loops[: kernel.outer]) // tile.first)
+    count = -(-elements(kernel.loops[: kernel.outer]) // (tile.first * tile.steps))
     return count if kernel.rows else count * -(-elements(kernel.sweep) // tile.second)
 
 
@@ -226,13 +231,61 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     strides, (program, alone) = dict(strides), stored_moves(aligned_scans(program), machine)
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
-    program = split_reductions(program, strides, machine)
+    kernels, _ = _best_kernels(program, strides, machine, alone, frozenset())
+    columns, rows = _large_sums(program, strides, machine)
+    if columns:  # are those of them that kernels of rows add up worth it?
+        _, merged = _best_kernels(program, strides, machine, alone, columns | rows)
+        if merged:
+            others, _ = _best_kernels(program, strides, machine, alone, merged | rows)
+            kernels = min(kernels, others, key=lambda those: sum(k.seconds for k, _ in those))
+    return launches_of(kernels, machine)
+
+
+def _best_kernels(
+    program: Program,
+    strides: Mapping[Buffer, Sequence[int]],
+    machine: Gpu,
+    alone: Container[Buffer],
+    whole: frozenset[Node],
+) -> tuple[list[tuple[Kernel, Tile]], frozenset[Node]]:
+    """The kernels of a program with their tiles. whole: the sums that are not split; those of them that are over rows,
+    and that a kernel of these rows adds up as well, are returned."""
+    program, kept = split_reductions(program, strides, machine, whole)
     apart: frozenset = frozenset()
-    kernels = _kernels(program, dict(strides), machine, apart, alone)
-    while more := _faster_apart(kernels, machine) - apart:
+    kernels = _kernels(program, dict(strides), machine, apart, alone, kept)
+    while more := _faster_apart(kernels.of_groups, machine) - apart:
         apart |= more
-        kernels = _kernels(program, dict(strides), machine, apart, alone)
-    return launches_of([(k, tile) for _, k, tile in kernels], machine)
+        kernels = _kernels(program, dict(strides), machine, apart, alone, kept)
+    return kernels.result, kernels.merged
+
+
+def _large_sums(
+    program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu
+) -> tuple[frozenset[Node], frozenset[Node]]:
+    """The large sums over rows of elements that lie together in memory, in canonical form; and those of many rows."""
+    columns, rows = set[Node](), set[Node]()
+    for n in in_order(s.value for s in program.stores):
+        if n.op != "reduce" or n.what[0] != Combine.SUM or elements(n.axes) * elements(n.what[1]) < LARGE:
+            continue
+        order = [*n.axes, *n.what[1]]
+        loads = [m for m in loads_of(n.args[0]) if m.axes >= n.axes and m.axes & set(n.what[1])]
+        fastest = [_fastest(opened(offset(m.what[1], strides[m.what[0]])), order) for m in loads]
+        if not all(isinstance(v.size, int) for v in order):
+            continue
+        if elements(n.axes) >= 8 * machine.multiprocessors and not all(v in n.axes for v in fastest):
+            rows.add(canonical_form(program.graph, n)[0])
+        elif any(v in n.axes for v in fastest):
+            columns.add(canonical_form(program.graph, n)[0])
+    return frozenset(columns), frozenset(rows)
+
+
+class _Kernels(NamedTuple):
+    """of_groups: the kernels with the groups that they compute, and their tiles. result: with sums over rows in kernels
+    of these rows. merged: these sums, in canonical form."""
+
+    of_groups: list[tuple[Group, Kernel, Tile]]
+    result: list[tuple[Kernel, Tile]]
+    merged: frozenset[Node]
 
 
 def _kernels(
@@ -241,9 +294,10 @@ def _kernels(
     machine: Gpu,
     apart: Container[Buffer],
     alone: Container[Buffer],
-) -> list[tuple[Group, Kernel, Tile]]:
-    """The kernels with the groups that they compute, and their tiles. apart: buffers that are not written by kernels of
-    the reductions that they read; alone: those that have kernels of their own."""
+    columns: Mapping[Node, Node],
+) -> _Kernels:
+    """apart: buffers that are not written by kernels of the reductions that they read; alone: those that have kernels
+    of their own; columns: see `split_reductions`."""
     graph, reductions, items = program.graph, Reductions(program, TileItem), list[Item]()
     for store in program.stores:
         for node in above_reductions(store.value):
@@ -276,7 +330,132 @@ def _kernels(
             kernel, tile = tiled(guarded(kernel, graph, strides), machine)
             estimate(kernel, tile, machine)
             kernels.append((writer.group, kernel, tile))
-    return kernels
+    if not columns:
+        return _Kernels(kernels, [(k, tile) for _, k, tile in kernels], frozenset())
+    result, merged = _with_column_sums(kernels, columns, graph, strides, machine, new_buffer)
+    return _Kernels(kernels, result, merged)
+
+
+def _with_column_sums(
+    kernels: Sequence[tuple[Group, Kernel, Tile]],
+    columns: Mapping[Node, Node],
+    graph: Graph,
+    strides: dict[Buffer, Sequence[int]],
+    machine: Gpu,
+    new_buffer: Callable[[tuple[Size, ...], dtype], Buffer],
+) -> tuple[list[tuple[Kernel, Tile]], frozenset[Node]]:
+    """The kernels with sums over rows in kernels of these rows, where that takes less time, and these sums."""
+    result: list[tuple[Kernel, Tile]] = [(k, tile) for _, k, tile in kernels]
+    merged: set[Node] = set()
+    for group, kernel, _ in kernels:
+        own = {columns[i.node] for i in group.items if i.store is None and i.node in columns}
+        if not own or not is_column_kernel(kernel):
+            continue
+        number = next((n for n, (k, _) in enumerate(result) if k is kernel), None)
+        if number is None:  # it has others' columns
+            continue
+        best: tuple[float, list[tuple[Kernel, Tile]]] | None = None
+        for n, (other, of_other) in enumerate(result):
+            pair = None
+            if n != number:
+                pair = _carried(other, of_other, kernel, graph, strides, machine, new_buffer)
+            if pair is None:
+                continue
+            gain = other.seconds + kernel.seconds - sum(k.seconds for k, _ in pair)
+            changed = _in_order([q for m, p in enumerate(result) if m != number for q in (pair if m == n else [p])])
+            if changed is not None and gain > (best[0] if best is not None else 0.0):
+                best = gain, changed
+        if best is not None:
+            result = best[1]
+            merged |= own
+    return _without_unread(_with_absorbed(result, graph, strides, machine)), frozenset(merged)
+
+
+def _with_absorbed(
+    kernels: list[tuple[Kernel, Tile]], graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu
+) -> list[tuple[Kernel, Tile]]:
+    """The kernels in which those of sums over programs compute what others make of the sums alone."""
+    result = list(kernels)
+    for sums in [p for p in kernels if p[0].sweep and p[0].sweep[-1].name == f"l{PROGRAMS}"]:
+        for reader in kernels:
+            other = absorbed(sums[0], reader[0], graph)
+            if other is None:
+                continue
+            other, tile = tiled(with_loads(other, strides), machine)
+            estimate(other, tile, machine)
+            changed = _in_order([(other, tile) if p is sums else p for p in result if p is not reader])
+            if changed is not None:
+                result, sums = changed, (other, tile)
+                sums = next(p for p in result if p[0] is other)
+    return result
+
+
+def _without_unread(kernels: Sequence[tuple[Kernel, Tile]]) -> list[tuple[Kernel, Tile]]:
+    """The kernels without what they write to scratch memory for nobody."""
+    read = {b for k, _ in kernels for b in _needed(k)}
+    for k, _ in kernels:
+        k.writes = [w for w in k.writes if w.buffer.kind != "scratch" or w.buffer in read]
+    return [(k, tile) for k, tile in kernels if k.writes or k.columns]
+
+
+def _in_order(kernels: Sequence[tuple[Kernel, Tile]]) -> list[tuple[Kernel, Tile]] | None:
+    """The kernels, each behind those that write what it reads; None where there is no such order."""
+    writers: dict[Buffer, list[int]] = {}
+    for i, (k, _) in enumerate(kernels):
+        for buffer in (*(w.buffer for w in k.writes), *(c.buffer for c in k.columns)):
+            writers.setdefault(buffer, []).append(i)
+    behind: list[set[int]] = []
+    for i, (k, _) in enumerate(kernels):
+        those = [writers.get(b, []) for b in _needed(k)]
+        behind.append({j for own in those for j in own if j != i and (j < i or i not in own)})
+    order: dict[int, None] = {}
+    while len(order) < len(kernels):
+        ready = next((i for i, needed in enumerate(behind) if i not in order and needed <= order.keys()), None)
+        if ready is None:
+            return None
+        order[ready] = None
+    return [kernels[i] for i in order]
+
+
+def _carried(
+    kernel: Kernel,
+    tile: Tile,
+    columns: Kernel,
+    graph: Graph,
+    strides: dict[Buffer, Sequence[int]],
+    machine: Gpu,
+    new_buffer: Callable[[tuple[Size, ...], dtype], Buffer],
+) -> list[tuple[Kernel, Tile]] | None:
+    """A kernel of rows that adds up columns as well, and the kernel of the sums of these; None where it cannot."""
+    width = elements(columns.loops[: columns.outer])
+    if kernel.rows and not tile.is_whole:  # a program has whole rows
+        moved = sum(size for _, size, _ in _accesses(kernel))
+        if power_of_two(width) * _least_rows(_across(kernel)) > WIDEST:
+            return None
+        _, tile = _best_tile(_work_of(kernel, moved), machine, is_whole=True)
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
+    roots += columns.rows.values()
+    live = live_values(roots) + len(kernel.columns) + len(columns.rows)
+    if not kernel.rows and not kernel.columns:
+        at_once = elements_at_once(roots)
+        second = min(power_of_two(width), 512)
+        first = max(1, min(8, 4 * 32 * at_once // second))
+        tile = Tile(first, second, 4)
+    rows, blocks = elements(columns.sweep), 1 if kernel.rows else -(-width // tile.second)
+    registers = 24 + live * max(1.0, tile.first * tile.second / (32 * tile.warps))
+    at_once = machine.multiprocessors * max(1, machine.resident(tile.warps, registers) // tile.warps)
+    tiles = -(-rows // tile.first)
+    if not kernel.columns:
+        tile = tile._replace(steps=max(1, -(-tiles * blocks // at_once)))
+    programs = -(-tiles // tile.steps)
+    pair = carried(kernel, columns, programs, graph, strides, new_buffer)
+    if pair is None:
+        return None
+    merged, sums = with_loads(pair.rows, strides), with_loads(pair.sums, strides)
+    sums, of_sums = tiled(sums, machine)
+    estimate(sums, of_sums, machine)
+    estimate(merged, tile, machine)
+    return [(merged, tile), (sums, of_sums)]
 
 
 def _faster_apart(kernels: Sequence[tuple[Group, Kernel, Tile]], machine: Gpu) -> frozenset[Buffer]:
@@ -664,23 +843,32 @@ def _runs(loops: Sequence[Variable], indices: Iterable[Index]) -> list[list[Vari
 # ------------------------------------------------------------------------------------------------ split reductions
 
 
-def split_reductions(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Program:
+def split_reductions(
+    program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, whole: Container[Node] = ()
+) -> tuple[Program, dict[Node, Node]]:
     """The program with reductions that have too few programs in two steps:
 
     sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
+
+    whole: those that stay as they are, in canonical form. They are returned by the form that they have in the result,
+    whose operands may be split.
     """
     graph = program.graph
     users = _users_of_reductions(program)
+    kept: dict[Node, Node] = {}
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
         if node.op != "reduce" or _binds_scans(node):
             return node
+        if whole and (canonical := canonical_form(graph, n)[0]) in whole:
+            kept[canonical_form(graph, node)[0]] = canonical
+            return node
         return _split(graph, node, strides, machine, users.get(n, ()))
 
     known: dict[Node, Node] = {}
     stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
-    return Program(graph, program.inputs, stores)
+    return Program(graph, program.inputs, stores), kept
 
 
 def _binds_scans(node: Node) -> bool:
@@ -837,7 +1025,7 @@ def _in_order_of_size(cuts: Iterable[Size], end: Size) -> list[Size] | None:
 
 def nodes_of(kernel: Kernel) -> list[Node]:
     """What a kernel computes for an element, each node once."""
-    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
     return [*dict.fromkeys(n for root in roots for n in above_reductions(root))]
 
 
@@ -909,6 +1097,7 @@ def touched(load: Node) -> int:
 def _accesses(kernel: Kernel) -> list[tuple[Index, int, Buffer]]:
     """The indices at which memory is read and written, with bytes."""
     reads = [(i, n.what[0].dtype.bytes * touched(n), n.what[0]) for n, i in kernel.loads.items()]
+    reads += [(c.index, hint(math.prod(c.buffer.shape)) * c.buffer.dtype.bytes, c.buffer) for c in kernel.columns]
     sizes = [elements(written_over(w, kernel)) for w in kernel.writes]
     return reads + [(w.index, w.buffer.dtype.bytes * n, w.buffer) for w, n in zip(kernel.writes, sizes, strict=True)]
 
@@ -1014,7 +1203,7 @@ def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
 
 
 def _work_of(kernel: Kernel, moved: int) -> Work:
-    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
     return Work(rows, width, _across(kernel), moved, _passes(kernel), live_values(roots), len(kernel.rows))
 
@@ -1028,6 +1217,8 @@ def _passes(kernel: Kernel) -> list[float]:
     for w in kernel.writes:
         if w.value.axes & inner:
             sweeps.setdefault(kernel._stage_of(w.value, stages), {}).update(dict.fromkeys(above_reductions(w.value)))
+    for c in kernel.columns:
+        sweeps.setdefault(kernel._stage_of(c.value, stages), {}).update(dict.fromkeys(above_reductions(c.value)))
     return [2 + instructions(n for n in nodes if n.axes & inner) for nodes in sweeps.values()]
 
 
@@ -1065,7 +1256,7 @@ def _best_tile(work: Work, machine: Gpu, is_known: bool = True, is_whole: bool =
 def _tiles(work: Work, is_known: bool, is_whole: bool) -> Iterator[Tile]:
     """The tiles among which the fastest is chosen."""
     whole, rows = power_of_two(work.width), power_of_two(work.rows)
-    least = min(rows, SEGMENT // 2 // max(work.items)) if work.items else 1  # half of what is read at least
+    least = min(rows, _least_rows(work.items))
     for first in (least << n for n in range(11)):
         if first > max(least, min(rows, max(128 if work.items else 4, 1024 // whole))):
             break
@@ -1075,6 +1266,11 @@ def _tiles(work: Work, is_known: bool, is_whole: bool) -> Iterator[Tile]:
             second = max(8, 32 * warps * share // first)
             if not is_whole and (second < whole or not is_known):
                 yield Tile(first, second, warps, False)
+
+
+def _least_rows(items: Sequence[int]) -> int:
+    """The rows of a tile with which half of what is read at least is used. items: see `Work`."""
+    return SEGMENT // 2 // max(items) if items else 1
 
 
 def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
@@ -1146,7 +1342,8 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
     read = {b for k, _ in kernels for b in _needed(k)}
 
     def is_last(kernel: Kernel) -> bool:
-        return not _is_short(kernel, machine) and read.isdisjoint(w.buffer for w in kernel.writes)
+        is_read = kernel.columns or not read.isdisjoint(w.buffer for w in kernel.writes)
+        return not _is_short(kernel, machine) and not is_read
 
     for kernel, tile in sorted(kernels, key=lambda pair: is_last(pair[0])):  # which is stable
         least = max((written.get(b, -1) + 1 for b in _needed(kernel)), default=0)
@@ -1156,8 +1353,8 @@ def launches_of(kernels: Sequence[tuple[Kernel, Tile]], machine: Gpu) -> list[La
             number = len(launches)
             launches.append(Launch([]))
         launches[number].kernels.append((kernel, tile))
-        for w in kernel.writes:
-            written[w.buffer] = max(number, written.get(w.buffer, 0))
+        for buffer in (*(w.buffer for w in kernel.writes), *(c.buffer for c in kernel.columns)):
+            written[buffer] = max(number, written.get(buffer, 0))
     return launches
 
 
@@ -1195,4 +1392,6 @@ def describe(launches: Sequence[Launch]) -> str:
             for w in k.writes:
                 verb = "write" if w.scatter is None else f"scatter ({w.scatter.combine or 'in any order'}) to"
                 lines.append(f"        {verb} {w.buffer}[{index_text(w.index)}]")
+            for c in k.columns:
+                lines.append(f"        add up {line(c.value)} to {c.buffer}[program, {index_text(c.index)}]")
     return "\n".join(lines)

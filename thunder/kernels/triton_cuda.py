@@ -229,12 +229,15 @@ class _Writer:
         self.computed_ops: dict[str, None] = {}
         self.count = 0
         self.top = _Scope()
+        # a program that adds up columns loops over rows, others may loop over the sweep
+        self.body = _Scope(self.top) if kernel.columns else self.top
+        self.looped = self.first if kernel.columns else self.second
         self.bound: dict[Variable, tuple[str, Node]] = {}  # the indices that the load which is written has read
         reach = _reach(kernel, self.rows * self.width * 2)
         self.is_wide = wide or any(not isinstance(n, Extent) and abs(n) >= LIMIT for n in reach)
         self.limits = [n for n in reach if isinstance(n, Extent)] if not self.is_wide else []
         self.integer = "tl.int64" if self.is_wide else "tl.int32"
-        self.masks_first = not divides(tile.first, self.rows) and not whole
+        self.masks_first = not divides(tile.first * tile.steps, self.rows) and not whole
         self.masks_second = not self.is_flat and not divides(tile.second, self.width)
         # by the names of loops of one dimension, the ends of rows with the memory behind them
         used = {*(n.what[0] for n in kernel.loads), *(w.buffer for w in kernel.writes)}
@@ -270,8 +273,8 @@ class _Writer:
 
     # -------------------------------------------------------------------------------------------- indices
     def scope_of(self, axes: Iterable[Variable], scope: _Scope) -> _Scope:
-        """Where what depends on these loops is computed: outside of the loop over the sweep where it may be."""
-        return scope if any(v in self.second for v in axes) else self.top
+        """Where what depends on these loops is computed: outside of the program's loop where it may be."""
+        return scope if any(v in self.looped for v in axes) else self.top
 
     def loop(self, v: Variable, scope: _Scope) -> str:
         """A loop's index as a tile of one dimension."""
@@ -565,20 +568,20 @@ class _Writer:
         lines = self.top.lines
         program = "program.to(tl.int64)" if self.is_wide else "program"
         blocks = self.blocks() if second and not self.kernel.rows and self.tile.is_whole else "1"
+        row = program if blocks == "1" else f"({program} // {blocks})"
         if self.is_flat:
             lines.append(f"x = {program} * {first} + tl.arange(0, {first})")
-        else:
-            row = program if blocks == "1" else f"({program} // {blocks})"
+        elif not self.kernel.columns:
             lines.append(f"x = {row} * {first} + tl.arange(0, {first})[:, None]")
-            if self.tile.is_whole:
-                start = f"({program} % {blocks}) * {second} + " if blocks != "1" else ""
-                lines.append(f"r = {start}tl.arange(0, {second})[None, :]")
-                lines += self.mask_lines("r", self.second) if self.masks_second else []
-        lines += self.mask_lines("x", self.first) if self.masks_first else []
-        if self.tile.is_whole:
-            self.whole()
+        if second and self.tile.is_whole:
+            start = f"({program} % {blocks}) * {second} + " if blocks != "1" else ""
+            lines.append(f"r = {start}tl.arange(0, {second})[None, :]")
+            lines += self.mask_lines("r", self.second) if self.masks_second else []
+        if self.kernel.columns:
+            self.added_up(row)
         else:
-            self.loops()
+            lines += self.mask_lines("x", self.first) if self.masks_first else []
+            self.whole() if self.tile.is_whole else self.loops()
         body = "\n".join(f"    {line}" for line in self.top.lines)
         parameters = ["program", *self.buffers.values(), *self.numbers.values()]
         return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}\n"
@@ -596,9 +599,32 @@ class _Writer:
 
     def whole(self) -> None:
         for n in (n for n in self.stages if n.op == "reduce"):
-            tile = self.emit(self.top, self.counted(n, self.tile_of(self.kernel.rows[n], self.top)))
-            self.top.names[n, None] = self.emit(self.top, self.reduced(n, tile))
-        self.write_all(self.kernel.writes, self.top)
+            tile = self.emit(self.body, self.counted(n, self.tile_of(self.kernel.rows[n], self.body)))
+            self.body.names[n, None] = self.emit(self.body, self.reduced(n, tile))
+        self.write_all(self.kernel.writes, self.body)
+
+    def added_up(self, row: str) -> None:
+        """A loop over tiles of rows, whose columns are added up. row: the number of the program among those of the
+        same columns."""
+        tile, top = self.tile, self.top
+        shape = f"[{tile.first}, {tile.second}]"
+        columns = self.kernel.columns
+        names = [self.emit(top, f"tl.zeros({shape}, {_type(c.buffer.dtype)})") for c in columns]
+        head = [f"x = ({row} * {tile.steps} + step) * {tile.first} + tl.arange(0, {tile.first})[:, None]"]
+        head += self.mask_lines("x", self.first) if self.masks_first else []
+        self.whole()
+        for c, name in zip(columns, names, strict=True):
+            value = self.tile_of(c.value, self.body)
+            value = f"tl.where(x_inside, {value}, 0)" if self.masks_first else value
+            self.body.lines.append(f"{name} = {name} + {value}")
+        top.lines.append(f"for step in range({tile.steps}):")
+        top.lines += [f"    {line}" for line in (*head, *self.body.lines)]
+        for c, name in zip(columns, names, strict=True):
+            self.computed_ops[str(c.combine)] = None
+            total = self.emit(top, f"tl.sum({name}, 0)[None, :].to({_type(c.buffer.dtype)})")
+            offset = f"{row} * {self.size(self.width)} + {self.index(c.index, top)}"
+            masked = ", mask=r_inside" if self.masks_second else ""
+            top.lines.append(f"tl.store({self.buffer(c.buffer)} + ({offset}), {total}{masked})")
 
     def loops(self) -> None:
         """A loop over the sweep for each level of reductions, and one for what is written."""
@@ -736,8 +762,9 @@ def _programs_text(kernel: Kernel, tile: Tile) -> str:
         return math.prod(v.size for v in loops)
 
     if not tile.second or kernel.rows:
-        return quotient_text(total(kernel.loops if not tile.second else kernel.loops[: kernel.outer]), tile.first)
-    counts = [quotient_text(total(kernel.loops[: kernel.outer]), tile.first)]
+        rows = kernel.loops if not tile.second else kernel.loops[: kernel.outer]
+        return quotient_text(total(rows), tile.first * tile.steps)
+    counts = [quotient_text(total(kernel.loops[: kernel.outer]), tile.first * tile.steps)]
     counts.append(quotient_text(total(kernel.sweep), tile.second))
     return _combined_text("*", counts)
 
@@ -768,7 +795,7 @@ def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Me
 def _reach(kernel: Kernel, elements: Size) -> list[Size]:
     """The bounds of the integers that a kernel computes with: of offsets, of indices of elements, and of what is
     divided in them."""
-    values = [*kernel.rows.values(), *(w.value for w in kernel.writes)]
+    values = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
     stack = [*kernel.loads.values(), *(w.index for w in kernel.writes)]
     stack += [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
     reach: dict[Size, None] = {elements: None}
