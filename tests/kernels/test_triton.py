@@ -446,3 +446,52 @@ def test_an_index_out_of_bounds_raises(interpreted):
     assert regions_of(compiled)
     with pytest.raises(Exception, match="index out of range"):
         compiled(x, torch.tensor([1, 5]))
+
+
+def normed(x, w, b, g):
+    return F.gelu(F.layer_norm(x * g, (x.shape[-1],), w, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(16, 9, 33), (37, 64)], ids=str)
+def test_column_sums_in_kernels_of_rows(shape, dtype, monkeypatch, interpreted):
+    monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_CARRY)
+    monkeypatch.setattr(tiled, "LARGE", 1)
+    torch.manual_seed(0)
+    inputs = [torch.randn(n, dtype=dtype, requires_grad=True) for n in (shape, *[shape[-1:]] * 3)]
+    compiled = thunder.jit(normed, executors=["triton_fuser"])
+    out = compiled(*inputs)
+    cotangent = torch.randn_like(out)
+    grads, eager, exact = (
+        torch.autograd.grad(g(*those), those, cotangent.to(those[0].dtype))
+        for g, those in (
+            (compiled, inputs),
+            (normed, inputs),
+            (normed, [x.detach().double().requires_grad_() for x in inputs]),
+        )
+    )
+    for ours, of_eager, of_double in zip(grads, eager, exact, strict=True):
+        deviation, usual = ((x.double() - of_double).abs().max() for x in (ours, of_eager))
+        assert deviation <= 4 * usual + 4 * torch.finfo(dtype).eps * of_double.abs().max()
+    kernels = [k for r in regions_of(compiled) for launch in r.scheduled(r.usual_strides())[0] for k in launch.kernels]
+    assert any(kernel.columns for kernel, _ in kernels) and any(tile.steps > 1 for _, tile in kernels)
+
+
+def test_columns_are_added_up_before_what_they_read_is_written_over(monkeypatch, interpreted):
+    monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_CARRY)
+    monkeypatch.setattr(tiled, "LARGE", 1)
+    torch.manual_seed(0)
+    x, z = torch.randn(37, 64), torch.randn(37, 64)
+    compiled = thunder.jit(lambda x, z: (torch.softmax(x, -1), (z * x).sum(0)), executors=["triton_fuser"])
+    compiled(x, z)
+    (region,) = regions_of(compiled)
+    assert any(k.columns for launch in region.scheduled(region.usual_strides())[0] for k, _ in launch.kernels)
+    inputs = [x if p.name == compiled_inputs(compiled)[0] else z for p in region.region.inputs]
+    over = region.writing_over(frozenset({[t is z for t in inputs].index(True)}))
+    assert over.over
+    results = over(*[t.clone() for t in inputs])
+    torch.testing.assert_close(sorted(results, key=torch.Tensor.dim), [(z * x).sum(0), torch.softmax(x, -1)])
+
+
+def compiled_inputs(compiled) -> list[str]:
+    return [p.name for p in thunder.last_traces(compiled)[-1].args]

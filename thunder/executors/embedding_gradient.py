@@ -18,8 +18,8 @@ from thunder.core.proxies import NumberProxy, TensorProxy, element_count
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
-from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
+from thunder.kernels.sizes import power_of_two
 from thunder.ops.backward import embedding_backward
 from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

@@ -31,10 +31,10 @@ from thunder.core.utils import has_triton
 from thunder.executors.handwritten import Handwritten, Settings, Steps, launching
 from thunder.executors.matvec import usable
 from thunder.executors.triton_kernels.launcher import interpreting
-from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import Match, Rule
+from thunder.kernels.sizes import power_of_two
 from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding, dequantize
 from thunder.ops.shape_rules import ceil_div

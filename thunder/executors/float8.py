@@ -12,8 +12,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import Handwritten, Steps, launching
 from thunder.executors.triton_kernels.launcher import interpreting
-from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, register_executor
+from thunder.kernels.sizes import power_of_two
 from thunder.ops.families.float8 import quantize
 from thunder.ops.shape_rules import ceil_div
 

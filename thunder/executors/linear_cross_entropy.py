@@ -41,10 +41,10 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
-from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import Match, Rule
+from thunder.kernels.sizes import power_of_two
 from thunder.ops import ltorch
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.aligned import multiply_into

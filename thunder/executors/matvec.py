@@ -30,10 +30,10 @@ from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.executors.handwritten import CompilesKernels, Handwritten, Settings, Steps, launching
 from thunder.executors.triton_kernels.launcher import ALIGNMENT
-from thunder.kernels.sizes import power_of_two
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import Match, Rule
+from thunder.kernels.sizes import power_of_two
 from thunder.ops import ltorch
 from thunder.ops.shape_rules import ceil_div
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

@@ -2,9 +2,9 @@
 
     thunder.jit(model, executors=["triton_fuser"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations as
-comments below; `thunder.last_kernels(jitted)` shows the kernels. PyTorch runs what `thunder.kernels.lower` has no row
-for. Under Triton's interpreter it takes tensors of any device.
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two operations
+as comments below; `thunder.last_kernels(jitted)` shows the kernels. PyTorch runs what `thunder.kernels.lower` has no
+row for. Under Triton's interpreter it takes tensors of any device.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class TritonFuser(TritonExecutor):
         return not any(map(_is_dear, lower.primitives(operation)))
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no kernel for it, or sorts for it. Several operations that only move
-        data have to move fewer bytes as one."""
+        """Not for one operation, unless PyTorch has no kernel for it, or sorts for it. Several operations that only
+        move data have to move fewer bytes as one."""
         operations = computing(region)
         if len(operations) > 1 or any(o.sym in _ALONE for o in operations):
             return bool(region.outputs)
@@ -462,7 +462,6 @@ class Variant:
         results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
         text = function_text("launch", self.parameters, [*lines, f"return [{results}]"])
         return Launch(text, self.dtypes, kernels)
-
 
 
 def _is_default() -> bool:

@@ -598,10 +598,14 @@ class _Writer:
         return [inside, *(f"{mask} = {name} < {end}" for end, mask in ends.items())]
 
     def whole(self) -> None:
+        self.reductions()
+        self.write_all(self.kernel.writes, self.body)
+
+    def reductions(self) -> None:
+        """Those of whole rows."""
         for n in (n for n in self.stages if n.op == "reduce"):
             tile = self.emit(self.body, self.counted(n, self.tile_of(self.kernel.rows[n], self.body)))
             self.body.names[n, None] = self.emit(self.body, self.reduced(n, tile))
-        self.write_all(self.kernel.writes, self.body)
 
     def added_up(self, row: str) -> None:
         """A loop over tiles of rows, whose columns are added up. row: the number of the program among those of the
@@ -612,11 +616,12 @@ class _Writer:
         names = [self.emit(top, f"tl.zeros({shape}, {_type(c.buffer.dtype)})") for c in columns]
         head = [f"x = ({row} * {tile.steps} + step) * {tile.first} + tl.arange(0, {tile.first})[:, None]"]
         head += self.mask_lines("x", self.first) if self.masks_first else []
-        self.whole()
+        self.reductions()
         for c, name in zip(columns, names, strict=True):
             value = self.tile_of(c.value, self.body)
             value = f"tl.where(x_inside, {value}, 0)" if self.masks_first else value
             self.body.lines.append(f"{name} = {name} + {value}")
+        self.write_all(self.kernel.writes, self.body)  # which may be over what the columns read
         top.lines.append(f"for step in range({tile.steps}):")
         top.lines += [f"    {line}" for line in (*head, *self.body.lines)]
         for c, name in zip(columns, names, strict=True):
