@@ -55,6 +55,8 @@ def carried(
     known, back = _written(kernel, columns, by, graph), _in_loops(own, columns.sweep)
     back |= _in_loops(sweep, columns.loops[: columns.outer])
     read = _written(columns, kernel, back, graph)
+    if any(n in columns.rows for value in (read or {}).values() for n in above_reductions(value)):
+        return None  # the rows need the sums
     if known is None or read is None or known and read or not (read or _reads_alike(kernel, columns, by, graph)):
         return None
     known |= {n: n for n in kernel.rows}
