@@ -85,15 +85,21 @@ def native_extension():
 
 @pytest.fixture(scope="session")
 def triton_interpreter():
-    """Triton's interpreter without two faults. Before 3.7, it makes an index of an array of one dimension, which NumPy
+    """Triton's interpreter without three faults. Before 3.7, it makes an index of an array of one dimension, which NumPy
     refuses from 2.4 on: in loops to a number that a kernel has loaded. Before 3.6, it reads a value that is broadcast
-    to the places of an atomic as if it were dense."""
+    to the places of an atomic as if it were dense. And what it broadcasts of a comparison of floats are floats."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
-    usual, atomic = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_atomic_rmw
+    usual, builder = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder
+    atomic, splat = builder.create_atomic_rmw, builder.create_splat
 
     def patch(tensor, *scope):
         usual(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    def splat_of_truth(self, shape, value):
+        if value.data.dtype == bool:
+            return interpreter.TensorHandle(numpy.full(shape.shape, value.data.item()), interpreter.tl.int1)
+        return splat(self, shape, value)
 
     def dense_atomic(self, operation, places, value, *args):
         dense = interpreter.TensorHandle(numpy.ascontiguousarray(value.data), value.dtype)
@@ -101,7 +107,8 @@ def triton_interpreter():
 
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(interpreter, "_patch_lang_tensor", patch)
-        changes.setattr(interpreter.InterpreterBuilder, "create_atomic_rmw", dense_atomic)
+        changes.setattr(builder, "create_atomic_rmw", dense_atomic)
+        changes.setattr(builder, "create_splat", splat_of_truth)
         yield
 
 

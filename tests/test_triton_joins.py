@@ -13,9 +13,14 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import joins, schedule
+from thunder.kernels.ir import Node, Program
 
-pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+from .test_triton_fuser import split_all
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("triton_interpreter"),
+]  # fmt: skip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -58,21 +63,9 @@ def test_rotated_heads_and_their_gradients(heads):
     (forward,), (backward,) = regions(compiled), regions(compiled, backward=True)
     if heads != (4, 1, 1):  # of which slices as large as the smallest part would be narrow
         assert forward.kernels == len(set(heads[:2])) and backward.kernels == 1
-        assert "tl.where" not in forward.source + backward.source and "mask=" not in forward.source + backward.source
 
 
-def test_parts_of_several_sizes_are_worth_a_kernel_each_where_they_are_large(monkeypatch):
-    program = lambda x, y: torch.cat((x * 2 + 1, torch.sigmoid(y) * 3), 1)  # noqa: E731
-    x, y = data(32, 96), data(32, 70)
-    for launch, count in ((1 << 23, 1), (1 << 8, 2)):
-        monkeypatch.setattr(schedule, "LAUNCH", launch)
-        compiled = thunder.jit(program, executors=[TritonFuser(f"sizes{count}")])
-        torch.testing.assert_close(compiled(x, y), program(x, y))
-        (region,) = regions(compiled)
-        assert region.kernels == count and ("tl.where" in region.source) == (count == 1)
-
-
-def test_what_is_not_cut():
+def test_narrow_and_uneven_pieces():
     """Narrow slices, uneven ones, and what chooses by data."""
     for program in (
         lambda x: rotated(x[..., :8], x[..., 8:16], x[..., 16:24]) + 1,
@@ -82,15 +75,25 @@ def test_what_is_not_cut():
         compiled = thunder.jit(program, executors=[TritonFuser("whole")])
         x = data(4, 32)
         torch.testing.assert_close(compiled(x), program(x))
-        assert all(k.stores[0].kind != "part" for f in regions(compiled) for k in f.schedule.kernels)
+        assert [f.kernels for f in regions(compiled)] == [1]
+
+
+def nodes_of(program: Program) -> set[Node]:
+    """The nodes of a program."""
+    nodes, stack = set(), [store.value for store in program.stores]
+    while stack:
+        n = stack.pop()
+        if n not in nodes:
+            nodes.add(n)
+            stack += n.args
+    return nodes
 
 
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_regions_in_parts(first, monkeypatch):
-    """As if launches cost nothing and narrow slices were read as fast as wide ones, so that all is cut that can be."""
-    monkeypatch.setattr(schedule, "LAUNCH", 0)
-    monkeypatch.setattr(joins, "RUN", 1)
-    cut = 0
+    """As if launches cost nothing, so that all is several kernels that can be."""
+    split_all(monkeypatch)
+    pieces = 0
     for seed in range(first, first + 100):
         region = random_region(seed, SMALL)
         inputs = region.placed(DEVICE)
@@ -102,5 +105,5 @@ def test_random_regions_in_parts(first, monkeypatch):
         )
         for d in results:
             assert not d.wrong and d.got <= 2 * d.eager + 2 * region.unit, f"{d} for seed {seed}:\n{region.text}"
-        cut += sum(v.kind == "part" for f in regions(compiled) for k in f.schedule.kernels for v in k.stores)
-    assert cut
+        pieces += sum(n.op == "concat" for f in regions(compiled) for n in nodes_of(f.program))
+    assert pieces

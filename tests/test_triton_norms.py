@@ -1,5 +1,5 @@
 """Batch, instance and group norm in training, in the Triton fuser: what is computed in any layout, size and type beside
-float64, in how many kernels, and how reductions become steps."""
+float64, in how many kernels, and how reductions are split."""
 
 import copy
 import itertools
@@ -13,12 +13,14 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import reductions
 
-from .test_triton_fuser import DEVICE, fusions, others
+from .test_triton_fuser import DEVICE, fusions, others, split_all
 
-# numpy says so where the interpreter computes what is not used, or not a number
-pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    # numpy says so where the interpreter computes what is not used, or not a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("triton_interpreter"),
+]  # fmt: skip
 
 NORMS = {
     "batch": lambda c, d: (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[d](c),
@@ -95,20 +97,13 @@ def compare(name, around, shape, layout, dtype, mean, seed=0):
     return compiled
 
 
-def stepwise(monkeypatch):
-    """As if every kernel were slow that reduces at once, and few rows were many."""
-    monkeypatch.setattr(reductions._Steps, "in_one_kernel", lambda self, merged, norm: False)
-    for name, value in (("FEW_ROWS", 4), ("WHOLE", 64)):
-        monkeypatch.setattr(reductions, name, value)
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5))])
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_as_exact_as_eager(name, steps, part, monkeypatch):
     if steps:
-        stepwise(monkeypatch)
+        split_all(monkeypatch)
     shapes = [s for s in SHAPES if len(s) > 2 or "instance" not in name]
     layouts = ("row-major", "channels last", "apart")
     kinds = [(torch.float32, 0.0), (torch.float32, 1e3), (torch.bfloat16, 0.0), (torch.bfloat16, 30.0)]
@@ -122,19 +117,8 @@ def test_norms_are_as_exact_as_eager(name, steps, part, monkeypatch):
     assert fused >= 7, "of 8"
 
 
-@pytest.mark.parametrize("length", [4099, 4096, 2500])
-def test_chunks_of_a_long_row_are_joined(length, monkeypatch):
-    """The last chunk may be shorter; the mean is far from 0."""
-    stepwise(monkeypatch)
-    monkeypatch.setattr(reductions, "ON_CHIP", 2048)
-    monkeypatch.setattr(reductions, "CHUNK", 1024)
-    compiled = compare("group", "relu", (1, 2, length), "row-major", torch.float32, 1e3)
-    (forward,) = fusions(compiled)
-    assert any(k.kind == "rows" and k.columns == 1024 for k in forward.schedule.kernels)
-
-
 def test_variances_of_everything_and_of_rows_go_the_same_ways(monkeypatch):
-    stepwise(monkeypatch)
+    split_all(monkeypatch)
     x = (torch.randn(90, 37, generator=torch.Generator().manual_seed(0)) + 30).to(DEVICE)
     for program in (
         lambda x: (x * 1).var(),
@@ -198,8 +182,7 @@ def test_what_eager_refuses_is_refused_and_nothing_is_nothing(norm, shape):
 @pytest.mark.parametrize("name", ["batch", "group"])
 def test_batches_of_any_size_run_by_the_same_kernels(name, layout, steps, monkeypatch):
     if steps:
-        stepwise(monkeypatch)
-        monkeypatch.setattr(reductions, "MANY_ROWS", 4)
+        split_all(monkeypatch)
     module = Block(NORMS[name](6, 2), "residual")
     ours = copy.deepcopy(module)
     compiled = thunder.jit(ours, executors=[TritonFuser("sizes")])
@@ -215,44 +198,16 @@ def test_batches_of_any_size_run_by_the_same_kernels(name, layout, steps, monkey
 
 
 def planned(name, shape, layout, dtype=torch.bfloat16):
-    """The kernels of a step on an H100, forward and backward: (kind, rows, columns) of each."""
+    """The launches of a step on an H200, forward and backward, each as the sizes of what its kernels sweep over."""
     module = Block(NORMS[name](shape[1], len(shape) - 2 if len(shape) > 2 else 0), "residual").to(DEVICE)
     x, y = (torch.empty((), dtype=dtype, device=DEVICE).expand(shape).requires_grad_() for _ in range(2))
     entry = thunder.jit(module, executors=[TritonFuser("planned").planned()]).lower(x, y)
-    found = []
+    launches = []
     for trace in (entry.computation_traces[-1], entry.backward_traces[-1]):
         (region,) = [b.sym.fn for b in trace.bound_symbols if b.sym.is_fusion]
         strides = tuple(
             laid_out(torch.empty((), device="meta").expand(v.shape).contiguous(), layout).stride()
             for v in region.program.inputs
         )
-        found.append([(k.kind, k.rows, k.columns) for k in region.scheduled(strides).kernels])
-    return found
-
-
-def test_what_fits_on_chip_is_one_kernel():
-    """Each channel of (32, 1024, 14, 14) is read once for its statistics and for what is computed of them."""
-    for shape in ((32, 1024, 14, 14), (32, 2048, 7, 7)):
-        space = ("rows", shape[1], math.prod(shape) // shape[1])
-        assert planned("batch", shape, "row-major") == [[space], [space]]
-    assert planned("batch", (64, 512), "row-major") == [[("rows", 512, 64)]] * 2
-
-
-def test_channels_with_many_elements_are_reduced_along_memory_first():
-    forward, backward = planned("batch", (32, 64, 112, 112), "row-major")
-    steps = [("rows", 32 * 64, 112 * 112), ("rows", 64, 32), ("map", 1, 32 * 64 * 112 * 112)]
-    assert forward == steps and backward == steps
-
-
-def test_channels_last_are_sums_of_columns():
-    for shape in ((32, 64, 112, 112), (448, 128, 16)):
-        for kernels in planned("batch", shape, "channels last"):
-            rows, channels = math.prod(shape) // shape[1], shape[1]
-            assert [kernels[0], kernels[2]] == [("columns", rows, channels), ("map", 1, rows * channels)]
-            assert kernels[1][:2] == ("rows", channels) and len(kernels) == 3
-
-
-def test_few_long_groups_are_cut_into_chunks():
-    forward, backward = planned("one group", (8, 64, 128, 128), "row-major")
-    assert forward == [("rows", 8 * 128, 8192), ("rows", 8, 128), ("map", 1, 8 * 64 * 128**2)]
-    assert backward[0] == ("rows", 512, 128**2) and len(backward) == 4
+        launches.append(region.scheduled(strides)[0])
+    return launches

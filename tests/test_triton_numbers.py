@@ -13,8 +13,11 @@ from thunder.executors.triton_fuser import TritonFuser
 
 from .test_triton_fuser import DEVICE, check_close, fusions, others
 
-# numpy says so where the interpreter computes what is not used, or not a number
-pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    # numpy says so where the interpreter computes what is not used, or not a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("triton_interpreter"),
+]  # fmt: skip
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 

@@ -403,6 +403,10 @@ class _Writer:
         """A function of operands of a type."""
         if kind.category == BOOL and op in _TRUTH_TEXTS:
             return _TRUTH_TEXTS[op].format(*args)
+        if op == "neg" and kind.category == INTEGER:
+            # ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown that the
+            # 0 is one
+            return "tl.program_id(2).to({0}.dtype) - {0}".format(*args)
         if op == "signbit":
             return f"{args[0]}.to(tl.int{8 * kind.bytes}, bitcast=True) < 0"
         if op in TEXTS and not (kind.name == "float64" and op in _OF_SINGLE):
