@@ -12,7 +12,7 @@ from thunder.analysis.flow import producers
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import FusedFunction, Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.rematerialize import recompute_cheap
-from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import DataDependentError, MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
@@ -123,11 +123,6 @@ class FusionExecutor(Executor):
         producer: the producers of the program's values."""
         return False
 
-    def cut_last(self, region: Region, names: Names) -> list[Region]:
-        """A region without its last steps, and the last steps as regions that `shares_launch` takes; an empty list
-        where there are none. names: for values between the regions."""
-        return []
-
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
         TooLarge and Unfused. counter: how many regions of the trace were fused."""
@@ -169,12 +164,9 @@ class FusionExecutor(Executor):
         def shares(core: Region) -> bool:
             return self.shares_launch(core, producer)
 
-        def shorter(core: Region) -> list[Region]:
-            return self.cut_last(core, trace.names) if self.should_fuse(core) else []
-
         outside = _outside(trace)
         items = in_memory_order(items, trace.output_proxies, outside)
-        waiting = share_launches(items, shares, shorter, trace.output_proxies, outside)[::-1]
+        waiting = share_launches(items, shares, trace.output_proxies, outside)[::-1]
         counter = itertools.count()
         while waiting:
             item = waiting.pop()

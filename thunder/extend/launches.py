@@ -11,7 +11,7 @@ results, up to the peak of the program's memory without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from thunder.analysis.cost import nbytes, tensors_in
@@ -27,61 +27,15 @@ DIFFERENT = 128  # operations of regions that are not alike: a longer kernel tak
 def share_launches(
     items: Sequence[BoundSymbol | Piece],
     shares: Callable[[Region], bool],
-    cut: Callable[[Region], list[Region]],
     output: Sequence[Proxy],
     outside: Container[Proxy],
 ) -> list[BoundSymbol | list[Piece]]:
     """The operations and regions of a program in an order in which they can run, those in one list that are launched
-    together. shares: whether a region may be. cut: a region without its last steps, and these, which may be."""
-    whole: dict[int, Piece] = {}  # what a piece was cut from
-    cuts: list[BoundSymbol | Piece] = []
-    for x in items:
-        pieces = _apart(x, cut(x.core)) if isinstance(x, Piece) else []
-        whole |= dict.fromkeys((id(p.core) for p in pieces), x)  # type: ignore[arg-type]
-        cuts += pieces or [x]
-    open_to = {id(x.core) for x in cuts if isinstance(x, Piece) and shares(x.core)}
+    together. shares: whether a region may be."""
+    open_to = {id(x.core) for x in items if isinstance(x, Piece) and shares(x.core)}
     if len(open_to) < 2:
         return [[x] if isinstance(x, Piece) else x for x in items]
-    return _rejoined(_shared(cuts, open_to, output, outside), whole)
-
-
-def _apart(piece: Piece, cores: Sequence[Region]) -> list[Piece]:
-    """A region that is cut, as pieces; views of results are in the piece that makes them."""
-    outputs, after, made = set(piece.region.outputs), list(piece.after), []
-    for core in cores[1:]:
-        seen, own = set(core.outputs), []
-        for operation in after:
-            if not seen.isdisjoint(operation.inputs):
-                own.append(operation)
-                seen.update(operation.outputs)
-        after = [operation for operation in after if operation not in own]
-        made.append(Piece(Region([*core.bound_symbols, *own], outputs & seen), core, (), tuple(own)))
-    for core in cores[:1]:
-        left = outputs.difference(*(p.region.outputs for p in made)) | set(core.outputs)
-        first = Region([*piece.before, *core.bound_symbols, *after], left)
-        made.insert(0, Piece(first, core, piece.before, tuple(after)))
-    return made
-
-
-def _rejoined(
-    units: Sequence[BoundSymbol | list[Piece]], whole: Mapping[int, Piece]
-) -> list[BoundSymbol | list[Piece]]:
-    """The same with regions as they were whose last steps share no launch with others."""
-
-    def uncut(piece: Piece) -> Piece:
-        return whole.get(id(piece.core), piece)
-
-    lists = [[*map(uncut, unit)] for unit in units if isinstance(unit, list)]
-    cut = {id(p) for pieces in lists if len({*map(id, pieces)}) > 1 for p in pieces}
-    made: list[BoundSymbol | list[Piece]] = []
-    there: set[int] = set()
-    for unit in units:
-        if not isinstance(unit, list) or all(id(uncut(p)) in cut for p in unit):
-            made.append(unit)
-        elif id(uncut(unit[0])) not in there:
-            there.add(id(uncut(unit[0])))
-            made.append([uncut(unit[0])])
-    return made
+    return _shared(items, open_to, output, outside)
 
 
 def _shared(

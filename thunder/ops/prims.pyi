@@ -96,7 +96,6 @@ neg: Symbol
 new_generator: Symbol
 nextafter: Symbol
 pad: Symbol
-partial_sums: Symbol
 polygamma_prim: Symbol
 positive: Symbol
 pow: Symbol
@@ -159,7 +158,6 @@ squeeze: Symbol
 stride_order: Symbol
 sub: Symbol
 sum: Symbol
-sum_of_partials: Symbol
 take: Symbol
 tan: Symbol
 tanh: Symbol

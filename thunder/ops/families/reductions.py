@@ -19,9 +19,8 @@ from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import composite, prim
-from thunder.ops.rules import batching, derivatives, kernels
+from thunder.ops.rules import batching, derivatives
 from thunder.ops.shape_rules import is_empty, require
-from thunder.ops.torch_types import to_torch_dtype
 
 REDUCES = (OpTags.REDUCTION_OP,)
 
@@ -77,28 +76,6 @@ sum_prim = _reduce_prim("sum", lambda a, dims: torch.sum(a, dims, dtype=a.dtype)
 prod_prim = _reduce_prim("prod", _prod_all)
 amax_prim = _reduce_prim("amax", lambda a, dims: torch.amax(a, dims) if dims else a.clone())
 amin_prim = _reduce_prim("amin", lambda a, dims: torch.amin(a, dims) if dims else a.clone())
-
-
-# --- a sum in two steps, of which kernels of different regions run the second ones together
-def _run_partial_sums(a, shape, dtype):
-    out = torch.zeros(shape, dtype=to_torch_dtype(dtype), device=a.device)
-    out[0] = a.reshape(shape[1:])
-    return out
-
-
-@prim(_run_partial_sums)
-def partial_sums(a, shape, dtype):
-    """Terms whose sum over the first dimension is a sum `a`: those that a kernel has anyway."""
-    return like(a, shape, dtype=dtype)
-
-
-@prim(lambda a, shape, dtype: a.sum(0).reshape(shape).to(to_torch_dtype(dtype)), tags=REDUCES)
-def sum_of_partials(a, shape, dtype):
-    """The sum over the first dimension, in one step."""
-    return like(a, shape, dtype=dtype)
-
-
-kernels.layout.set("row-major", partial_sums, sum_of_partials)
 
 
 def _reduction(prim_symbol: Callable, a, dim, keepdim: bool, dtype) -> TensorProxy:
