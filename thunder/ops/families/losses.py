@@ -500,5 +500,6 @@ derivatives.composed.set(
 )
 effects.checks_data.add(ltorch.binary_cross_entropy, *(forward for forward, _ in _NLL.values()))
 kernels.layout.set("row-major", *(symbol for both in _NLL.values() for symbol in both))
+kernels.layout.set("own", kl_div)
 for _loss in (ltorch.nll_loss, ltorch.cross_entropy):  # classes that are out of range
     effects.may_raise.add(_loss, when=lambda operation: all(i.dtype.category < 2 for i in operation.inputs[1:2]))
