@@ -3,7 +3,6 @@ float64, in how many kernels, and how reductions are split."""
 
 import copy
 import itertools
-import math
 import random
 
 import pytest
