@@ -495,7 +495,7 @@ def test_what_is_out_of_range_ends_the_program():
     (region,) = fusions(compiled)
     ((launch,), _) = region.scheduled(((1,), (3, 1)))
     text = triton_cuda.emitted(launch, False).text
-    assert text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in text
+    assert text.count("tl.device_assert(") == 1
 
 
 def test_a_region_that_is_too_large_is_split(monkeypatch):
