@@ -64,8 +64,8 @@ def test_of_two_tensors(name, dtype, seed):
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x // -3, lambda x: x % -3, lambda x: 7 // (x.abs() + 1), lambda x: x << 40, lambda x: x // 2.5],
-    ids=["of a number below 0", "rest of one", "by a tensor", "all bits", "by a fraction"],
+    [lambda x: x // -3, lambda x: x % -3, lambda x: 7 // (x.abs() + 1), lambda x: x << 40],
+    ids=["of a number below 0", "rest of one", "by a tensor", "all bits"],
 )
 def test_what_pytorch_runs(function):
     """Kernels divide by numbers above 0."""
