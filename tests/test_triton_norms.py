@@ -191,22 +191,3 @@ def test_batches_of_any_size_run_by_the_same_kernels(name, layout, steps, monkey
             assert g.stride() == e.stride()
             torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4)
     assert thunder.cache_misses(compiled) == 2
-
-
-# ------------------------------------------------------------------------------------------------- kernels of real sizes
-
-
-def planned(name, shape, layout, dtype=torch.bfloat16):
-    """The launches of a step on an H200, forward and backward, each as the sizes of what its kernels sweep over."""
-    module = Block(NORMS[name](shape[1], len(shape) - 2 if len(shape) > 2 else 0), "residual").to(DEVICE)
-    x, y = (torch.empty((), dtype=dtype, device=DEVICE).expand(shape).requires_grad_() for _ in range(2))
-    entry = thunder.jit(module, executors=[TritonFuser("planned").planned()]).lower(x, y)
-    launches = []
-    for trace in (entry.computation_traces[-1], entry.backward_traces[-1]):
-        (region,) = [b.sym.fn for b in trace.bound_symbols if b.sym.is_fusion]
-        strides = tuple(
-            laid_out(torch.empty((), device="meta").expand(v.shape).contiguous(), layout).stride()
-            for v in region.program.inputs
-        )
-        launches.append(region.scheduled(strides)[0])
-    return launches
