@@ -158,9 +158,7 @@ def test_a_large_product_that_is_returned_is_copied(monkeypatch, least, expected
     def f(x, w):
         return F.linear(x * 2, w)
 
-    compiled = thunder.jit(
-        f, executors=[TritonFuser("serving")], debug_options=thunder.DebugOptions(check_traces=True)
-    )
+    compiled = thunder.jit(f, executors=[TritonFuser("serving")], debug_options=thunder.DebugOptions(check_traces=True))
     found = compiled(x, w)
     torch.testing.assert_close(found, f(x, w))
     assert found.is_contiguous() and ("contiguous" in of_last(compiled)) is expected

@@ -212,3 +212,18 @@ def test_the_verifier():
     for text, stores in wrong.items():
         with pytest.raises(ir.Invalid, match=text):
             ir.verify(program(stores))
+
+
+@pytest.mark.parametrize("executor", ["triton_fuser", "cpp"])
+@pytest.mark.parametrize("f", [
+    lambda i, x: F.embedding(i, x) * 2 + 1,
+    lambda i, x: (x * 2).gather(0, i[:, None].expand(-1, 3)) + 1,
+    lambda i, x: x.exp().index_select(0, i) + 1,
+    lambda i, x: torch.zeros(1, 3).index_add(0, i, x.expand(1, 3) * 2) + 1,
+], ids=["embedding", "gather", "index_select", "index_add"])  # fmt: skip
+def test_an_index_of_a_dimension_of_1_is_checked(f, executor, interpreted):
+    x = torch.randn(1, 3)
+    compiled = thunder.jit(f, executors=[executor], tiers=0)
+    torch.testing.assert_close(compiled(torch.tensor([0]), x), f(torch.tensor([0]), x))
+    with pytest.raises(Exception, match=r"(?i)range|bound"):
+        compiled(torch.tensor([5]), x)

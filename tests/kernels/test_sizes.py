@@ -13,11 +13,9 @@ import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from tests.kernels.test_triton import compiled_lines, requests
 from tests.test_dynamic_sizes import Net, gradients
-from tests.test_triton_fuser import DEVICE, Eager, check_gradients, fusions, within_bound
+from tests.test_triton_fuser import DEVICE, check_gradients, fusions, within_bound
 from thunder.executors.cpp_fuser import CppFuser
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_fuser import TritonFuser
-from thunder.executors.triton_kernels import launch, variants
 from thunder.kernels import ir, sizes, triton_cuda
 from thunder.kernels.index import Index, Variable, join, split, strides_of
 from thunder.kernels.sizes import Atom, Extent, at_least, floor, quotient, value_of
@@ -86,10 +84,10 @@ def interpreted(monkeypatch, triton_interpreter):
         monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(params=["triton_fuser", "triton_fuser"])
-def executors(request, interpreted):
+@pytest.fixture
+def executors(interpreted):
     """An executor that fuses single operations, and one as it is."""
-    return {"triton_fuser": (Eager, TritonFuser), "triton_fuser": (EagerKernels, TritonFuser)}[request.param]
+    return EagerKernels, TritonFuser
 
 
 @pytest.fixture
@@ -193,8 +191,7 @@ def test_places_beyond_32_bits(monkeypatch, compiled_for):
     def program(x):
         return (x * 2 + x.sum(-1, keepdim=True)).cos()
 
-    for module in (variants, triton_cuda):
-        monkeypatch.setattr(module, "LIMIT", 500)
+    monkeypatch.setattr(triton_cuda, "LIMIT", 500)
     compiled, _ = compiled_for(program)
     for n in (6, 9, 70, 8):
         check(compiled, program, torch.randn(n, 8, device=DEVICE))
@@ -315,7 +312,6 @@ def test_what_cannot_be_known_of_a_size_stays_with_pytorch(monkeypatch, compiled
     def unknown(*_, **__):
         raise sizes.Undecided
 
-    monkeypatch.setattr(launch, "emit", unknown)
     monkeypatch.setattr(triton_cuda, "emitted", unknown)
     compiled, _ = compiled_for(program, dynamic=True)
     check(compiled, program, torch.randn(5, 6, device=DEVICE))

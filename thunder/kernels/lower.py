@@ -111,9 +111,9 @@ class Lowering:
         loaded = {d: axis("g", (buffer.number, "to", d), n) for d, n in enumerate(shape) if isinstance(index[d], Node)}
         at = tuple(Index.of(loaded[d]) if d in loaded else index[d] for d in range(len(shape)))
         at = tuple(_inside(at, shape))  # type: ignore[arg-type]
-        own = [d for d in loaded if shape[d] != 1]
-        values = self.node("tuple", (value, *(index[d] for d in own)), value.dtype)  # type: ignore[misc]
-        scatter = Scatter(combine, at, tuple(loaded[d] for d in own))  # type: ignore[arg-type]
+        # an index of a dimension of 1 is checked as well
+        values = self.node("tuple", (value, *(index[d] for d in loaded)), value.dtype)  # type: ignore[misc]
+        scatter = Scatter(combine, at, tuple(loaded.values()))  # type: ignore[arg-type]
         self.scratch.append(Store(buffer, axes_of(size), values, None, scatter))
         return self.node("load", (), buffer.dtype, (buffer, _here(shape), ()))
 
@@ -400,9 +400,8 @@ def _gathered(to: Lowering, a: TensorProxy, index: Sequence[Node | Index], depth
     at = [Index.of(loaded[d]) if d in loaded else i for d, i in enumerate(index)]
     node = to.at(node, at, shape)  # type: ignore[arg-type]
     buffer, indices, _ = node.what
-    own = [d for d in loaded if shape[d] != 1]
-    nodes = tuple(index[d] for d in own)
-    node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded[d] for d in own)))  # type: ignore
+    nodes = tuple(index[d] for d in loaded)  # an index of a dimension of 1 is checked as well
+    node = to.node("load", nodes, node.dtype, (buffer, indices, tuple(loaded.values())))  # type: ignore
     return to.cast(node, kind)
 
 
@@ -412,10 +411,9 @@ def _computed_at(to: Lowering, node: Node, a: TensorProxy, index: Sequence[Node 
     if node.op == "load" or node.op == "cast" and node.args[0].op == "load":
         return None
     shape = to.shape(a)
-    nodes = {
-        axis("g", (node.number, depth, d), shape[d]): i
-        for d, i in enumerate(index) if isinstance(i, Node) and shape[d] != 1
-    }  # fmt: skip
+    if any(isinstance(i, Node) and n == 1 for i, n in zip(index, shape, strict=True)):
+        return None  # nothing would read the index, and check it
+    nodes = {axis("g", (node.number, depth, d), shape[d]): i for d, i in enumerate(index) if isinstance(i, Node)}
     at = [
         i if isinstance(i, Index) else Index.of(axis("g", (node.number, depth, d), shape[d]))
         for d, i in enumerate(index)
