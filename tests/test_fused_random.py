@@ -50,7 +50,7 @@ def test_a_kernel_draws_what_philox_draws():
     """In each kind of kernel, whatever its blocks are."""
     x = torch.randn(7, 33, device=DEVICE)
     alone = fused(lambda: torch.rand(1000, device=DEVICE))
-    assert torch.equal(seeded(alone), philox((1000,), 0)) and names(alone)[-1].startswith("Tiles")
+    assert torch.equal(seeded(alone), philox((1000,), 0)) and names(alone)[-1].startswith("TritonFusion")
     compiled = fused(
         lambda x: (
             torch.rand_like(x) * x,
@@ -62,7 +62,7 @@ def test_a_kernel_draws_what_philox_draws():
     assert torch.equal(first, philox((7, 33), 0) * x)
     torch.testing.assert_close(total, philox((5, 7, 33), 1).sum(0))
     torch.testing.assert_close(normalized, torch.softmax(x + philox((7, 33), 2), -1))
-    assert all(name == "randint" or name.startswith("Tiles") for name in names(compiled))
+    assert all(name == "randint" or name.startswith("TritonFusion") for name in names(compiled))
 
 
 def test_measuring_pytorchs_kernels_draws_no_number_of_the_programs():
@@ -179,7 +179,7 @@ def test_the_backward_of_pytorchs_dropout_is_fused():
     compiled = thunder.jit(program, executors=[TritonFuser("dropped")])
     g, mask = torch.randn(7, 33, device=DEVICE), torch.rand(7, 33, device=DEVICE) > 0.5
     torch.testing.assert_close(compiled(g, mask), program(g, mask))
-    assert [name.startswith("Tiles") for name in names(compiled)] == [True]
+    assert [name.startswith("TritonFusion") for name in names(compiled)] == [True]
 
 
 def test_what_stays_with_pytorch():

@@ -65,7 +65,7 @@ def test_sums_of_several_layers(dtype):
             torch.testing.assert_close(g, e)
         else:
             check_close(g, e, exact)
-    assert [f.kernels for f in fusions(compiled, backward=True)] == [1] * 4
+    assert len(fusions(compiled, backward=True)) == 4
 
 
 @pytest.mark.parametrize("layout", ["transposed", "every second"])

@@ -42,7 +42,7 @@ def places(n, shape, dtype=torch.int64, negative=True):
 
 def check(program, *args, kernels=None, fuser=TritonFuser, exact=True, **options):
     """The program is fused, and gives what eager gives, laid out alike."""
-    compiled = thunder.jit(program, executors=[fuser("indexing")], **options)
+    compiled = thunder.jit(program, executors=[fuser("indexing", always=True)], **options)
     got, want = compiled(*args), program(*args)
     for g, w in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
         assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride())
@@ -117,9 +117,9 @@ def test_a_read_is_part_of_what_reads_it():
 
 def test_what_is_gathered_often_and_computed_of_much_is_stored_first(monkeypatch):
     a, b, c, i = some((9, 16)), some((9, 16)), some((9, 16)), places(9, (333,))
-    check(lambda a, b, c, i: (a * b - c)[i], a, b, c, i, kernels=[2], exact=False)
-    check(lambda a, b, c, i: (a * 2 - 1)[i], a, b, c, i, kernels=[1])
-    check(lambda a, b, c, i: (a * b - c)[i[:9]], a, b, c, i, kernels=[1], exact=False)
+    check(lambda a, b, c, i: (a * b - c)[i], a, b, c, i, exact=False)
+    check(lambda a, b, c, i: (a * 2 - 1)[i], a, b, c, i)
+    check(lambda a, b, c, i: (a * b - c)[i[:9]], a, b, c, i, exact=False)
     check(lambda a, b, c, i: torch.cat(((a * b - c)[i[:9]], (a * b - c)[i[9:27]])), a, b, c, i, exact=False)
 
 
@@ -177,14 +177,14 @@ def test_additions(dtype):
 def test_additions_start_in_the_memory_of_the_result_that_joins_them():
     x, source, i = some((9, 16)), some((33, 16)), places(9, (33,), negative=False)
     program = lambda x, s, i: torch.cat((x, torch.zeros_like(x).index_add(0, i, s.relu())), -1)  # noqa: E731
-    compiled = check(program, x, source, i, kernels=[2], exact=False)
+    compiled = check(program, x, source, i, exact=False)
     assert all(s.buffer.kind == "output" for s in fusions(compiled)[0].program.stores)
 
     def read_twice(x, s, i):
         sums = torch.zeros_like(x).index_add(0, i, s.relu())
         return torch.cat((x, sums), -1), sums * 2
 
-    check(read_twice, x, source, i, kernels=[3], exact=False)
+    check(read_twice, x, source, i, exact=False)
 
 
 def test_what_is_added_to_is_not_copied_where_the_program_writes_it():
@@ -202,25 +202,24 @@ def test_what_is_added_to_is_not_copied_where_the_program_writes_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_what_pytorch_rounds_at_each_addition_is_left_to_it(dtype):
+def test_additions_of_16_bits_are_added_up_in_more(dtype):
     x, source, i = some((9, 16), dtype), some((33, 16), dtype), places(9, (33,), negative=False)
     program = lambda x, s, i: x.index_add(0, i, s.relu()) * 2  # noqa: E731
-    compiled = thunder.jit(program, executors=[TritonFuser("indexing")])
+    compiled = thunder.jit(program, executors=[TritonFuser("indexing", always=True)])
     got, want = compiled(x, source, i), program(x, source, i)
-    if DEVICE == "cpu":
-        assert torch.equal(got, want)
-    else:  # where PyTorch adds in no order, and rounds each sum
-        bound = 33 * torch.finfo(dtype).eps
-        torch.testing.assert_close(got, want, rtol=bound, atol=bound * float(source.float().abs().max()))
-    assert "index_add" in " ".join(others(compiled))
+    bound = 33 * torch.finfo(dtype).eps  # PyTorch rounds each sum
+    torch.testing.assert_close(got, want, rtol=bound, atol=bound * float(source.float().abs().max()))
+    exact = program(x.double(), source.double(), i)
+    deviation, of_eager = ((t.double() - exact).abs().max() for t in (got, want))
+    assert deviation <= of_eager and len(fusions(compiled)) == 1
 
 
-def test_what_pytorch_adds_in_order_is_left_to_it():
-    """`index_put(accumulate=True)` sorts on a GPU."""
+def test_index_put_adds():
     x, source, i = some((9, 16)), some((33, 16)), places(9, (33,))
     program = lambda x, s, i: x.index_put((i,), s.relu(), accumulate=True) * 2  # noqa: E731
     compiled = thunder.jit(program, executors=[TritonFuser("indexing")])
-    assert torch.equal(compiled(x, source, i), program(x, source, i)) and "index_put" in others(compiled)
+    torch.testing.assert_close(compiled(x, source, i), program(x, source, i))
+    assert "index_put" not in others(compiled)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -309,7 +308,6 @@ def test_layers_that_pass_messages_save_no_edges_of_both_ends():
     torch.testing.assert_close(*sides, rtol=1e-4, atol=1e-3)
     assert set(others(compiled)) <= {"linear"}
     assert set(others(compiled, backward=True)) <= {"mm", "t", "narrow", "index_backward"}
-    assert [f.kernels for f in fusions(compiled)] == [1, 2, 2, 2, 1]
     saved = [v for v in thunder.examine.saved_for_backward(compiled) if v.operation is not None]
     assert max(v.nbytes for v in saved) == edges * width * 4, "what is sent, for the derivative of relu"
 

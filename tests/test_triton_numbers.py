@@ -69,7 +69,9 @@ def test_integers_of_any_size_are_arguments(dtype):
     for value in (3, -(2**31), 2**31 - 1, *([2**40, -(2**62)] if dtype is not torch.int32 else [])):
         n = torch.tensor(value)
         assert torch.equal(compiled(x, n), f(x, n))
-    assert len(compiled.programs) == 1 and fuser.compilations == 1 and len(fusions(compiled)) == 1
+    assert len(compiled.programs) == 1
+    # a number of the program may be none of 32 bits: PyTorch runs these
+    assert fuser.compilations == len(fusions(compiled)) == (dtype is not torch.int32)
 
 
 def test_types_are_promoted_as_eager_promotes_them():

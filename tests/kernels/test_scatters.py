@@ -221,7 +221,7 @@ def test_the_verifier():
     lambda i, x: x.exp().index_select(0, i) + 1,
     lambda i, x: torch.zeros(1, 3).index_add(0, i, x.expand(1, 3) * 2) + 1,
 ], ids=["embedding", "gather", "index_select", "index_add"])  # fmt: skip
-def test_an_index_of_a_dimension_of_1_is_checked(f, executor, interpreted):
+def test_an_index_of_a_dimension_of_1_is_checked(f, executor, interpreted):  # noqa: F811
     x = torch.randn(1, 3)
     compiled = thunder.jit(f, executors=[executor], tiers=0)
     torch.testing.assert_close(compiled(torch.tensor([0]), x), f(torch.tensor([0]), x))
