@@ -3,8 +3,9 @@
 //     serve model.pt2 inputs.pt outputs.pt
 //
 // inputs.pt: a list of tensors, written by torch.save. outputs.pt: the list of the program's results.
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <fstream>
 #include <iostream>
@@ -18,12 +19,12 @@ int main(int argc, char** argv) {
   c10::InferenceMode without_autograd;
   std::ifstream file(argv[2], std::ios::binary);
   std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::vector<torch::Tensor> inputs = torch::pickle_load(bytes).toTensorVector();
+  std::vector<at::Tensor> inputs = torch::jit::pickle_load(bytes).toTensorVector();
 
   torch::inductor::AOTIModelPackageLoader program(argv[1]);
-  std::vector<torch::Tensor> outputs = program.run(inputs);
+  std::vector<at::Tensor> outputs = program.run(inputs);
 
-  std::vector<char> saved = torch::pickle_save(outputs);
+  std::vector<char> saved = torch::jit::pickle_save(outputs);
   std::ofstream(argv[3], std::ios::binary).write(saved.data(), static_cast<std::streamsize>(saved.size()));
   return 0;
 }
