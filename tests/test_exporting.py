@@ -176,6 +176,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # of Inductor's own code
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", ["attention", "decisions", "sizes", "int8"])
 def test_a_program_in_cpp_runs_it(name, server, tmp_path):
