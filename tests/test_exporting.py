@@ -187,7 +187,7 @@ def test_a_program_in_cpp_runs_it(name, server, tmp_path):
         ran = subprocess.run([*map(str, command)], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         flat = list(expected.values()) if isinstance(expected, dict) else [expected]
-        torch.testing.assert_close(torch.load(tmp_path / "outputs.pt"), flat)
+        torch.testing.assert_close(list(torch.load(tmp_path / "outputs.pt")), flat)
 
 
 def refused_in(fn, *args, tmp_path, settings=None, **options):
