@@ -49,6 +49,7 @@ test-cpus:
 
 test-all: test test-versions
 	$(RUN) -m pytest $(TWO) -m slow tests
+	THUNDER_TIERS=automatic $(RUN) -m pytest $(TWO) tests/paths tests/scenarios
 	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --numbers 5000 --library --paths 5000 --processes 2
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor

@@ -362,7 +362,7 @@ def program_of(seed: int):
     return program
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs(seed, in_parts, monkeypatch):

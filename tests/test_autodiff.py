@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from tests.kernels_in_use import EVERY_REGION
 
 
 def T(*shape, grad=True, dtype=torch.float64, seed=0):
@@ -407,7 +408,7 @@ def test_disable_torch_autograd():
     assert not compiled(T(3)).requires_grad
 
 
-@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+@pytest.mark.parametrize("executors", [["torch"], [EVERY_REGION], ["triton_fuser"]], ids=lambda e: str(e[0]))
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_batches_of_cotangents(executors):
     """`is_grads_batched=True`, and what uses it: kernels of executors know no batches of vmap's."""
@@ -445,7 +446,7 @@ def test_a_batch_of_cotangents_of_an_extreme():
     torch.testing.assert_close(found, torch.autograd.grad(x.max() + x.min(), x, torch.ones(3), is_grads_batched=True))
 
 
-@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+@pytest.mark.parametrize("executors", [["torch"], [EVERY_REGION], ["triton_fuser"]], ids=lambda e: str(e[0]))
 def test_a_cotangent_with_a_tangent(executors):
     """Forward over reverse, where the forward was called before: kernels would lose the tangent."""
     from torch.autograd import forward_ad
@@ -463,7 +464,7 @@ def test_a_cotangent_with_a_tangent(executors):
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.5}], ids=["", "recomputed"])
-@pytest.mark.parametrize("executor", ["inductor", "triton_fuser"])
+@pytest.mark.parametrize("executor", [EVERY_REGION, "triton_fuser"], ids=str)
 def test_a_backward_under_autocast_whose_forward_was_not(executor, options):
     """Kernels know the types that the program was made with: products in it are not cast."""
     x, w, v = (torch.randn(8, 8, requires_grad=True) for _ in range(3))

@@ -65,6 +65,7 @@ def generated(seed: int, planted: str = "") -> tuple[nn.Module, int]:
     return type("Generated", (Base,), {"forward": space["forward"]})(), place + 3
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_planted_faults_are_named(seed):
     name = list(PLANTED)[seed % len(PLANTED)]
@@ -81,6 +82,7 @@ def test_planted_faults_are_named(seed):
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(50))
 def test_healthy_models_have_no_fault(seed):
     model, _ = generated(1000 + seed)

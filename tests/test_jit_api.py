@@ -26,6 +26,7 @@ import thunder
 import thunder.examine
 import thunder.functional
 from tests import fresh
+from tests.kernels_in_use import EVERY_REGION
 from thunder import compat
 from thunder.errors import (
     CaptureError,
@@ -1192,13 +1193,13 @@ def test_a_compiled_function_in_forward_mode():
     def f(x, y):
         return x.sin() * y + x
 
-    compiled, x, y = thunder.jit(f, executors=["inductor"]), torch.randn(3), torch.randn(3)
+    compiled, x, y = thunder.jit(f, executors=[EVERY_REGION]), torch.randn(3), torch.randn(3)
     for _ in range(2):
         compiled(x, y)
     with pytest.warns(UserWarning, match="under a torch.func transform"):
         found = torch.func.jvp(compiled, (x, y), (y, x))
     torch.testing.assert_close(found, torch.func.jvp(f, (x, y), (y, x)))
-    compiled = thunder.jit(f, executors=["inductor"])
+    compiled = thunder.jit(f, executors=[EVERY_REGION])
     compiled(x, y)
     for requires_grad in (False, True):
         with forward_ad.dual_level(), warnings.catch_warnings(record=True) as said:
@@ -1214,7 +1215,7 @@ def test_a_compiled_function_in_forward_mode():
 
 
 def test_under_torch_jit_trace_the_original_is_traced():
-    compiled = thunder.jit(lambda x: x.sin() + 1, executors=["inductor"])
+    compiled = thunder.jit(lambda x: x.sin() + 1, executors=[EVERY_REGION])
     compiled(ONES)
     traced = torch.jit.trace(compiled, ONES)  # as the older exporter of ONNX does
     assert torch.equal(traced(2 * ONES), (2 * ONES).sin() + 1)

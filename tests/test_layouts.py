@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import thunder
 from tests import fresh
+from tests.kernels_in_use import EVERY_REGION
 from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
@@ -149,7 +150,7 @@ ASKED_FOR = {
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+@pytest.mark.parametrize("executors", [["torch"], [EVERY_REGION], ["triton_fuser"]], ids=lambda e: str(e[0]))
 @pytest.mark.parametrize("name", ASKED_FOR)
 def test_a_layout_that_is_asked_for(name, executors):
     x = values(*SHAPE)
@@ -161,7 +162,7 @@ def test_a_layout_that_is_asked_for(name, executors):
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("executor", ["torch", "inductor", "triton_fuser"])
+@pytest.mark.parametrize("executor", ["torch", EVERY_REGION, "triton_fuser"], ids=str)
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, F.softmin])
 def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function, executor):
     def program(x, w):

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from tests.kernels_in_use import EVERY_REGION
 from thunder import DebugOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FUSERS = [["triton_fuser", "sdpa", "torch"], ["inductor"]]
+FUSERS = [["triton_fuser", "sdpa", "torch"], [EVERY_REGION]]
 
 
 def compiled_with(executors, program):
@@ -75,7 +76,7 @@ PROGRAMS = [
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+@pytest.mark.parametrize("executors", FUSERS, ids=["triton", "c++"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_programs(program, executors):
     torch.manual_seed(0)
@@ -122,7 +123,7 @@ def part_without_grad(x, w):
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+@pytest.mark.parametrize("executors", FUSERS, ids=["triton", "c++"])
 @pytest.mark.parametrize(
     "program",
     [first_without_grad, shaped_without_grad, product_shaped_without_grad, part_without_grad],
@@ -187,7 +188,7 @@ def test_a_budget_counts_what_is_saved():
     assert saved == [576, 288]
 
 
-@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+@pytest.mark.parametrize("executors", FUSERS, ids=["triton", "c++"])
 def test_what_is_returned_is_no_view_and_may_be_written_to(executors):
     w = torch.randn(4, 4, device=DEVICE, requires_grad=True)
     compiled = compiled_with(

@@ -57,6 +57,7 @@ def test_models_are_bit_identical_to_eager(name):
             )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
 # whose results are numbers here and tensors there
 @pytest.mark.parametrize("name", [n for n in sampled() if n != "choose_qparams_optimized"])

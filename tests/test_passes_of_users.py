@@ -10,6 +10,7 @@ from torch import nn
 
 import thunder
 import thunder.torch as ltorch
+from tests.kernels_in_use import EVERY_REGION
 from thunder.core.rewrite import rewrite
 from thunder.core.symbol import OpTags
 from thunder.errors import OptionError, TraceCheckError
@@ -205,7 +206,7 @@ def test_a_list_without_a_pass_is_refused_or_right(name):
         thunder.jit(losses, passes=passes)
     except OptionError:
         return
-    for executors, used in itertools.product((["torch"], ["inductor", "torch"]), ((0,), (1, 2))):
+    for executors, used in itertools.product((["torch"], [EVERY_REGION]), ((0,), (1, 2))):
         leaves = [[X.clone().requires_grad_(), torch.eye(4).requires_grad_()] for _ in range(2)]
         for run, inputs in zip((losses, thunder.jit(losses, passes=passes, executors=executors)), leaves, strict=True):
             results = run(*inputs)

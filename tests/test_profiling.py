@@ -8,6 +8,7 @@ import torch
 from torch.profiler import record_function
 
 import thunder
+from tests.kernels_in_use import EVERY_REGION
 from thunder.compiled import compiled_of
 from thunder.errors import CaptureError, OptionError, ThunderError
 from thunder.extend import OperatorExecutor
@@ -170,9 +171,9 @@ def test_regions_share_their_time_out(clock):
         y = torch.exp(x)
         return y + 1
 
-    compiled = thunder.jit(f, executors=["inductor"])
-    if thunder.get_executor("inductor").unavailable():
-        pytest.skip("Inductor finds no compiler here")
+    if (why := EVERY_REGION.unavailable()) is not None:
+        pytest.skip(why)
+    compiled = thunder.jit(f, executors=[EVERY_REGION])
     with torch.no_grad():
         found = thunder.profile(compiled, torch.ones(1 << 12))
     (region,) = [c for c in found.costs if c.bound_symbol.sym.is_fusion]

@@ -82,6 +82,7 @@ def random_maps(seed):
     return run, tensors(shapes, dtypes, seed)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_lists_of_shapes_and_types_equal_eager(seed):
     run, given = random_maps(seed)

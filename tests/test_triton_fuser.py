@@ -115,7 +115,7 @@ TAKEN = """
 """.split()
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TAKEN)
 def test_an_operation_is_as_exact_as_in_float32(name, dtype):
@@ -155,7 +155,7 @@ def fuses_alone(info) -> bool:
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("info", [i for i in op_db if fuses_alone(i)], ids=lambda i: i.formatted_name)
 def test_pytorchs_samples_are_as_exact_as_in_float32(info):
     """What op_db has for an operation: other shapes, orders of arguments and corners than our own samples."""
@@ -366,7 +366,7 @@ def test_what_is_only_permuted_is_computed_once(program):
     assert fusion.kernels == (1 if program is permuted_norm else 2), "the sum over 279 rows is split"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("long", [False, True], ids=["", "long"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_of_a_program(name, long, monkeypatch):

@@ -74,6 +74,7 @@ def random_key(chance, shape):
     return tuple(key)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_keys_of_index_tensors(seed):
     chance = random.Random(seed)
@@ -371,6 +372,7 @@ def random_program(chance):
     return "\n    ".join(["def program(x, y, s, i, j):", *lines, f"return {', '.join(results)},"])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(48))
 def test_random_programs(seed):
     chance = random.Random(seed)

@@ -96,7 +96,7 @@ def compare(name, around, shape, layout, dtype, mean, seed=0):
     return compiled
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5))])
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("name", NORMS)

@@ -147,6 +147,7 @@ def random_program(seed):
     return run
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_programs_with_numbers_equal_eager(seed):
     run = random_program(seed)

@@ -155,6 +155,7 @@ def random_number(random: Random, depth: int) -> str:
     return form.format(*(f"(abs({p}) + 0.5)" if form.startswith(("math.log", "math.sqrt")) else p for p in parts))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_programs_of_random_numbers(seed):
     """Two programs fit all values: one that holds for the first ones, and one of symbols."""

@@ -229,13 +229,13 @@ STEPS = st.lists(
 def test_random_programs_of_views_and_writes():
     refused: collections.Counter = collections.Counter()
 
-    @settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(STEPS, st.sampled_from(list(ARGUMENTS)))
     def run(steps, kind):
         compare(steps, kind, refused)
 
     run()
-    assert sum(refused.values()) < 50, refused
+    assert sum(refused.values()) < 20, refused
 
 
 def small_space(lines):
@@ -276,17 +276,18 @@ class WatchedMemory(Transform):
 
 
 WAYS = {  # how many programs, how often each is called, with what
-    "torch": (400, 2, dict), "fused": (150, 2, lambda: {"executors": ["triton_fuser"]}),
-    "memory": (100, 1, lambda: {"transforms": [WatchedMemory()]}),
-    "graphs": (150, 4, lambda: {"transforms": [Imitated()]}),
-    "fused graphs": (40, 4, lambda: {"executors": ["triton_fuser"], "transforms": [Imitated()]}),
+    "torch": (150, 2, dict), "fused": (60, 2, lambda: {"executors": ["triton_fuser"]}),
+    "memory": (50, 1, lambda: {"transforms": [WatchedMemory()]}),
+    "graphs": (60, 4, lambda: {"transforms": [Imitated()]}),
+    "fused graphs": (20, 4, lambda: {"executors": ["triton_fuser"], "transforms": [Imitated()]}),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:.*ran without its CUDA graph:UserWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what Triton's interpreter computes and nobody uses
-def test_random_programs_of_all_kinds(way, monkeypatch):
+def test_random_programs_of_all_kinds(way, part, monkeypatch):
     """Views and writes among reductions, joins, conversions; results twice, arguments as they are, results that nobody
     has; with what runs on a GPU by default, as far as a CPU can.
 
@@ -299,7 +300,7 @@ def test_random_programs_of_all_kinds(way, monkeypatch):
     count, calls, options = WAYS[way]
     refused: collections.Counter = collections.Counter()
 
-    for seed in range(count):
+    for seed in range(part * count, (part + 1) * count):
         draw = random.Random(seed)
         steps = [
             (draw.choice(MIXED), draw.randrange(100), draw.randrange(10), draw.randrange(10))

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import thunder
+from tests.kernels_in_use import EVERY_REGION
 from tests.paths.compared import assert_same
 
 
@@ -85,7 +86,9 @@ def test_a_backward_reads_memory_as_the_last_call_left_it(program, calls):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("options", [{"memory_budget": 0.01}, {"executors": ["inductor", "torch"]}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"memory_budget": 0.01}, {"executors": [EVERY_REGION]}], ids=["little memory", "kernels"]
+)
 def test_in_programs_that_recompute(program, options):
     found = gradients(lambda f: thunder.jit(f, fallback="error", **options), program, 2)
     assert_same(found, gradients(lambda f: f, program, 2), 1e-6)

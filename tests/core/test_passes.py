@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import thunder
 import thunder.torch as ltorch
 from tests.counting import calls_during
+from tests.kernels_in_use import EVERY_REGION
 from thunder.core.check import check
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import MOST, SMALL, convex_regions, schedule
@@ -314,7 +315,7 @@ def test_data_dependent_sizes_are_not_shared():
         a, b = x[x > 0], x[x > 0]
         return (a * 2).sum() + (b * 3).sum() + (a * b).sum(), torch.nonzero(x).shape[0] + torch.nonzero(x).shape[0]
 
-    compiled = thunder.jit(program, executors=["inductor"])
+    compiled = thunder.jit(program, executors=[EVERY_REGION])
     for n in (5, 9):
         x = torch.linspace(-1, 2, n).requires_grad_()
         (a, i), (b, j) = compiled(x), program(x)
@@ -328,8 +329,6 @@ def test_data_dependent_sizes_are_not_shared():
 
 def test_casts_of_one_value_are_shared_by_its_layers():
     """Gradients are added up in the precision in which eager adds them up."""
-    from thunder.executors.inductor import inductor_ex
-
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
 
@@ -343,7 +342,7 @@ def test_casts_of_one_value_are_shared_by_its_layers():
                 return sum(layer(x).float() for layer in self.layers)
 
     module = Together()
-    compiled = thunder.jit(module, executors=[inductor_ex])
+    compiled = thunder.jit(module, executors=[EVERY_REGION])
     x = torch.randn(4, 8).requires_grad_()
     found, want = compiled(x), module(x)
     torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)

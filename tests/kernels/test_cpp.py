@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import thunder
 from tests import fresh
 from tests.kernels.programs import gradient_of_largest, random_program
+from tests.kernels.scatters import ADDITIONS, READS, TOLERANCE, WRITES, arguments, gradient_of
 from thunder.executors import cpp_fuser
 from thunder.executors.cpp_fuser import CppFuser, KernelRegion
 from thunder.kernels import cpp, ir, measure, schedule
@@ -58,6 +59,53 @@ def check(f, inputs, executor, tolerance: float, exact: bool = False) -> None:
 def test_random_programs(seed, always):
     f, inputs = random_program(seed, torch.float64)
     check(f, inputs, always, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16], ids=str)
+@pytest.mark.parametrize("name", [*ADDITIONS, *WRITES])
+def test_scatters(name, dtype, always):
+    program, inputs = (ADDITIONS | WRITES)[name], arguments(dtype)
+    compiled = thunder.jit(program, executors=[always])
+    torch.testing.assert_close(compiled(*inputs), program(*inputs), rtol=0, atol=TOLERANCE.get(dtype, 0))
+    assert scatters(compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", READS)
+def test_gradients_of_reads_at_indices(name, dtype, always):
+    """16-bit floats are added up in float32."""
+    x, _, i, j, _ = arguments(dtype)
+    compiled = thunder.jit(READS[name], executors=[always])
+    (got,), (want,) = (gradient_of(run, [x], i, j) for run in (compiled, READS[name]))
+    (exact,) = gradient_of(READS[name], [x.double()], i, j)
+    bound = max((want.double() - exact).abs().max(), 4 * torch.finfo(dtype).eps * exact.abs().max())
+    assert scatters(compiled) and (got.double() - exact).abs().max() <= bound
+
+
+def scatters(compiled) -> list[ir.Store]:
+    return [s for region in regions_of(compiled) for s in region.program.stores if s.scatter is not None]
+
+
+def test_a_scatter_has_one_thread_and_equal_calls_have_equal_sums(always):
+    a, s, i = torch.randn(40, 300), torch.randn(5000, 300), torch.randint(40, (5000,))
+    compiled = thunder.jit(ADDITIONS["into zeros"], executors=[always])
+    first = compiled(a, s, i, i, i)
+    assert all(torch.equal(compiled(a, s, i, i, i), first) for _ in range(3))
+    (region,) = regions_of(compiled)
+    kernels, _ = region.scheduled(region.strides[0])
+    assert [k.is_parallel for k in kernels if any(w.scatter is not None for w in k.writes)] == [False]
+    assert "scatter (sum) to output0" in region.description
+
+
+def test_a_scatter_with_an_index_out_of_bounds_raises_as_eager(always):
+    x, s = torch.randn(5, 3), torch.randn(2, 3)
+    compiled = thunder.jit(lambda x, s, i: x.index_add(0, i, s * 2), executors=[always])
+    for wrong in (-1, 5):
+        index = torch.tensor([1, wrong])
+        with pytest.raises((IndexError, RuntimeError)) as eager:
+            x.index_add(0, index, s * 2)
+        with pytest.raises(type(eager.value)):
+            compiled(x, s, index)
 
 
 @pytest.mark.parametrize("seed", range(100, 108))

@@ -102,7 +102,7 @@ def sampled() -> list[str]:
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single samples
 @pytest.mark.parametrize("name", sampled())
 def test_results_are_those_of_torch_autocast(name):

@@ -137,7 +137,7 @@ def test_types_on_cuda_are_those_of_eager(name, low):
     assert typed_by_thunder(function, args, kwargs, kinds) == want
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(8)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
 @pytest.mark.parametrize("name", [n for n in sampled() if n not in OTHERWISE_ON_FAKES])
 def test_types_of_every_operation_on_cuda(name):

@@ -64,7 +64,7 @@ def close(found, expected) -> None:
             torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("info", COMPLEX, ids=lambda i: i.formatted_name)
 def test_gradients_equal_autograds(info):
     for function, args, kwargs in programs(info, 6):
@@ -89,7 +89,7 @@ def test_gradients_equal_autograds(info):
 PHASES = {"linalg.eig", "linalg.eigh"}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "info", [i for i in COMPLEX if i.supports_gradgrad and i.name not in PHASES], ids=lambda i: i.formatted_name
 )

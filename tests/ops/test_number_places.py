@@ -99,7 +99,7 @@ def compared(info, sample, place, grad: bool) -> str:
     return "same"
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("info", [i for i in op_db if dtype_of(i) is not None], ids=lambda i: i.formatted_name)
 def test_a_tensor_of_an_integer_is_that_integer(info):
     floats = dtype_of(info).is_floating_point and info.supports_autograd

@@ -168,6 +168,7 @@ def test_wrapped_operations_equal_pytorchs(info):
         check(info, trace, inputs, want)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("info", KNOWN, ids=lambda i: i.formatted_name)
 def test_decompositions_equal_the_operation(info):
     dtype = torch.float64 if torch.float64 in info.supported_dtypes("cpu") else first_dtype(info)

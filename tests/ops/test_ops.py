@@ -167,7 +167,7 @@ def connected(program):
     return lambda *given: tuple(o for o in tensors_in(program(*given)) if o.requires_grad)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
 )
@@ -195,7 +195,7 @@ MORE_CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_training_is_never_heavier_than_eager(name):
     """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept,

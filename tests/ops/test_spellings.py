@@ -197,7 +197,7 @@ def named(function) -> set[tuple[str, ...]]:
     return {tuple("input" if a.name == "self" else a.name for a in s.arguments if not a.kwarg_only) for s in schemas}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
 @pytest.mark.parametrize(
     "name", [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty")]

@@ -59,6 +59,7 @@ def captured(function, *args):
 DYNAMIC = ("argwhere", "bincount")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DETERMINED)
 def test_vmap_is_the_operation_on_each_element(name):
     """The elements are different; the reference is a loop over them, which is what vmap means. What torch.func.vmap
@@ -84,7 +85,7 @@ REVERSE = {"as_strided_scatter"}
 SYMMETRIC = {"cholesky", "cholesky_inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_eigh"}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", [n for n in DETERMINED if n not in SYMMETRIC | REVERSE])
 def test_jvp_is_forward_mode(name):
     for program, tensors in itertools.islice(programs(name), 2):
@@ -132,7 +133,7 @@ def differentiable(program, tensors, places):
     return run
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", DETERMINED)
 def test_second_derivative_is_that_of_autograd(name):
     """The derivative of (input, cotangent) -> gradient, by two vjps, one around the other."""

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import thunder
+from tests.kernels_in_use import EVERY_REGION
 from tests.paths.compared import assert_same, beside_eager, keeping_nothing
 from thunder.cache import store
 from thunder.cache.index import SCANNED
@@ -215,11 +216,9 @@ def test_fused_kernels():
         y = (x * 2 + 1).sin()
         return (y * 3 + x).tanh() if (y * y).sum() > 2 else (y - 1) * x.cos()
 
-    compiled = thunder.jit(program, executors=["inductor"], fallback="error")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Inductor's own
-        for (x,) in [*CALLS, (X * 0,)]:
-            torch.testing.assert_close(compiled(x), program(x))
+    compiled = thunder.jit(program, executors=[EVERY_REGION], fallback="error")
+    for (x,) in [*CALLS, (X * 0,)]:
+        torch.testing.assert_close(compiled(x), program(x))
     assert len(compiled.programs) == 2
 
 

@@ -6,6 +6,7 @@ from tests.paths import generated
 from tests.paths.generated import generate, run, smaller
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_program(seed):
     program = generate(seed)

@@ -1,10 +1,10 @@
 """Forged files of programs, which `test_forged_semantics.py` loads and runs in a process of their own.
 
-python forging.py DIRECTORY SEED COUNT: writes COUNT files whose hash is right and whose text is changed in what it
-means: other operators (ATen's, PyTorch's, Python's), other sizes, other strides, other values, other orders. Each is
-refused, since nobody signed it; then it is loaded with `trusted=True` and called. Prints the number of each before it
-runs, and at the end how many ran. An audit hook ends the process where anything but a file in DIRECTORY is written, or
-a process is started.
+python forging.py DIRECTORY SEED START STOP: writes files, numbered from START to STOP, whose hash is right and whose text
+is changed in what it means: other operators (ATen's, PyTorch's, Python's), other sizes, other strides, other values,
+other orders. Each is refused, since nobody signed it; then it is loaded with `trusted=True` and called. Prints the
+number of each before it runs, and at the end how many ran. An audit hook ends the process where anything but a file in
+DIRECTORY is written, or a process is started.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def watch(directory: str):
     return hook
 
 
-def main(directory: str, seed: int, count: int) -> None:
+def main(directory: str, seed: int, start: int, stop: int) -> None:
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -142,7 +142,7 @@ def main(directory: str, seed: int, count: int) -> None:
     before = set(os.listdir(directory))
     sys.addaudithook(watch(directory))
     ran = refused = 0
-    for number in range(count):
+    for number in range(start, stop):
         generator = random.Random(f"{seed} {number}")
         name = generator.choice(list(PROGRAMS))
         document = json.loads(json.dumps(originals[name]))
@@ -177,4 +177,4 @@ def main(directory: str, seed: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:5]))

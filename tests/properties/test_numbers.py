@@ -14,6 +14,7 @@ BY_VALUE = (
 )  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(60))
 def test_numbers_that_change(seed):
     program = numbers.generate(seed)

@@ -1,8 +1,3 @@
-"""Programs of new users run with the tiers that new users have: C++ kernels take over at the fifth call."""
+"""Programs of new users run with one tier, and one in three with the tiers that users have."""
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def default_tiers(monkeypatch):
-    monkeypatch.delenv("THUNDER_TIERS")
+from tests.kernels_in_use import default_tiers  # noqa: F401 - a fixture

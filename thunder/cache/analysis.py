@@ -111,12 +111,12 @@ def memory_analysis(entry: Any) -> MemoryAnalysis:
     results, at_forward = memory.bytes_of(names), memory.peak
     memory.keep(names)
     handed = entry.connection.cut.saved_tensors
-    memory.hand_over([(p.name, given.name) for p, given in zip(saved, handed, strict=True)])
-    kept = memory.bytes_of({p.name for p in handed})
+    memory.hand_over([(p.name, argument.name) for p, argument in zip(saved, handed, strict=True)])
+    size = memory.bytes_of({p.name for p in handed})
     memory.peak = memory.now
     memory.run(backward)
     gradients = memory.bytes_of({p.name for p in backward.output_proxies})
-    return MemoryAnalysis(device, arguments, results, kept, gradients, arguments + at_forward, arguments + memory.peak)
+    return MemoryAnalysis(device, arguments, results, size, gradients, arguments + at_forward, arguments + memory.peak)
 
 
 def cost_analysis(entry: Any, machine: Machine) -> CostAnalysis:
@@ -127,15 +127,15 @@ def cost_analysis(entry: Any, machine: Machine) -> CostAnalysis:
 
 
 def _rows(part: str, trace: Trace, machine: Machine) -> list[OperationCost]:
-    found = []
+    rows = []
     for operation in trace.bound_symbols:
         if operation.sym.python_printer is not None or may_view(original_of(operation)):
             continue  # a statement of the text, or a view
         flops = 2 * sum(map(multiply_adds, _parts(operation)))
         seconds = machine.seconds_of(operation, scratch_bytes(operation))
         where = "" if operation.location is None else operation.location.short
-        found.append(OperationCost(part, operation.sym.qualified_name, flops, bytes_moved(operation), seconds, where))
-    return found
+        rows.append(OperationCost(part, operation.sym.qualified_name, flops, bytes_moved(operation), seconds, where))
+    return rows
 
 
 def _parts(operation: BoundSymbol) -> list[BoundSymbol]:

@@ -126,7 +126,7 @@ def _computes(primitive: BoundSymbol) -> bool:
         a, dim = primitive.args[:2]
         return lower.is_stored_scan(primitive) and dim % len(a.shape) == len(a.shape) - 1
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
-    return not lower.is_scatter(primitive) and (name not in FUNCTIONS or cpp.computes(name))
+    return name not in FUNCTIONS or cpp.computes(name)
 
 
 def _is_cheap(primitive: BoundSymbol) -> bool:
@@ -290,6 +290,8 @@ def _classes(operation: BoundSymbol) -> set[str]:
         function = FUNCTIONS.get(p.sym.name)
         if lower.is_scan(p):
             classes.add("scan")
+        elif lower.is_scatter(p):
+            classes.add("index_add")
         elif OpTags.REDUCTION_OP in p.sym.tags:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")

@@ -119,17 +119,17 @@ class Decided:
         symbolic: bool,
     ):  # fmt: skip
         reads = _numbers_of_data(operations)
-        kept = [b for b in operations if b not in reads]
+        computing = [b for b in operations if b not in reads]
         self.ways, self.decision = ways, Comparison(check, reads)
         self.operands = list(dict.fromkeys(name for way in ways.values() for name in way.arguments))
-        used = {*self.operands, *_names(_read(kept))}
+        used = {*self.operands, *_names(_read(computing))}
         if numbers := [o.name for b in reads for o in b.outputs if o.name in used]:
             raise NotExported(f"it computes with the number {numbers[0]}, which data makes")
-        made = {o.name: o for b in kept for o in b.outputs}
+        results = {o.name: o for b in computing for o in b.outputs}
         outside = [*self.operands, *self.decision.arguments]
-        self.results = [name for name in dict.fromkeys(outside) if name in made]
-        self.shared = Straight(trace, kept, tuple(made[name] for name in self.results), symbolic)
-        self.arguments = list(dict.fromkeys([*self.shared.arguments, *(n for n in outside if n not in made)]))
+        self.results = [name for name in dict.fromkeys(outside) if name in results]
+        self.shared = Straight(trace, computing, tuple(results[name] for name in self.results), symbolic)
+        self.arguments = list(dict.fromkeys([*self.shared.arguments, *(n for n in outside if n not in results)]))
 
     def __call__(self, values: dict[str, Any]) -> Any:
         values = values | dict(zip(self.results, self.shared(values), strict=True))

@@ -28,6 +28,7 @@ from thunder.inspect.explain import explained, rules_of
 from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_of, profile
 from thunder.inspect.queries import last_entry, last_paths
 from thunder.transforms.del_last_used import python_del
+from thunder.transforms.partition import clear_symbol, unpack_sequence
 
 CHANGED = 300  # lines of a diff
 ROWS = 400  # of a table of lines, modules or saved values
@@ -198,34 +199,50 @@ def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) ->
 
 
 def _code(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
-    """Each program that runs: a row for each bound symbol, the user's line beside it."""
+    """Each program that runs: a row for each operation, the user's line beside it."""
     timeline = measured.timeline if measured is not None else [0] * len(costs)
     largest = max((c.seconds for c in costs), default=0.0)
     for number, trace in enumerate(dict.fromkeys(c.trace for c in costs)):
+        own = [(c, filled) for c, filled in zip(costs, timeline, strict=True) if c.trace is trace]
         key, rows, before = f"program{number}", [], None
-        for cost, filled in zip(costs, timeline, strict=True):
-            if cost.trace is not trace:
-                continue
+        for cost, seconds, size, filled in _operations(own):
             line = _where(cost.where) if cost.where != before else "<td></td>"
             before = cost.where
-            free = cost.bound_symbol.sym is python_del
             rows.append((
-                f'<td class="n">{cost.number}</td>', _bar(1e3 * cost.seconds, 1e3 * largest),
-                _number(_mib(cost.bytes), "{:.2f}"), _number(_mib(filled), "{:.2f}"),
-                _code_cell(_first_line(cost.bound_symbol)), "<td></td>" if free else line,
-                _text("" if free else cost.module or ""),
+                f'<td class="n">{cost.number}</td>', _bar(1e3 * seconds, 1e3 * largest),
+                _number(_mib(size), "{:.2f}"), _number(_mib(filled), "{:.2f}"),
+                _code_cell(_first_line(cost.bound_symbol)), line, _text(cost.module or ""),
             ))  # fmt: skip
         arguments = ", ".join(a.name for a in trace.args)
         yield f"<h3>{escape(trace.name)}</h3>"
         yield f"<details><summary><small>{len(trace.args)} arguments</small></summary>{_cut(arguments)}</details>"
         yield f'<input data-for="{key}" placeholder="filter by operation, line or module">'
-        head = ("#", "ms", "MiB", "in memory", "bound symbol", "the user's line", "module")
+        head = ("#", "ms", "MiB", "in memory", "operation", "the user's line", "module")
         yield from _table(key, head, rows)
 
 
+_STATEMENTS = (python_del, unpack_sequence, clear_symbol)  # of a program's text, which compute nothing
+
+
+def _operations(costs: Sequence[tuple[Cost, int]]) -> Iterator[tuple[Cost, float, int, int]]:
+    """The operations of a program, each with its seconds, bytes and the bytes in memory behind it. Statements that free
+    memory count for the operation before them, those at the beginning for the first one."""
+    last, seconds, size, filled = None, 0.0, 0, 0
+    for cost, behind in costs:
+        if cost.bound_symbol.sym not in _STATEMENTS:
+            if last is not None:
+                yield last, seconds, size, filled
+                seconds, size = 0.0, 0
+            last = cost
+        seconds, size, filled = seconds + cost.seconds, size + cost.bytes, behind
+    if last is not None:
+        yield last, seconds, size, filled
+
+
 def _first_line(b: BoundSymbol) -> str:
-    text = repr(b).split("\n")
-    return text[0] + (" ..." if len(text) > 1 else "")
+    """The line of a bound symbol, without the comments around it."""
+    lines = [line for line in repr(b).split("\n") if not line.lstrip().startswith("#")]
+    return lines[0] + (" ..." if len(lines) > 1 else "") if lines else repr(b).split("\n")[0]
 
 
 def _line(key: Any) -> str:
@@ -294,9 +311,14 @@ def _chart(measured: Profile) -> Iterator[str]:
         if part == "backward"
     )
     path = " ".join(f"{i},{100 - 96 * value / top:.2f}" for i, value in points)
+    labels = "".join(
+        f'<span style="bottom:{96 * part / 4:.0f}%">{_mib(top * part / 4):.2f} MiB</span>' for part in range(5)
+    )
     yield (
+        f'<div class="chart"><div class="axis">{labels}</div>'
         f'<svg id="timeline" viewBox="0 0 {len(line)} 100" preserveAspectRatio="none" data-peak="{measured.peak}">'
-        f'{marks}<line x1="{at}" x2="{at}" y1="0" y2="100"/><polyline points="{path}"/></svg>'
+        f'{marks}<line x1="{at}" x2="{at}" y1="0" y2="100"/><polyline points="{path}"/></svg></div>'
+        '<p class="note">Bytes in memory beyond those before the call, from the first operation to the last.</p>'
     )
     cost = costs[at]
     where = f", {Path(cost.where[0]).name}:{cost.where[1]}" if cost.where else ""
@@ -304,6 +326,10 @@ def _chart(measured: Profile) -> Iterator[str]:
         f"<p>The peak, {_mib(measured.peak):.2f} MiB more than before the call, is in the {cost.part} behind "
         f"<code>{escape(cost.bound_symbol.sym.qualified_name)}</code>{escape(where)}. The backward is shaded.</p>"
     )
+    holders = sorted((share for share in measured.by_line() if share.at_peak > 0), key=lambda share: -share.at_peak)
+    yield "<h3>In memory at the peak, by the line that made it</h3>"
+    rows = ((_number(_mib(share.at_peak), "{:.2f}"), _line(share.key)) for share in holders)
+    yield from _table("holders", ("MiB", "the user's line"), rows, 10)
 
 
 def _stretches(costs: Sequence[Cost]) -> Iterator[tuple[str, int, int]]:

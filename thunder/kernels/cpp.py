@@ -28,7 +28,7 @@ from thunder.kernels.index import Index, Part, Variable
 from thunder.kernels.ir import EXTREMES, Buffer, Combine, Node, in_order, variables_of
 from thunder.kernels.machine import Machine
 from thunder.kernels.numbers import Scalar
-from thunder.kernels.schedule import Column, Kernel, Write, seconds_of
+from thunder.kernels.schedule import Column, Kernel, Write, is_of_rows, seconds_of
 from thunder.kernels.sizes import (
     Atom,
     Extent,
@@ -656,8 +656,9 @@ class _Writer:
         return dict(sorted(found.items()))
 
     def is_inner(self, c: Column | Write) -> bool:
-        """Whether it is done for each element of a row."""
-        return bool((c.value.axes | variables_of(c.index)) & self.inner)
+        """Whether it is done for each element of a row: a scatter also adds what is the same for all of them."""
+        is_scatter = isinstance(c, Write) and c.scatter is not None
+        return is_scatter or bool((c.value.axes | variables_of(c.index)) & self.inner)
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self) -> str:
@@ -771,7 +772,7 @@ class _Writer:
         if may_fill:
             lines += [f"const i64 begin_ = {v};", f"for (; {v} + L <= end_; {v} += L) {{", *full, "}"]
         if self.is_flat or not divides(lanes(), high - low):
-            lines += self.remainder(parts, row, may_fill and not parts.scans, is_open)
+            lines += self.remainder(parts, row, may_fill and not parts.scans and not parts.scatters, is_open)
         return [*lines, "}"]
 
     def remainder(self, parts: _Sweep, row: _Scope, may_fill: bool, is_open: bool) -> list[str]:
@@ -802,6 +803,8 @@ class _Writer:
                 scope.lines.append(f"{name} = {_COMBINE[c.combine]}({name}, {value});")
             else:
                 self.accumulate(c, start, value, scope)
+        for w in parts.scatters:
+            self.scatter(w, scope)
         for w in parts.writes:
             value = self.value(w.value, scope)
             if w in parts.scans:
@@ -857,6 +860,24 @@ class _Writer:
             scope.lines.append(f"store<{t}>({at}, {value}{', ' + self.n if self.n else ''});")
         else:
             scope.lines.append(f"strided<{t}>({at}, {self.size(step)}, {value}, {count});")
+
+    def scatter(self, w: Write, scope: _Scope) -> None:
+        """Combines a value with the elements at the indices that are read, one after the other: they may be equal."""
+        assert w.scatter is not None, "a scatter"
+        value, *read = [self.value(a, scope) for a in w.value.args]
+        self.bound = {
+            variable: self.read_index(variable, name, node, scope)
+            for variable, name, node in zip(w.scatter.variables, read, w.value.args[1:], strict=True)
+        }
+        t, pointer, combine = TYPES[w.buffer.dtype.name], self.buffers[w.buffer], w.scatter.combine
+        if is_of_rows(w, self.vector):
+            at = f"{pointer} + {self.scalar(w.index, scope, self.vector.name)}"
+            count = f", {self.n}" if self.n else ""
+            value = value if combine is None else f"{_COMBINE[combine]}(load<{t}>({at}{count}), {value})"
+            scope.lines.append(f"store<{t}>({at}, {value}{count});")
+        else:
+            function = "apart" if combine is None else f"scatter_{combine}"
+            scope.lines.append(f"{function}<{t}>({pointer}, {self.lanes(w.index, scope)}, {value}, {self.n or 'L'});")
 
     def write_scalar(self, w: Write, row: _Scope) -> None:
         value = self.value(w.value, row)
@@ -965,9 +986,11 @@ class _Sweep:
 
         reductions = [n for n in kernel.rows if writer.stages[n] == stage]
         self.columns = [(c, start) for c, start in accumulators if is_computed_here(c)]
-        self.writes = [w for w in kernel.writes if is_computed_here(w)]
+        self.writes = [w for w in kernel.writes if w.scatter is None and is_computed_here(w)]
+        self.scatters = [w for w in kernel.writes if w.scatter is not None and is_computed_here(w)]
         self.scans = {w: writer.fresh() for w in self.writes if w.scan is not None}
-        self.values = [kernel.rows[n] for n in reductions] + [x.value for x in (*dict(self.columns), *self.writes)]
+        self.values = [kernel.rows[n] for n in reductions]
+        self.values += [x.value for x in (*dict(self.columns), *self.writes, *self.scatters)]
         self.sums = {n: writer.fresh() for n in reductions}
         self.held = {c: writer.fresh() for c, _ in self.columns if writer.vector not in variables_of(c.index)}
         self.far: dict[str, dtype] = {}

@@ -19,7 +19,7 @@ from thunder.kernels import cpp
 from thunder.kernels.machine import Machine
 from thunder.runtime import disk_cache
 
-VERSION = 7  # of what is measured
+VERSION = 8  # of what is measured
 _PROBE = r"""
 #include <time.h>
 #include <string.h>
@@ -112,6 +112,7 @@ FUNCTIONS_OF_THEIR_OWN = ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "er
 def _eager() -> dict[str, float]:
     """Seconds for an element of PyTorch's kernels, on tensors that are too small for several threads."""
     result, own = {}, torch.Generator().manual_seed(0)  # the program's generator stays as it is
+    numbers = torch.arange(136)
     for suffix, kind in (("", torch.float32), ("16", torch.bfloat16)):
         small, large = (torch.rand(n, 128, generator=own).to(kind) for n in (8, 136))
         for name, function in {
@@ -121,6 +122,9 @@ def _eager() -> dict[str, float]:
             "columns": lambda x: x.amax(0),
             "scan": lambda x: x.cumsum(-1),
             "softmax": lambda x: torch.softmax(x, -1),
+            "index_add": lambda x: torch.zeros_like(x).index_add(0, numbers[: len(x)], x),
+            "index_backward": lambda x: torch.zeros_like(x).index_put((numbers[: len(x)],), x, accumulate=True),
+            "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, numbers[:128].expand_as(x), x),
             **{name: getattr(torch, name) for name in FUNCTIONS_OF_THEIR_OWN},
             **{name: getattr(torch.nn.functional, name) for name in ("gelu", "silu", "softplus")},
         }.items():

@@ -32,6 +32,7 @@ template<class T> static inline V<T> backwards(const T* p) { return __builtin_sh
 template<class T> static inline V<T> apart(const T* p, V<i64> at, i64 n) { T t[L] = {}; i64 a[L]; store(a, at); for (int i = 0; i < n; ++i) t[i] = p[a[i]]; return load(t); }
 template<class T> static inline void apart(T* p, V<i64> at, V<T> v, i64 n) { T t[L]; i64 a[L]; store(a, at); store(t, v); for (int i = 0; i < n; ++i) p[a[i]] = t[i]; }
 template<class T> static inline V<T> apart(const T* p, V<i64> at, i64 n, M m) { T t[L] = {}; i64 a[L]; store(a, at); for (int i = 0; i < n; ++i) if (m[i]) t[i] = p[a[i]]; return load(t); }
+template<class T> static inline void scatter_sum(T* p, V<i64> at, V<T> v, i64 n) { T t[L]; i64 a[L]; store(a, at); store(t, v); for (int i = 0; i < n; ++i) p[a[i]] += t[i]; }
 static inline i64 inside(i64 x, i64 n, int& bad) { bool in = (u64)x < (u64)n; bad |= !in; return in ? x : 0; }
 static inline V<i64> inside(V<i64> x, i64 n, int& bad, i64 count) { for (int i = 0; i < L; ++i) { bool in = (u64)x[i] < (u64)n; bad |= !in && i < count; if (!in) x[i] = 0; } return x; }
 

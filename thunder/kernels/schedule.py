@@ -61,6 +61,7 @@ class Item:
         self.node, self.store = node, store
         self.free, self.bound = tuple(free), tuple(bound)
         self.scan = None if store is None else store.scan
+        self.is_scatter = store is not None and store.scatter is not None
         self.body = node if store is not None else node.args[0]
         self.reductions = [n for n in above_reductions(self.body) if n.op in BINDERS]
         # of a scan's node, the axis along which it is read: in a kernel, its own element
@@ -234,9 +235,10 @@ class Group:
         return {i: mapping(i, self.cuts, self.total, self.row) for i in self.items}
 
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
-        """The order of an item's axes in which it can be one of the group's; None where it cannot."""
+        """The order of an item's axes in which it can be one of the group's; None where it cannot: one thread alone
+        runs a scatter."""
         joined = self._joined(item)
-        if joined is None:
+        if joined is None or item.is_scatter or any(i.is_scatter for i in self.items):
             return None
         shared = {b for i in self.items for b in i.buffers} & item.buffers
         inside = {n: r for n in item.reductions if (r := reductions.item[n]).group == number}
@@ -953,6 +955,16 @@ def seconds_of(nodes: Iterable[Node], machine: Machine) -> float:
     return total
 
 
+def is_of_rows(w: Write, vector: Variable | None) -> bool:
+    """Whether a scatter writes neighbours to neighbours: the indices that it reads are the same for a whole vector."""
+    return w.index.terms.get(vector) == 1 and all(vector not in n.axes for n in w.value.args[1:])
+
+
+def _seconds_of_scatters(scatters: Iterable[Write], vector: Variable | None, machine: Machine) -> float:
+    """For one element, which is read and written."""
+    return sum(2 * (machine.element["simple"] if is_of_rows(w, vector) else machine.gather) for w in scatters)
+
+
 def _range(index: Index) -> int:
     """How many elements of a buffer an index may reach, at most."""
     return max(1, elements(variables_of(index)))
@@ -984,6 +996,8 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
             or any(isinstance(a, Part) and vector in variables_of(a.index) for a in index.terms)
         ):
             gathers += _range(index) * _apart_seconds(step * buffer.dtype.bytes, vector, machine)
+    scatters = [w for w in kernel.writes if w.scatter is not None]
+    gathers += count * _seconds_of_scatters(scatters, vector, machine)
     for w in (*kernel.writes, *kernel.columns):
         used[w.buffer] = used.get(w.buffer, 0) + hint(math.prod(w.buffer.shape)) * w.buffer.dtype.bytes
         if vector is not None and w.index.terms.get(vector, 1) != 1:
@@ -1011,6 +1025,8 @@ def estimate(kernel: Kernel, machine: Machine, threads: int, strides: Mapping[Bu
     together = alone / (min(threads, rows) if kernel.outer else threads) + machine.launch
     kernel.is_parallel, kernel.seconds = together < alone, min(together, alone)
     kernel.least_parallel = int(elements(kernel.loops) * machine.launch * threads / (alone * max(1, threads - 1)))
+    if scatters:  # in the order of the elements, so that equal calls have equal sums
+        kernel.is_parallel, kernel.seconds, kernel.least_parallel = False, alone, 1 << 62
 
 
 def describe(kernels: Sequence[Kernel]) -> str:
@@ -1030,5 +1046,6 @@ def describe(kernels: Sequence[Kernel]) -> str:
             lines.append(f"    sweep {k._stage_of(c.value, stages)}: column {c.combine} into {c.buffer}[{at}]")
         for w in k.writes:
             verb = "write" if w.scan is None else f"write the {w.scan} so far to"
+            verb = verb if w.scatter is None else f"scatter ({w.scatter.combine or 'the last one'}) to"
             lines.append(f"    sweep {k._stage_of(w.value, stages)}: {verb} {w.buffer}[{index_text(w.index)}]")
     return "\n".join(lines)

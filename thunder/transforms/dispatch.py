@@ -139,8 +139,8 @@ def _place(
 def _check_types(operation: BoundSymbol, what: str, result: Any, remedy: str) -> None:
     """Raises DeclarationError where a result has another type than an operation. what: whose result it is, in words."""
     single = isinstance(operation.output, TensorProxy)
-    given = [result] if single else leaves(result)
-    for new, old in zip(given, leaves(operation.output)):
+    values = [result] if single else leaves(result)
+    for new, old in zip(values, leaves(operation.output)):
         if not isinstance(old, Proxy) or not (isinstance(new, Proxy) or single):
             continue
         if not isinstance(new, Proxy) or not is_like(new, old):
