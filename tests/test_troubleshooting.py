@@ -17,7 +17,7 @@ from thunder.capture import ask
 from thunder.compat import modes
 from thunder.core.codegen import compile_source
 
-PAGE = Path(__file__).resolve().parents[1] / errors.HELP
+PAGE = Path(__file__).resolve().parents[1] / errors.help_page()
 CLASSES = [c for c in map(vars(errors).get, errors.__all__) if isinstance(c, type)]
 
 
@@ -35,7 +35,7 @@ def test_each_class_and_each_reason_has_a_section():
 def test_an_error_names_its_section(kind):
     for error in (kind("why"), pickle.loads(pickle.dumps(kind("why")))):
         text = "".join(traceback.format_exception_only(error))
-        assert text.count(f"{errors.HELP}#{kind.__name__.lower()}\n") == 1
+        assert text.count(f"{errors.help_page()}#{kind.__name__.lower()}\n") == 1
 
 
 def test_a_warning_names_its_section():
@@ -73,7 +73,7 @@ def test_the_words_of_each_question_lead_to_a_section():
         words = question.words if isinstance(question.words, tuple) else (question.words,)
         for text in words:
             reason = text.format(path="x.y", k="z", was="3", now="4")
-            assert section_of_reason(reason) == f"{errors.HELP}#{QUESTIONS[question.name]}", reason
+            assert section_of_reason(reason) == f"{errors.help_page()}#{QUESTIONS[question.name]}", reason
 
 
 def test_the_words_of_modes_lead_to_a_section():

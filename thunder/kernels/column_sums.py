@@ -17,11 +17,10 @@ from typing import NamedTuple
 from thunder.core.dtypes import dtype
 from thunder.kernels.index import Index, Variable, opened
 from thunder.kernels.ir import Buffer, Combine, Graph, Node, axis, replaced, variables_of
-from thunder.kernels.schedule import Column, Kernel, above_reductions, elements
+from thunder.kernels.schedule import Column, Kernel, Write, above_reductions, elements
 
 PROGRAMS = "programs"
 MOST_COLUMNS = 4  # sums, each of which takes registers of a whole tile
-Strides = dict[Buffer, Sequence[int]]
 NewBuffer = Callable[[tuple[int, ...], dtype], Buffer]
 
 
@@ -39,9 +38,7 @@ def is_column_kernel(kernel: Kernel) -> bool:
     return sizes and sums and 0 < len(kernel.rows) <= MOST_COLUMNS and not any(kernel.stages().values())
 
 
-def carried(
-    kernel: Kernel, columns: Kernel, programs: int, graph: Graph, strides: Strides, new_buffer: NewBuffer
-) -> Carried | None:
+def carried(kernel: Kernel, columns: Kernel, programs: int, graph: Graph, new_buffer: NewBuffer) -> Carried | None:
     """A kernel that also adds up the columns of another one, in so many ranges of its rows; None where they do not read
     the same elements, or depend on each other."""
     count, width = elements(columns.sweep), elements(columns.loops[: columns.outer])
@@ -52,13 +49,10 @@ def carried(
         return None
     kernel, own, sweep = by_rows, by_rows.loops[: by_rows.outer], by_rows.sweep
     by = _in_loops(columns.sweep, own) | _in_loops(columns.loops[: columns.outer], sweep)
-    known, back = _written(kernel, columns, by, graph), _in_loops(own, columns.sweep)
-    back |= _in_loops(sweep, columns.loops[: columns.outer])
-    read = _written(columns, kernel, back, graph)
-    if any(n in columns.rows for value in (read or {}).values() for n in above_reductions(value)):
-        return None  # the rows need the sums
-    if known is None or read is None or known and read or not (read or _reads_alike(kernel, columns, by, graph)):
+    exchanged = _exchanged(kernel, columns, by, graph)
+    if exchanged is None:
         return None
+    known, read = exchanged
     known |= {n: n for n in kernel.rows}
 
     def there(value: Node) -> Node:
@@ -72,27 +66,56 @@ def carried(
         result.writes = [w.of(graph.replace(w.value, known)) for w in kernel.writes]
         result.columns = [c.of(graph.replace(c.value, known)) for c in kernel.columns]
 
-    sums = Kernel((*columns.loops[: columns.outer], axis("l", PROGRAMS, programs)), columns.outer)
-    totals: dict[Node, Node] = {}
-    at = _linear(columns.loops[: columns.outer])
-    for node, body in columns.rows.items():
-        buffer = new_buffer((programs, width), node.dtype)
+    sums, totals = _sums_of(columns, programs, width, graph, new_buffer)
+    for (node, body), (buffer, _) in zip(columns.rows.items(), totals.values(), strict=True):
         result.columns.append(Column(buffer, _linear(sweep), there(body), node.what[0]))
-        bound = axis("r", (node.depth, "programs"), programs)
+    of_rows, of_sums = _parted_writes(columns)
+    if any(w.scatter is not None or any(n in columns.rows for n in above_reductions(w.value)) for w in of_rows):
+        return None
+    result.writes += [w.of(there(w.value), replaced(w.index, by)) for w in of_rows]
+    by_node = {n: total for n, (_, total) in totals.items()}
+    sums.writes = [w.of(graph.replace(w.value, dict(by_node))) for w in of_sums]
+    return Carried(result, sums)
+
+
+def _exchanged(
+    kernel: Kernel, columns: Kernel, by: dict[Variable, Index], graph: Graph
+) -> tuple[dict[Node, Node], dict[Node, Node]] | None:
+    """What the columns read of what the rows write, and the other way round, with the values, each in the loops of the
+    kernel that writes; None where one kernel cannot compute both, or reads no less than two."""
+    back = _in_loops(kernel.loops[: kernel.outer], columns.sweep)
+    back |= _in_loops(kernel.sweep, columns.loops[: columns.outer])
+    known, read = _written(kernel, columns, by, graph), _written(columns, kernel, back, graph)
+    if known is None or read is None or known and read:
+        return None
+    if any(n in columns.rows for value in read.values() for n in above_reductions(value)):
+        return None  # the rows need the sums
+    return (known, read) if read or _reads_alike(kernel, columns, by, graph) else None
+
+
+def _parted_writes(columns: Kernel) -> tuple[list[Write], list[Write]]:
+    """What a kernel of columns writes for each element, and for each column."""
+    inner = set(columns.sweep)
+    each = [w for w in columns.writes if (variables_of(w.index) | w.value.axes) & inner]
+    return each, [w for w in columns.writes if w not in each]
+
+
+def _sums_of(
+    columns: Kernel, programs: int, width: int, graph: Graph, new_buffer: NewBuffer
+) -> tuple[Kernel, dict[Node, tuple[Buffer, Node]]]:
+    """The kernel of the sums of what programs have added up, which writes nothing yet; and by sum of the columns, the
+    memory of the programs' sums, and the sum of these."""
+    sums = Kernel((*columns.loops[: columns.outer], axis("l", PROGRAMS, programs)), columns.outer)
+    totals: dict[Node, tuple[Buffer, Node]] = {}
+    at = _linear(columns.loops[: columns.outer])
+    for node in columns.rows:
+        buffer = new_buffer((programs, width), node.dtype)
+        bound = axis("r", (node.depth, PROGRAMS), programs)
         terms = graph.make("load", (), node.dtype, (buffer, (Index.of(bound), at), ()))
         total = graph.make("reduce", (terms,), node.dtype, (Combine.SUM, (bound,)))
-        totals[node] = total
+        totals[node] = buffer, total
         sums.rows[total] = graph.substitute(terms, {bound: Index.of(sums.loops[-1])})
-    inner = set(columns.sweep)
-    for w in columns.writes:
-        of_rows = bool((variables_of(w.index) | w.value.axes) & inner)
-        if w.scatter is not None or of_rows and any(n in columns.rows for n in above_reductions(w.value)):
-            return None
-        if of_rows:
-            result.writes.append(w.of(there(w.value), replaced(w.index, by)))
-        else:
-            sums.writes.append(w.of(graph.replace(w.value, dict(totals))))
-    return Carried(result, sums)
+    return sums, totals
 
 
 def _by_rows(kernel: Kernel, width: int, graph: Graph) -> Kernel | None:
@@ -137,12 +160,12 @@ def _in_loops(loops: Sequence[Variable], others: Sequence[Variable]) -> dict[Var
     return by
 
 
-def _written(writer: Kernel, reader: Kernel, by: dict[Variable, Index], graph: Graph) -> dict[Node, Node] | None:
+def _written(writer: Kernel, consumer: Kernel, by: dict[Variable, Index], graph: Graph) -> dict[Node, Node] | None:
     """What one kernel reads of what another one writes, in the loops of the latter, with the values; None where these
-    are not the same elements. by: the loops of the reader in terms of those of the writer."""
+    are not the same elements. by: the loops of the consumer in terms of those of the writer."""
     writes = {w.buffer: w for w in writer.writes}
     known: dict[Node, Node] = {}
-    for n, index in reader.loads.items():
+    for n, index in consumer.loads.items():
         w = writes.get(n.what[0])
         if w is None:
             continue
@@ -152,19 +175,19 @@ def _written(writer: Kernel, reader: Kernel, by: dict[Variable, Index], graph: G
     return known
 
 
-def absorbed(kernel: Kernel, reader: Kernel, graph: Graph) -> Kernel | None:
+def absorbed(kernel: Kernel, consumer: Kernel, graph: Graph) -> Kernel | None:
     """A kernel of sums that also computes what another one makes of them, element by element; None where it cannot."""
     own = kernel.loops[: kernel.outer]
-    if reader.rows or reader.columns or elements(reader.loops) != elements(own):
+    if consumer.rows or consumer.columns or elements(consumer.loops) != elements(own):
         return None
-    by = _in_loops(reader.loops, own)
-    known = _written(kernel, reader, by, graph)
-    if not known or any(w.scan is not None or w.scatter is not None for w in reader.writes):
+    by = _in_loops(consumer.loops, own)
+    known = _written(kernel, consumer, by, graph)
+    if not known or any(w.scan is not None or w.scatter is not None for w in consumer.writes):
         return None
     known |= {n: n for n in kernel.rows}
     result = Kernel(kernel.loops, kernel.outer)
     result.rows, result.writes = dict(kernel.rows), [*kernel.writes]
-    for w in reader.writes:
+    for w in consumer.writes:
         value = graph.replace(graph.substitute(w.value, by), known)
         result.writes.append(w.of(value, replaced(w.index, by)))
     return result

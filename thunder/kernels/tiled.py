@@ -377,13 +377,13 @@ def _with_absorbed(
     """The kernels in which those of sums over programs compute what others make of the sums alone."""
     result = list(kernels)
     for sums in [p for p in kernels if p[0].sweep and p[0].sweep[-1].name == f"l{PROGRAMS}"]:
-        for reader in kernels:
-            other = absorbed(sums[0], reader[0], graph)
+        for consumer in kernels:
+            other = absorbed(sums[0], consumer[0], graph)
             if other is None:
                 continue
             other, tile = tiled(with_loads(other, strides), machine)
             estimate(other, tile, machine)
-            changed = _in_order([(other, tile) if p is sums else p for p in result if p is not reader])
+            changed = _in_order([(other, tile) if p is sums else p for p in result if p is not consumer])
             if changed is not None:
                 result, sums = changed, (other, tile)
                 sums = next(p for p in result if p[0] is other)
@@ -448,7 +448,7 @@ def _carried(
     if not kernel.columns:
         tile = tile._replace(steps=max(1, -(-tiles * blocks // at_once)))
     programs = -(-tiles // tile.steps)
-    pair = carried(kernel, columns, programs, graph, strides, new_buffer)
+    pair = carried(kernel, columns, programs, graph, new_buffer)
     if pair is None:
         return None
     merged, sums = with_loads(pair.rows, strides), with_loads(pair.sums, strides)
