@@ -494,3 +494,22 @@ def test_columns_are_added_up_before_what_they_read_is_written_over(monkeypatch,
 
 def compiled_inputs(compiled) -> list[str]:
     return [p.name for p in thunder.last_traces(compiled)[-1].args]
+
+
+def test_columns_of_what_is_scattered_to_are_added_up_behind_the_scatter(monkeypatch, interpreted):
+    monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_CARRY)
+    monkeypatch.setattr(tiled, "LARGE", 1)
+    torch.manual_seed(0)
+
+    def f(x, source, index, z):
+        return (torch.zeros_like(x).index_add(0, index, source * 2) * z).sum(0)
+
+    inputs = torch.randn(37, 64), torch.randn(50, 64), torch.randint(0, 37, (50,)), torch.randn(37, 64)
+    compiled = thunder.jit(f, executors=[TritonFuser("tiles", always=True)])
+    torch.testing.assert_close(compiled(*inputs), f(*inputs))
+    (region,) = regions_of(compiled)
+    launches, _ = region.scheduled(region.usual_strides())
+    zeros, scattered, summed, *_ = [k for launch in launches for k, _ in launch.kernels]
+    (write,) = scattered.writes
+    # the kernel of zeros writes what that of the sums reads, though not the values that it reads
+    assert write.scatter is not None and tiled._exchanged(zeros, summed) == {write.buffer}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from thunder.analysis.min_cut import sink_side
@@ -347,38 +347,66 @@ def _with_column_sums(
     """The kernels with sums over rows in kernels of these rows, where that takes less time, and these sums."""
     result: list[tuple[Kernel, Tile]] = [(k, tile) for _, k, tile in kernels]
     merged: set[Node] = set()
-    for group, kernel, _ in kernels:
+    changed = {w.buffer for _, k, _ in kernels for w in k.writes if w.scatter is not None or w.scan is not None}
+    for group, columns_of, _ in kernels:
         own = {columns[i.node] for i in group.items if i.store is None and i.node in columns}
-        if not own or not is_column_kernel(kernel):
+        if not own or not is_column_kernel(columns_of):
             continue
-        number = next((n for n, (k, _) in enumerate(result) if k is kernel), None)
-        if number is None:  # it has others' columns
-            continue
-        best: tuple[float, list[tuple[Kernel, Tile]]] | None = None
-        for n, (other, of_other) in enumerate(result):
-            pair = None
-            if n != number:
-                pair = _carried(other, of_other, kernel, graph, strides, machine, new_buffer)
-            if pair is None:
-                continue
-            gain = other.seconds + kernel.seconds - sum(k.seconds for k, _ in pair)
-            changed = _in_order([q for m, p in enumerate(result) if m != number for q in (pair if m == n else [p])])
-            if changed is not None and gain > (best[0] if best is not None else 0.0):
-                best = gain, changed
-        if best is not None:
-            result = best[1]
+
+        def carried_by(kernel: Kernel, tile: Tile, those: Kernel = columns_of) -> list[tuple[Kernel, Tile]] | None:
+            if not _exchanged(kernel, those).isdisjoint(changed):
+                return None
+            return _carried(kernel, tile, those, graph, strides, machine, new_buffer)
+
+        better = _with_columns_of(result, columns_of, carried_by)
+        if better is not None:
+            result = better
             merged |= own
-    return _without_unread(_with_absorbed(result, graph, strides, machine)), frozenset(merged)
+    return _without_unread(_with_absorbed(result, graph, strides, machine, changed)), frozenset(merged)
+
+
+def _with_columns_of(
+    kernels: Sequence[tuple[Kernel, Tile]],
+    columns: Kernel,
+    carried_by: Callable[[Kernel, Tile], list[tuple[Kernel, Tile]] | None],
+) -> list[tuple[Kernel, Tile]] | None:
+    """The kernels in which one adds up the columns of another one, which is saved; None where that takes no less time.
+    carried_by: a kernel that also adds up the columns, and that of the sums."""
+    number = next((n for n, (k, _) in enumerate(kernels) if k is columns), None)
+    if number is None:  # it has others' columns by now
+        return None
+    best: tuple[float, list[tuple[Kernel, Tile]]] | None = None
+    for n, (kernel, tile) in enumerate(kernels):
+        pair = carried_by(kernel, tile) if n != number else None
+        if pair is None:
+            continue
+        gain = kernel.seconds + columns.seconds - sum(k.seconds for k, _ in pair)
+        order = _in_order([q for m, p in enumerate(kernels) if m != number for q in (pair if m == n else [p])])
+        if order is not None and gain > (best[0] if best is not None else 0.0):
+            best = gain, order
+    return best[1] if best is not None else None
+
+
+def _exchanged(kernel: Kernel, other: Kernel) -> set[Buffer]:
+    """What one of two kernels writes and the other one reads. Where others change it as well, as a scatter does, it is
+    not known which of the values is read."""
+    pairs = (kernel, other), (other, kernel)
+    return {w.buffer for a, b in pairs for w in a.writes for n in b.loads if n.what[0] is w.buffer}
 
 
 def _with_absorbed(
-    kernels: list[tuple[Kernel, Tile]], graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu
+    kernels: list[tuple[Kernel, Tile]],
+    graph: Graph,
+    strides: Mapping[Buffer, Sequence[int]],
+    machine: Gpu,
+    changed: Set[Buffer],
 ) -> list[tuple[Kernel, Tile]]:
     """The kernels in which those of sums over programs compute what others make of the sums alone."""
     result = list(kernels)
     for sums in [p for p in kernels if p[0].sweep and p[0].sweep[-1].name == f"l{PROGRAMS}"]:
         for consumer in kernels:
-            other = absorbed(sums[0], consumer[0], graph)
+            is_plain = _exchanged(sums[0], consumer[0]).isdisjoint(changed)
+            other = absorbed(sums[0], consumer[0], graph) if is_plain else None
             if other is None:
                 continue
             other, tile = tiled(with_loads(other, strides), machine)
