@@ -411,9 +411,9 @@ def _with_absorbed(
                 continue
             other, tile = tiled(with_loads(other, strides), machine)
             estimate(other, tile, machine)
-            changed = _in_order([(other, tile) if p is sums else p for p in result if p is not consumer])
-            if changed is not None:
-                result, sums = changed, (other, tile)
+            order = _in_order([(other, tile) if p is sums else p for p in result if p is not consumer])
+            if order is not None:
+                result = order
                 sums = next(p for p in result if p[0] is other)
     return result
 
