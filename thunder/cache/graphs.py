@@ -139,12 +139,14 @@ class GraphTier:
         self._graphed: Callable = _nothing
         self._regions: list[GraphedRegion] = []
         self._stopped: dict[str, str] = {}
+        self._outside: dict[str, str] = {}  # operations that no graph has, and why
         self._calls = self._skips = 0
         self._took, self._refused = 0.0, ""
         self._thread, self._stream = 0, 0
 
     def __str__(self) -> str:
         parts = "".join(f"; {name} runs without: {reason}" for name, reason in self._stopped.items())
+        parts += "".join(f"; {name} is in none: {reason}" for name, reason in self._outside.items())
         return f"CUDA graphs: {self.reason}{parts if self.has_graphs else ''}"
 
     def begin(self, entry: CacheEntry, call: int) -> None:
@@ -224,9 +226,12 @@ class GraphTier:
             return
         traces = [found.computation_traces[-1], *found.backward_traces[-1:]]
         self._regions = [b.sym.fn for t in traces for b in t.bound_symbols if isinstance(b.sym.fn, GraphedRegion)]
+        operations = [b for t in traces for b in t.bound_symbols if b.sym.python_printer is None and b.outputs]
+        refused = {b.sym.name: transform.refusal(b) for b in operations if not isinstance(b.sym.fn, GraphedRegion)}
+        self._outside = {name: reason for name, reason in refused.items() if reason is not None}
         if not self._regions:
-            reasons = {r for t in traces for b in t.bound_symbols if (r := transform.refusal(b)) is not None}
-            self.reason = f"there is nothing to record: {', '.join(sorted(reasons)[:2]) or 'it launches too little'}"
+            reasons = sorted(set(self._outside.values()))
+            self.reason = f"there is nothing to record: {', '.join(reasons[:2]) or 'it launches too little'}"
             return
         self._lower, self._without, self._graphed = _nothing, entry.lowered, found.run
         self.reason, self.has_graphs = f"recorded at call {entry.calls}, since the host took longer", True
