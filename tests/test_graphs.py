@@ -127,6 +127,9 @@ def test_memory_beyond_a_share(world):
 
 def test_what_is_saved_for_backwards_that_do_not_run(world):
     f, kept = compiled(program), []
+    for _ in range(20):
+        x = torch.randn(4, requires_grad=True)
+        f(x).sum().backward()
     for _ in range(60):
         x = torch.randn(4, requires_grad=True)
         kept.append((x, f(x)))
