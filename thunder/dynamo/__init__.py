@@ -131,7 +131,7 @@ _MODES: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "reduce-overhead": lambda: {"transforms": [CUDAGraphTransform()]},
     "max-autotune": lambda: {"transforms": [CUDAGraphTransform()], "triton_autotune": True},
-    "max-autotune-no-cudagraphs": lambda: {"triton_autotune": True},
+    "max-autotune-no-cudagraphs": lambda: {"triton_autotune": True, "graphs": False},
 }
 
 
