@@ -89,7 +89,7 @@ def jit(
     those of fusion executors are compiled in the background. 0 waits at the first call, None never fuses. On the CPU
     these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
     run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
-    executors that are not kept on disk, else "one".
+    executors that are not kept on disk, without torch.use_deterministic_algorithms(True), else "one".
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms other than CUDA graphs, or where parameters are
