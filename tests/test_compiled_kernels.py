@@ -558,30 +558,6 @@ def test_a_forked_process_compiles_with_threads_of_its_own(driver, compiled):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.xfail(raises=ImportError, strict=True, reason="the executor does not measure kernels yet")
-def test_blocks_are_measured_once_and_kept(driver, compiled, monkeypatch):
-    from thunder.executors.triton_kernels import autotune
-
-    def measured(launch):
-        launch()
-        return -len(driver)  # the last is the fastest
-
-    monkeypatch.setattr(autotune, "measured", measured)
-    x = torch.ones(4096)
-    function = thunder.jit(program, executors=[Everywhere("measured")], triton_autotune=True)
-    function(x, x)
-    assert [launch[1] for launch in driver] == [4, 8, 4, 2, 2, 2] and driver[-1][4] == 8, (
-        "five choices, and the last of them"
-    )
-    assert len(compiled) == 5
-    monkeypatch.setattr(autotune, "measured", None)
-    again = thunder.jit(program, executors=[Everywhere("another")], triton_autotune=True)
-    again(x, x)
-    assert driver[-1][1] == 2 and driver[-1][4] == 8, "what another process measured"
-    thunder.jit(program, executors=[Everywhere("guessed")])(x, x)
-    assert driver[-1][1] == 4
-
-
 def test_nothing_is_started_for_tensors_of_the_cpu(monkeypatch):
     """A machine with a GPU has programs for the CPU as well."""
     from thunder.executors import linear_cross_entropy

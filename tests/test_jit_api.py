@@ -298,7 +298,6 @@ def test_options_of_2024_without_effect_say_so(name):
         {"max_entries": 0},
         {"max_entries": True},
         {"max_entries": 1.0},
-        {"triton_autotune": 1},
         {"memory_budget": "half"},
         {"disable_torch_autograd": 1},
         {"record_history": "yes"},

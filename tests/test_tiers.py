@@ -25,6 +25,7 @@ from thunder import compat
 from thunder.cache import tiers
 from thunder.errors import OptionError
 from thunder.executors import inductor
+from thunder.extend import get_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.layout import run_line
 from thunder.runtime import background, processes
@@ -136,6 +137,21 @@ def test_another_process_begins_with_kernels_on_disk():
     first(X)
     assert background.idle(WAIT) and executor.ran == 0
     assert torch.equal(again(X), program(X)) and executor.ran > 0
+
+
+def test_deterministic_algorithms_have_one_tier(monkeypatch):
+    if get_executor("cpp").unavailable() is not None:
+        pytest.skip("C++ kernels need a compiler")
+    monkeypatch.delenv("THUNDER_TIERS")
+    monkeypatch.setattr(background, "submit", lambda job: None)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            compiled = thunder.jit(program)
+            compiled(X)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert (compiled.programs[0].tiers is None) is deterministic
 
 
 @pytest.mark.parametrize("steps", [("forward", "backward"), ("forward", "forward"), ("served",)])

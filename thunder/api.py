@@ -92,7 +92,7 @@ def jit(
     those of fusion executors are compiled in the background. 0 waits at the first call, None never fuses. On the CPU
     these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
     run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
-    executors that are not kept on disk, else "one".
+    executors that are not kept on disk, without torch.use_deterministic_algorithms(True), else "one".
     graphs: whether programs on a GPU run as CUDA graphs, which the host launches as one. "auto" (the default): the 16th
     call of a program decides by the times of the host and the device at the calls before it; results do not depend on
     that. True: from the second call on, as `CUDAGraphTransform` does. False: never.

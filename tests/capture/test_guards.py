@@ -232,3 +232,15 @@ def test_tensors_that_are_read_together_are_checked_each(tied):
     with torch.no_grad():
         module.weights[5].fill_(100.0)
     assert torch.equal(compiled(x), module(x)) and thunder.cache_misses(compiled) == 1 + len(changes)
+
+
+class HashesItself(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if hash(self) and self in {self: 1} else x
+
+
+def test_the_compiled_module_is_hashed_by_the_program():
+    compiled = thunder.jit(HashesItself(), fallback="error")
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert thunder.cache_misses(compiled) == 1

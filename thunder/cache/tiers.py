@@ -8,6 +8,9 @@ the n-th do not wait for it; the n-th does, and has it. So the same program chan
 the same call in every run. Forward and backward of a call are of one tier, since each tier is a program of its own,
 with its own saved values.
 
+A program that is compiled under torch.use_deterministic_algorithms(True) has one tier by default: the same call gives
+the same bits, also behind a resumption from a checkpoint.
+
 A program whose kernels another process has left on the disk begins with them. One whose second tier cannot be compiled
 stays in the first, with a warning. A forked process stays in the first tier. Programs of several ranks have one.
 """
@@ -65,6 +68,7 @@ def _in_tiers_of_kernels(
     call = options.tiers
     if call == AUTOMATIC:
         may_change = options.default_executors and options.device is None and not is_written
+        may_change = may_change and not torch.are_deterministic_algorithms_enabled()
         call = AUTOMATIC_CALL if may_change and _on_cpu(captured.computation) else ONE
     if call == ONE:
         return lower_captured(captured, options, modes, model, watch), options

@@ -22,7 +22,17 @@ from thunder.capture.locks import check_host_call
 from thunder.capture.reachable import Reach
 from thunder.capture.sources import Source
 from thunder.capture.tensors import check_apart
-from thunder.core.host_calls import CONTAINERS, HostProxy, Lent, Log, contents, host_call, logged, taken_from_log
+from thunder.core.host_calls import (
+    CONTAINERS,
+    HostProxy,
+    Lent,
+    Log,
+    contents,
+    host_call,
+    logged,
+    name_of,
+    taken_from_log,
+)
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import (
     AnyProxy,
@@ -328,7 +338,7 @@ class _Values:
                 value = taken_from_log(index, function, args, kwargs, effect, lent)
             gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
-            reason = f"{function.__name__}() gives back a {type(value).__name__} with a tensor that it is given"
+            reason = f"{name_of(function)}() gives back a {type(value).__name__} with a tensor that it is given"
             self.c.refuse(reason, "call it outside of the compiled function")
         if (
             connects
@@ -338,7 +348,7 @@ class _Values:
         ):
             self.log.forget(index, value)
             eager_calls.set_back(states)
-            reason = f"{function.__name__}() gives a {type(value).__name__} with tensors whose gradients would be lost"
+            reason = f"{name_of(function)}() gives a {type(value).__name__} with tensors whose gradients would be lost"
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason, "call it outside of the compiled function")
         return value
@@ -485,6 +495,12 @@ class _Values:
 
     def _input(self, value: Proxy):
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
+            placement = self.c.tensors.placements.get(value)
+            if placement is not None and not placement.is_whole:
+                reason = (
+                    f"its value is needed during capture and depends on {value.name}, of which each rank holds a part"
+                )
+                self.c.refuse(reason, "compute it outside of the compiled function")
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
             real = real if table is None else table[name]  # as the program has it: a host call may give it back

@@ -42,6 +42,7 @@ from thunder.core.host_calls import (
     call_method,
     host_call,
     kind_of,
+    name_of,
     next_or_end,
     warn_at,
 )
@@ -439,7 +440,7 @@ def of_foreign(c, function, args, kwargs):
     given = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
     if given and c.recorder.context.grad_enabled:
         c.refuse(
-            f"a gradient may have to pass through {function.__name__}(), native code that thunder does not read",
+            f"a gradient may have to pass through {name_of(function)}(), native code that thunder does not read",
             "detach its arguments, or make it a torch.library.custom_op",
         )
     return run_impure(c, function, args, kwargs)

@@ -451,6 +451,8 @@ class PrologueWriter:
             was = IDENTITY.words.format(path=self.describe(source), was=say(want), now="")
             self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})")
             return
+        if question is IDENTITY and source.base is None:  # the compiled function itself, which stays
+            return
         pinned = question is IDENTITY and source in self.capture.outside.pinned
         v = self.read(source) if pinned else self.variable(source)
         if question is VALUE:

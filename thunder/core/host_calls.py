@@ -349,9 +349,9 @@ def taken_from_log(
     called = _called(function, args)
     if results is not None and index is not None and index in results:
         if results.called.get(index, called) != called:  # another capture of the program
-            raise CaptureError(f"{function.__name__}() runs on the host, and something else did so in its place before")
+            raise CaptureError(f"{name_of(function)}() runs on the host, and something else did so in its place before")
         return results[index]
-    name = args[1] if function is call_method else function.__name__
+    name = args[1] if function is call_method else name_of(function)
     given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
     if results is not None and effect == "random":
         results.note_draw(function, args)
@@ -377,6 +377,11 @@ def taken_from_log(
         if kept is not None:
             kept += [Lent(one.container, name) for one in given]
     return value
+
+
+def name_of(function: Callable) -> str:
+    """What messages call a function, or an object of a class in C that is called as one."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _called(function: Callable, args: tuple) -> tuple:
@@ -430,7 +435,7 @@ def _run(
     found = kind_of(value)
     if not (str.__eq__(found, kind) or Kind(kind) == found):
         if decision is None:
-            raise RuntimeError(f"{function.__name__}() gave a {found}, where a {kind} was expected")
+            raise RuntimeError(f"{name_of(function)}() gave a {found}, where a {kind} was expected")
         raise OtherPath(decision, found)
     return value
 
