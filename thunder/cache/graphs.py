@@ -87,6 +87,7 @@ def graph_tier(
     if program.info.communicates or len(devices) != 1:
         return None
     device = to_torch_device(next(iter(devices.values())))
+    assert device is not None, "a tensor has a device"
     only = captured.only_computation()  # so that a module is freed while its tier is waited for
     return GraphTier(lambda transform: lower(only, transform), DEVICES[device.type](device), lock, shared)
 
