@@ -495,6 +495,12 @@ class _Values:
 
     def _input(self, value: Proxy):
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
+            placement = self.c.tensors.placements.get(value)
+            if placement is not None and (placement.is_split or placement.dtype is not placement.held_dtype):
+                reason = (
+                    f"its value is needed during capture and depends on {value.name}, of which each rank holds a part"
+                )
+                self.c.refuse(reason, "compute it outside of the compiled function")
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
             real = real if table is None else table[name]  # as the program has it: a host call may give it back
