@@ -496,7 +496,7 @@ class _Values:
     def _input(self, value: Proxy):
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
             placement = self.c.tensors.placements.get(value)
-            if placement is not None and not placement.is_whole:
+            if placement is not None and (placement.is_split or placement.dtype is not placement.held_dtype):
                 reason = (
                     f"its value is needed during capture and depends on {value.name}, of which each rank holds a part"
                 )
