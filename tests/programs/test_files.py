@@ -305,7 +305,7 @@ def test_forged_semantics(tmp_path, seed):
     run in a process of their own, since a kernel of PyTorch's may end it."""
     tmp_path.chmod(0o700)
     count = 300
-    done = fresh.run(Path(__file__).with_name("forging.py"), tmp_path, seed, count)
+    done = fresh.run(Path(__file__).with_name("forging.py"), tmp_path, seed, 0, count)
     assert "WRITES" not in done.stdout and "STARTS" not in done.stdout and done.returncode not in (3, 4), done.stdout
     numbers = [line for line in done.stdout.splitlines() if line.isdigit()]
     assert len(numbers) == count and "done: " in done.stdout or done.returncode < 0, done.stderr
