@@ -10,7 +10,6 @@ from torch import nn
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.ops import PRIMS
 
 from .test_triton_fuser import DEVICE, check_close, fusions
 
@@ -108,13 +107,6 @@ def test_regions_that_are_not_fused_are_summed_up_by_pytorch():
     compiled = thunder.jit(module, executors=[fuser, "torch"], fallback="error")
     for g, e in zip(gradients(compiled, module, x), gradients(module, module, x), strict=True):
         torch.testing.assert_close(g, e)
-
-
-def test_pytorchs_terms_have_the_sum():
-    a = given(shape=(4, 6))
-    terms = PRIMS["partial_sums"].fn(a, (7, 24), thunder.dtypes.float32)
-    assert terms.shape == (7, 24)
-    torch.testing.assert_close(PRIMS["sum_of_partials"].fn(terms, (4, 6), thunder.dtypes.float32), a)
 
 
 def test_maps_of_sums_run_with_them():
