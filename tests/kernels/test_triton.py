@@ -512,4 +512,4 @@ def test_columns_of_what_is_scattered_to_are_added_up_behind_the_scatter(monkeyp
     zeros, scattered, summed, *_ = [k for launch in launches for k, _ in launch.kernels]
     (write,) = scattered.writes
     # the kernel of zeros writes what that of the sums reads, though not the values that it reads
-    assert write.scatter is not None and tiled._exchanged(zeros, summed) == {write.buffer}
+    assert write.scatter is not None and tiled._buffers_between(zeros, summed) == {write.buffer}

@@ -10,12 +10,11 @@ in registers. A second kernel adds up what the programs have.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import dtype
-from thunder.kernels.index import Index, Variable, opened
+from thunder.kernels.index import Index, Variable, join, opened, split, strides_of
 from thunder.kernels.ir import Buffer, Combine, Graph, Node, axis, replaced, variables_of
 from thunder.kernels.schedule import Column, Kernel, Write, above_reductions, elements
 
@@ -25,7 +24,7 @@ NewBuffer = Callable[[tuple[int, ...], dtype], Buffer]
 
 
 class Carried(NamedTuple):
-    """The kernel of rows, and that of the sums of what its programs have added up. seconds: predicted, of both."""
+    """The kernel of rows, and that of the sums of what its programs have added up."""
 
     rows: Kernel
     sums: Kernel
@@ -144,20 +143,12 @@ def _by_rows(kernel: Kernel, width: int, graph: Graph) -> Kernel | None:
 
 def _linear(loops: Sequence[Variable]) -> Index:
     """The number of an element among those of several loops."""
-    total = Index.of(0)
-    for v in loops:
-        total = total * v.size + Index.of(v)
-    return total
+    return join([*map(Index.of, loops)], strides_of([v.size for v in loops]))
 
 
 def _in_loops(loops: Sequence[Variable], others: Sequence[Variable]) -> dict[Variable, Index]:
     """Loops in terms of others that have as many elements."""
-    number, after = _linear(others), math.prod(v.size for v in loops)
-    by: dict[Variable, Index] = {}
-    for v in loops:
-        before, after = after, after // v.size
-        by[v] = number % before // after
-    return by
+    return dict(zip(loops, split(_linear(others), [v.size for v in loops]), strict=True))
 
 
 def _written(writer: Kernel, consumer: Kernel, by: dict[Variable, Index], graph: Graph) -> dict[Node, Node] | None:

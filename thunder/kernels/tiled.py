@@ -11,6 +11,7 @@ Kernels that do not depend on each other share a launch, where each has a range 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
@@ -234,9 +235,10 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
     kernels, _ = _best_kernels(program, strides, machine, alone, frozenset())
     columns, rows = _large_sums(program, strides, machine)
     if columns:  # are those of them that kernels of rows add up worth it?
-        _, merged = _best_kernels(program, strides, machine, alone, columns | rows)
-        if merged:
+        others, merged = _best_kernels(program, strides, machine, alone, columns | rows)
+        if merged and not columns <= merged:  # the others may be split
             others, _ = _best_kernels(program, strides, machine, alone, merged | rows)
+        if merged:
             kernels = min(kernels, others, key=lambda those: sum(k.seconds for k, _ in those))
     return launches_of(kernels, machine)
 
@@ -354,7 +356,7 @@ def _with_column_sums(
             continue
 
         def carried_by(kernel: Kernel, tile: Tile, those: Kernel = columns_of) -> list[tuple[Kernel, Tile]] | None:
-            if not _exchanged(kernel, those).isdisjoint(changed):
+            if not _buffers_between(kernel, those).isdisjoint(changed):
                 return None
             return _carried(kernel, tile, those, graph, strides, machine, new_buffer)
 
@@ -381,13 +383,13 @@ def _with_columns_of(
         if pair is None:
             continue
         gain = kernel.seconds + columns.seconds - sum(k.seconds for k, _ in pair)
-        order = _in_order([q for m, p in enumerate(kernels) if m != number for q in (pair if m == n else [p])])
+        order = _ordered([q for m, p in enumerate(kernels) if m != number for q in (pair if m == n else [p])])
         if order is not None and gain > (best[0] if best is not None else 0.0):
             best = gain, order
     return best[1] if best is not None else None
 
 
-def _exchanged(kernel: Kernel, other: Kernel) -> set[Buffer]:
+def _buffers_between(kernel: Kernel, other: Kernel) -> set[Buffer]:
     """What one of two kernels writes and the other one reads. Where others change it as well, as a scatter does, it is
     not known which of the values is read."""
     pairs = (kernel, other), (other, kernel)
@@ -405,13 +407,13 @@ def _with_absorbed(
     result = list(kernels)
     for sums in [p for p in kernels if p[0].sweep and p[0].sweep[-1].name == f"l{PROGRAMS}"]:
         for consumer in kernels:
-            is_plain = _exchanged(sums[0], consumer[0]).isdisjoint(changed)
+            is_plain = consumer in result and _buffers_between(sums[0], consumer[0]).isdisjoint(changed)
             other = absorbed(sums[0], consumer[0], graph) if is_plain else None
             if other is None:
                 continue
             other, tile = tiled(with_loads(other, strides), machine)
             estimate(other, tile, machine)
-            order = _in_order([(other, tile) if p is sums else p for p in result if p is not consumer])
+            order = _ordered([(other, tile) if p is sums else p for p in result if p is not consumer])
             if order is not None:
                 result = order
                 sums = next(p for p in result if p[0] is other)
@@ -421,12 +423,16 @@ def _with_absorbed(
 def _without_unread(kernels: Sequence[tuple[Kernel, Tile]]) -> list[tuple[Kernel, Tile]]:
     """The kernels without what they write to scratch memory for nobody."""
     read = {b for k, _ in kernels for b in _needed(k)}
-    for k, _ in kernels:
-        k.writes = [w for w in k.writes if w.buffer.kind != "scratch" or w.buffer in read]
-    return [(k, tile) for k, tile in kernels if k.writes or k.columns]
+    result = []
+    for kernel, tile in kernels:
+        left = copy.copy(kernel)
+        left.writes = [w for w in kernel.writes if w.buffer.kind != "scratch" or w.buffer in read]
+        if left.writes or left.columns:
+            result.append((left, tile))
+    return result
 
 
-def _in_order(kernels: Sequence[tuple[Kernel, Tile]]) -> list[tuple[Kernel, Tile]] | None:
+def _ordered(kernels: Sequence[tuple[Kernel, Tile]]) -> list[tuple[Kernel, Tile]] | None:
     """The kernels, each behind those that write what it reads; None where there is no such order."""
     writers: dict[Buffer, list[int]] = {}
     for i, (k, _) in enumerate(kernels):

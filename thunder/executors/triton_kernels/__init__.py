@@ -1,6 +1,5 @@
-"""From a region of operations to Triton kernels.
+"""What executors of compiled kernels share: the strides of inputs and results, machine code, and launches.
 
-In the order of the flow: values (graph of values), index (places in tensors), joins (results stored in parts),
-reductions (their steps), schedule (kernels), emit (text of a kernel), layout (strides of results), binary (machine
-code), launch.
+layout and expected: strides; by_strides and by_sizes: the functions of a region; compiling and binary: machine code;
+launcher and launched: the functions that launch it.
 """
