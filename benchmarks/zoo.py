@@ -18,6 +18,7 @@ One line for each row and system, and at the end the geometric means of all rati
     peak      megabytes that a step allocates at most beyond what is there before it
     gradient  the worst gradient's distance from float64's, relative, in the first step and in one of those that are
               measured; of a served model, of its result; of a whole step, of the parameters after the first
+    pools     megabytes that pools of CUDA graphs hold, which are not in the peak
     kernels   on a GPU, milliseconds of a step's kernels; FILE says which take most
 
 A program that thunder does not capture fails here. TensorFloat-32 products are left to `--tf32`. The exit status is 1
@@ -161,6 +162,11 @@ def peak_of(step: Callable, device: str) -> float:
     return float(peak)
 
 
+def pools() -> int:
+    """Bytes that pools of CUDA graphs hold, which a peak does not count."""
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if any(s["segment_pool_id"]))
+
+
 def kernels_of(step: Callable, most: int = 10) -> dict[str, Any]:
     """Milliseconds of a step's kernels, how many there are, and those that take most: name, milliseconds, calls."""
     step()
@@ -197,7 +203,9 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
         step_of(task, task.function)()
     for system, found in rows.items():
         task = task_of(row, chosen.device)
-        step = step_of(task, compile_with(system, task.function))
+        compiled = compile_with(system, task.function)
+        step = step_of(task, compiled)
+        held = pools() if chosen.device == "cuda" else 0
         try:
             start = time.perf_counter()
             results = step()
@@ -211,6 +219,9 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
             if exact is not None and task.mode != "step":
                 found["gradient"] = max(found["gradient"], distance(step(), exact))
             found["peak"] = peak_of(step, chosen.device)
+            if chosen.device == "cuda":
+                found["pools"] = pools() - held
+            found["graphs"] = [str(e.graphs) for e in getattr(compiled, "programs", ())]
         except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
             found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             continue
@@ -314,9 +325,10 @@ def line(row: dict[str, Any]) -> str:
         for name in ("ratio", "eager")
     )
     kernels = f"  kernels {row['kernels']['ms']:8.3f} ms" if "kernels" in row else ""
+    pools = f"  pools {row['pools'] / 1e6:.1f} MB" if row.get("pools") else ""
     return (
         f"{head} {row['ms']:9.3f} ms{ratios}{kernels}  first {row['first']:6.2f} s  peak {row['peak'] / 1e6:8.2f} MB  "
-        f"gradient {row.get('gradient', math.nan):.1e}"
+        f"gradient {row.get('gradient', math.nan):.1e}{pools}"
     )
 
 

@@ -1,5 +1,4 @@
-"""CUDA graphs. On a machine without a GPU, recordings are imitated: a replay runs the lines again and writes what comes
-out into the memory of the recorded results, as a graph does."""
+"""CUDA graphs. On a machine without a GPU, they are recorded on a fake one (tests/fake_gpu.py)."""
 
 import contextlib
 import copy
@@ -15,11 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import thunder
-from thunder import compat
+from tests.fake_gpu import FakeGPU, World
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
-from thunder.runtime.cudagraphs.memory import LIVE, Memory
+from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.recording import Recording, Results
 from thunder.runtime.cudagraphs.region import RECORDINGS, GraphedRegion
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
@@ -38,65 +37,15 @@ def no_warnings():
         yield
 
 
-def once(t):
-    """The elements of an expanded tensor, each once."""
-    return t[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())]
-
-
-class ImitatedMemory(Memory):
-    def __init__(self, device):
-        self.device, self.index, self.lock, self.recordings, self.streams = device, 0, threading.RLock(), [], {}
-        self.replays, self.recording = 0, False
-
-    def record(self, run, inputs):
-        if self.recording:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        before, generator = [t.clone() for t in inputs], torch.get_rng_state()
-        for t in inputs:
-            if not t.is_floating_point():
-                t.data.zero_()  # nothing was copied there yet, and the CPU looks at indices
-        outputs = run(*inputs)
-        for t, b in zip(inputs, before, strict=True):
-            if not torch.equal(t.nan_to_num(), b.nan_to_num()):  # what was not written yet may be NaN
-                t.data.copy_(b)
-        torch.set_rng_state(generator)
-        results = {r.untyped_storage()._cdata: r for other in LIVE for r in other.results if r is not None}
-        # a graph knows addresses, and holds nothing
-        views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]
-        given = {t.untyped_storage()._cdata for t in inputs}
-        del inputs
-        kept = [None if o.untyped_storage()._cdata in given else o.detach() for o in outputs]
-        for o in kept:  # a recording computes nothing
-            if o is not None:
-                once(o.data).fill_(torch.nan if o.is_floating_point() else 99)
-
-        def replay():
-            self.replays += 1
-            for o, new in zip(kept, run(*(t.as_strided(*view) for t, *view in views)), strict=True):
-                if o is not None and o.data_ptr() != new.data_ptr():
-                    once(o.data).copy_(once(new))
-
-        return replay, outputs
-
-    def may_run(self):
-        return not self.recording
-
-    def on_this_stream(self):
-        return 0
-
-    def launch_drawing(self, launch):
-        launch()
-
-
 class Imitated(CUDAGraphTransform):
     device_type = "cpu"
 
     def make_memory(self, device):
-        return ImitatedMemory(device)
+        return Memory(FakeGPU(device, World()))
 
     @property
     def replays(self):
-        return {backward: memory.replays for (_, backward), memory in self._memory.items()}
+        return {backward: memory.gpu.replays for (_, backward), memory in self._memory.items()}
 
 
 TRANSFORMS = [
@@ -158,7 +107,7 @@ def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, 
         assert (
             len(graphs(forward)) == 1
             and recordings(compiled)
-            and [len(r.made) for r in recordings(compiled)][0] == (not outside)
+            and [len(r.whole) + len(r.made) for r in recordings(compiled)][0] == (not outside)
         )
         with torch.no_grad():
             kept = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
@@ -307,7 +256,7 @@ def test_two_forwards_before_a_backward(transform, device):
     compiled = thunder.jit(module, transforms=[transform()])
     for _ in range(3):
         check_step(compiled, module, torch.randn(3, 8, device=device))
-    x, y = torch.randn(2, 3, 8, device=device)
+    x, y = (torch.randn(3, 8, device=device) for _ in range(2))
     with pytest.warns(UserWarning, match="augmented_forward_fn ran without its CUDA graph"):
         a, b = compiled(x), compiled(y)
     parameters = list(module.parameters())
@@ -800,11 +749,11 @@ def test_random_numbers_are_eagers(transform, device):
 
 
 def test_a_recording_that_fails():
-    class Failing(ImitatedMemory):
+    class Failing(Memory):
         def record(self, run, inputs):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    transform = type("T", (Imitated,), {"make_memory": lambda self, device: Failing(device)})
+    transform = type("T", (Imitated,), {"make_memory": lambda self, device: Failing(FakeGPU(device, World()))})
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform()])
     x = torch.randn(4)
     compiled(x)
@@ -947,17 +896,15 @@ def waited_for(monkeypatch, handle, action):
             waits.append((self.cuda_stream, other.cuda_stream))
 
     waits = []
-    monkeypatch.setattr(compat, "current_stream", lambda index: handle)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream(handle))
+    monkeypatch.setattr(FakeGPU, "handle", lambda self: handle)
+    monkeypatch.setattr(FakeGPU, "stream", lambda self: Stream(handle))
     action()
     assert all(waiting == handle for waiting, _ in waits)
     return [other for _, other in waits]
 
 
 def test_graphs_that_draw_random_numbers_come_one_after_another(monkeypatch):
-    memories, launched = [Memory.__new__(Memory) for _ in range(2)], []
-    for memory in memories:
-        memory.index = 0
+    memories, launched = [Memory(FakeGPU(torch.device("cpu"), World())) for _ in range(2)], []
     monkeypatch.setattr("thunder.runtime.cudagraphs.memory._DRAWN", {})
 
     def draws(handle, memory):
@@ -1032,8 +979,7 @@ def test_random_numbers_of_graphs_on_two_streams():
 
 
 def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkeypatch):
-    memory = Memory.__new__(Memory)
-    memory.index, memory.recordings, memory.streams = 0, [], {}
+    memory = Memory(FakeGPU(torch.device("cpu"), World()))
 
     def replays(handle):
         return waited_for(monkeypatch, handle, memory.on_this_stream)

@@ -38,6 +38,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_dynamic,
     resolve_fallback,
+    resolve_graphs,
     resolve_numerics,
     resolve_rng,
     resolve_sharp_edges,
@@ -45,6 +46,7 @@ from thunder.options import (
 )
 from thunder.pipeline import PASSES
 from thunder.transforms.base import asked, check_transforms, with_executors_of
+from thunder.transforms.cudagraph import CUDAGraphTransform
 
 
 def jit(
@@ -59,6 +61,7 @@ def jit(
     numerics: NUMERICS_OPTIONS | str | None = None,
     rng: RNG_OPTIONS | str | None = None,
     tiers: int | str | None = AUTOMATIC,
+    graphs: bool | str = "auto",
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -90,6 +93,9 @@ def jit(
     these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
     run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
     executors that are not kept on disk, without torch.use_deterministic_algorithms(True), else "one".
+    graphs: whether programs on a GPU run as CUDA graphs, which the host launches as one. "auto" (the default): the 16th
+    call of a program decides by the times of the host and the device at the calls before it; results do not depend on
+    that. True: from the second call on, as `CUDAGraphTransform` does. False: never.
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms other than CUDA graphs, or where parameters are
@@ -118,7 +124,7 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, sharp_edges, fallback, dynamic,
+    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, graphs, sharp_edges, fallback, dynamic,
     disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """The arguments of `thunder.jit`, checked."""
@@ -135,6 +141,9 @@ def _resolved(
     check_interpretation(interpretation)
     check_langctx(langctx)
     given_transforms = check_transforms(() if transforms is None else transforms)
+    resolved_graphs = resolve_graphs(graphs)
+    if resolved_graphs and not any(isinstance(t, CUDAGraphTransform) for t in given_transforms):
+        given_transforms = (*given_transforms, CUDAGraphTransform())
     chosen = with_executors_of(given_transforms, resolve_executors(executors))
     check_compile_options(compile_options, jit.__kwdefaults__)  # executors declare some, so they are loaded before
     numerics, chosen = resolve_numerics(
@@ -159,6 +168,7 @@ def _resolved(
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
         tiers=resolve_tiers(tiers),
+        graphs=resolved_graphs,
         debug=debug,
         default_executors=executors is None,
         compile_options=compile_options,

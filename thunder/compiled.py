@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from thunder import compat
 from thunder.cache.compile import Compilation, ProgramFails
 from thunder.cache.entry import LOCKED, CacheEntry
+from thunder.cache.graphs import FunctionGraphs
 from thunder.cache.history import CompileStats, Recompilation
 from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_fallback, log_recompilation
@@ -69,6 +70,7 @@ class Compiled:
         self._cache = ProgramCache(options, self.stats)
         self._tables = self._cache.by_modes  # by modes; looked up in each call
         self._lock = threading.RLock()
+        self._graphs = FunctionGraphs()
         self._log: Log | None = None  # of the call that is being compiled
         self.refused: ThunderError | None = None  # the last refusal of a program as a whole
         self._warned: set[str] = set()
@@ -134,8 +136,8 @@ class Compiled:
                     stats.last_entry = entry
                     entry.used = stats.calls
                     entry.calls += 1
-                    if entry.calls == entry.warm_at:
-                        entry.warm()
+                    if entry.calls >= entry.due_at:
+                        entry.arrive()
                     try:
                         values = entry.computation_fn(*inputs)
                     except OtherPath as left:
@@ -286,8 +288,8 @@ class Compiled:
     def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
         self.stats.last_entry = entry
         entry.calls += 1
-        if entry.calls == entry.warm_at:
-            entry.warm()
+        if entry.calls >= entry.due_at:
+            entry.arrive()
         if log is None:
             values = entry.computation_fn(*inputs)
         else:
@@ -560,7 +562,7 @@ class Compiled:
             look = self._keep
         return Compilation(
             self.fn, self._name, self.options, self.stats, modes, args, kwargs, path, log, self.overrides,
-            self.module(), self._lock, self.eager_functions, look,
+            self.module(), self._lock, self.eager_functions, look, self._graphs,
         ).run()  # fmt: skip
 
     def _keep(self, entry: CacheEntry) -> None:

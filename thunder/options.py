@@ -17,7 +17,7 @@ __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
     "resolve_dynamic", "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "resolve_tiers", "RECOMPILE_WARNING_LIMIT", "cache_directory",
+    "resolve_numerics", "resolve_rng", "resolve_tiers", "resolve_graphs", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
 
@@ -69,6 +69,7 @@ class RNG_OPTIONS(enum.Enum):
 AUTOMATIC = "automatic"  # on the CPU compiled kernels from the call AUTOMATIC_CALL on; elsewhere one tier
 ONE = "one"  # the executors run as they are from the first call on, and no other is added
 AUTOMATIC_CALL = 5
+GRAPHS_CALL = 16  # the call at which graphs="auto" decides whether a program is recorded
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
@@ -128,6 +129,7 @@ DEBUG = EnvironmentOption(
     "THUNDER_DEBUG", str, "", "what programs look at while they run: nan, inf, shapes, slow, separated by commas"
 )
 TIERS = EnvironmentOption("THUNDER_TIERS", str, AUTOMATIC, 'the default of tiers=: "one", "none" or a call')
+GRAPHS = EnvironmentOption("THUNDER_GRAPHS", str, "auto", 'the default of graphs=: "auto", "on" or "off"')
 DISABLE = EnvironmentOption("THUNDER_DISABLE", bool, False, "the original functions run, and nothing is compiled")
 DEBUG_TOPICS = ("nan", "inf", "shapes", "slow")
 
@@ -350,6 +352,20 @@ def resolve_tiers(given: Any) -> int | str | None:
     )
 
 
+def resolve_graphs(given: Any) -> bool | None:
+    """None for "auto". Raises OptionError for anything but "auto", True and False. "auto" stands for the value of
+    THUNDER_GRAPHS."""
+    name, known = "graphs", {"auto": None, "on": True, "off": False}
+    if isinstance(given, bool):
+        return given
+    if given == "auto" and (said := GRAPHS.value) != "auto":
+        name, given = GRAPHS.name, said
+    if isinstance(given, str) and given in known and (name != "graphs" or given == "auto"):
+        return known[given]
+    valid = "'auto', True, False" if name == "graphs" else "'auto', 'on', 'off'"
+    raise OptionError(f"{name}={given!r} is not an option; valid: {valid}")
+
+
 _INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
 
 
@@ -431,7 +447,7 @@ class JitOptions:
     numbers_may_change: a number that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
     programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they
-    are.
+    are. graphs: whether programs are recorded as CUDA graphs; None where measurements say it.
     """
 
     executors: tuple = ()
@@ -447,6 +463,7 @@ class JitOptions:
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     tiers: int | str | None = AUTOMATIC
+    graphs: bool | None = None
     debug: DebugOptions = field(default_factory=DebugOptions)
     default_executors: bool = True
     device: Any = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thunder.cache.entry import CacheEntry
+from thunder.cache.graphs import FunctionGraphs
 from thunder.cache.history import CompileStats
 from thunder.cache.logs import log_program
 from thunder.cache.tiers import lower_in_tiers
@@ -50,7 +51,7 @@ class Compilation(NamedTuple):
     name: of the function, for messages. modes: of the call. path: the first decisions of the call. log: gets the
     results of host calls that capture makes. overrides: the tensors in the place of a module's parameters and buffers.
     module: the compiled module, which transforms are shown. lock: held while passes run. eager: see `Request`. look: is
-    shown the entry before its capture is closed, to write it to disk.
+    shown the entry before its capture is closed, to write it to disk. graphs: of the function.
     """
 
     fn: Callable
@@ -67,6 +68,7 @@ class Compilation(NamedTuple):
     lock: threading.RLock
     eager: EagerFunctions
     look: Callable[[CacheEntry], None] | None
+    graphs: FunctionGraphs
 
     def run(self) -> CacheEntry:
         for executor in self.options.executors:
@@ -105,7 +107,8 @@ class Compilation(NamedTuple):
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module)
-            entry = lower_in_tiers(captured, options, self.modes, self.module, self.lock, self.look is not None)
+            is_written = self.look is not None
+            entry = lower_in_tiers(captured, options, self.modes, self.module, self.lock, is_written, self.graphs)
             if self.look is not None:
                 self.look(entry)
             log_program(self.name, entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,15 +58,17 @@ class CacheEntry:
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
     traces of all passes, as captured first. A printed entry is the text of all four. executed: the traces that calls
-    run, those of backwards that were compiled later among them. warm_at: the number of the call that makes their launch
-    loops; looped: how many traces have theirs. tiers: which tier runs, and why (see `thunder.cache.tiers.Tiers`); None
-    where there is one.
+    run, those of backwards that were compiled later among them. due_at: the number of the call at which something is
+    due (`at`), launch loops among it; looped: how many traces have theirs. tiers: which tier runs, and why (see
+    `thunder.cache.tiers.Tiers`); None where there is one. graphs: whether it runs as CUDA graphs, and why
+    (`thunder.cache.graphs.GraphTier`). lowered: the computation that calls run.
     """
 
     __slots__ = (
         "captured", "path", "modes", "used", "calls", "left_after", "prologue_fn", "prologue_traces", "computation_fn",
         "computation_traces", "epilogue_fn", "epilogue_traces", "backward_traces", "executed",
-        "tiers", "connection", "from_disk", "warm_at", "looped", "locks", "_questions", "_state", "__weakref__",
+        "tiers", "graphs", "connection", "from_disk", "due_at", "lowered", "looped", "locks",
+        "_due", "_loops_at", "_questions", "_state", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, found: Lowered, modes: tuple):
@@ -81,6 +84,8 @@ class CacheEntry:
             self.prologue_fn = functools.partial(_before_locks, self._questions)
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
         self.tiers: Any = None
+        self.graphs: Any = None
+        self._due: list[tuple[int, Callable[[], None]]] = []
         self.from_disk = False  # its traces are text then
         self.take(found)
 
@@ -88,14 +93,35 @@ class CacheEntry:
         """Calls run this computation from now on."""
         self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
         self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
-        self.warm_at, self.looped = self.calls + WARM, 0
+        self.lowered, self.looped = found, 0
+        self._loops_at = self.calls + WARM
+        self._set_due()
         if self._state is not None:
             self.computation_fn = with_state(found.run, self._state)
+
+    def at(self, call: int, action: Callable[[], None]) -> None:
+        """Calls `action` before the call of this number runs."""
+        self._due.append((call, action))
+        self._set_due()
+
+    def _set_due(self) -> None:
+        self.due_at = min([self._loops_at, *(call for call, _ in self._due)])
+
+    def arrive(self) -> None:
+        """Does what is due at this call."""
+        due = [item for item in self._due if item[0] <= self.calls]
+        self._due = [item for item in self._due if item not in due]
+        if self._loops_at <= self.calls:
+            self.warm()
+        self._set_due()
+        for _, action in due:
+            action()
 
     def warm(self) -> None:
         """Calls run the loops of its traces from now on, where there is the extension; else a process builds it. A
         backward that is compiled later gets its loops at a later call."""
-        self.warm_at = -1 if self.connection is None else self.calls + WARM
+        self._loops_at = sys.maxsize if self.connection is None else self.calls + WARM
+        self._set_due()
         traces, self.looped = self.executed[self.looped :], len(self.executed)
         if not self.from_disk and not compat.function_modes_in(self.modes):  # which see calls of PyTorch's functions
             for trace in traces:
@@ -139,7 +165,7 @@ class CacheEntry:
     def __repr__(self) -> str:
         parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
         sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
-        tier = "" if self.tiers is None else f"; {self.tiers}"
+        tier = "".join(f"; {part}" for part in (self.tiers, self.graphs) if part is not None)
         return f"<a compiled program with bound symbols in {sizes}{tier}>"
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from thunder.cache.entry import CacheEntry, Lowered, lower_captured, lowered
+from thunder.cache.graphs import FunctionGraphs, call_of, graph_tier
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
@@ -38,30 +39,57 @@ from thunder.runtime import background, disk_cache
 
 
 def lower_in_tiers(
-    captured: Captured, options: JitOptions, modes: tuple, model: Any, lock: threading.RLock, is_written: bool
-) -> CacheEntry:
-    """`lower_captured`, in two tiers where something is compiled ahead and `tiers` does not say otherwise. lock: held
-    while passes run. is_written: the program goes to disk, whatever its kernels are."""
+    captured: Captured, options: JitOptions, modes: tuple, model: Any, lock: threading.RLock, is_written: bool,
+    graphs: FunctionGraphs,
+) -> CacheEntry:  # fmt: skip
+    """`lower_captured`, in tiers where something is compiled ahead, or recorded, and the options do not say otherwise.
+    lock: held while passes run. is_written: the program goes to disk, whatever its kernels are. graphs: of the
+    function."""
+    found: list[JitOptions] = []  # those of the last tier of kernels
+
+    def with_graphs(program: Captured, transform: Any) -> Lowered:
+        last = dataclasses.replace(found[0], transforms=(*found[0].transforms, transform))
+        return _lowered_again(program, last, modes, tier.watched if tier is not None else _unwatched)
+
+    tier = None if is_written else graph_tier(captured, options, modes, with_graphs, lock, graphs)
+    watch = _unwatched if tier is None else tier.watched
+    entry, last = _in_tiers_of_kernels(captured, options, modes, model, lock, is_written, watch)
+    found.append(last)
+    if tier is not None:
+        tier.begin(entry, call_of(entry.tiers))
+    return entry
+
+
+def _in_tiers_of_kernels(
+    captured: Captured, options: JitOptions, modes: tuple, model: Any, lock: threading.RLock, is_written: bool,
+    watch: Callable[[Trace, Callable], Callable],
+) -> tuple[CacheEntry, JitOptions]:  # fmt: skip
+    """The entry, and the options of its last tier. watch: see `thunder.cache.entry.lowered`."""
     call = options.tiers
     if call == AUTOMATIC:
         may_change = options.default_executors and options.device is None and not is_written
         may_change = may_change and not torch.are_deterministic_algorithms_enabled()
         call = AUTOMATIC_CALL if may_change and _on_cpu(captured.computation) else ONE
     if call == ONE:
-        return lower_captured(captured, options, modes, model)
+        return lower_captured(captured, options, modes, model, watch), options
     second = None if call is None else _second(captured, options)
     first = dataclasses.replace(options, executors=tuple(e for e in options.executors if not e.compiles_ahead))
     if second is None:  # where every tier is the same, named executors run from the first call on
-        return lower_captured(captured, first if call is None else options, modes, model)
+        only = first if call is None else options
+        return lower_captured(captured, only, modes, model, watch), only
     assert isinstance(call, int), "a second tier begins at a call"
     key = _key(captured, second) if call > 1 else ""
     if call <= 1 or disk_cache.load(key) is not None:
-        return lower_captured(captured, second, modes, model)
+        return lower_captured(captured, second, modes, model, watch), second
     program = captured.only_computation()  # so that a module is freed while its second tier is compiled
-    tiers = Tiers(lambda: _lowered_again(program, second, modes), second.executors, lock, call, key)
-    entry = lower_captured(captured, first, modes, model, tiers.watched)
+    tiers = Tiers(lambda: _lowered_again(program, second, modes, watch), second.executors, lock, call, key)
+    entry = lower_captured(captured, first, modes, model, lambda trace, run: tiers.watched(trace, watch(trace, run)))
     tiers.begin(entry)
-    return entry
+    return entry, second
+
+
+def _unwatched(trace: Trace, run: Callable) -> Callable:
+    return run
 
 
 def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
@@ -83,10 +111,12 @@ def _on_cpu(program: Trace) -> bool:
     return all(x.device.type == "cpu" for x in values if isinstance(x, TensorProxy))
 
 
-def _lowered_again(captured: Captured, options: JitOptions, modes: tuple) -> Lowered:
+def _lowered_again(
+    captured: Captured, options: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable] = _unwatched
+) -> Lowered:
     """Raises MissingImplementationError where passes decide by sizes that the prologue does not check."""
     with captured.decisions.anew({}) as made:
-        found = lowered(captured, options, modes, lambda trace, run: run)
+        found = lowered(captured, options, modes, watch)
     if made:
         raise MissingImplementationError("its passes decide by sizes of arguments that the first tier leaves open")
     return found

@@ -131,7 +131,7 @@ _MODES: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "reduce-overhead": lambda: {"transforms": [CUDAGraphTransform()]},
     "max-autotune": lambda: {"transforms": [CUDAGraphTransform()]},
-    "max-autotune-no-cudagraphs": dict,
+    "max-autotune-no-cudagraphs": lambda: {"graphs": False},
 }
 
 

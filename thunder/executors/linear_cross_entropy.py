@@ -147,6 +147,8 @@ def _settings(rows: int, classes: int, stride: int, gradient: bool) -> Settings:
 class LinearCrossEntropyExecutor(CompilesKernels, OperatorExecutor):
     """Joins a linear layer and the cross-entropy of its result, which it finds by data flow."""
 
+    capturable = True
+
     def has_layer(self, *_, match: Match, **__) -> bool:
         return _chain(match.operation, match.flow) is not None and self.get_fuel()
 

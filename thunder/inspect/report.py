@@ -192,8 +192,9 @@ def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) ->
             *cards,
         ]
     yield '<div class="cards">' + "".join(f"<div><b>{a}</b><span>{b}</span></div>" for a, b in cards) + "</div>"
-    if entry.tiers is not None:
-        yield f"<p>{escape(str(entry.tiers))}</p>"
+    for tier in (entry.tiers, entry.graphs):
+        if tier is not None:
+            yield f"<p>{escape(str(tier))}</p>"
     for edge in entry.captured.sharp_edges:
         yield f'<p class="edge">sharp edge: {escape(edge)}</p>'
 

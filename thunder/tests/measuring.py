@@ -35,7 +35,10 @@ __all__ = [
     "turns",
 ]
 
-SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_cpp", "thunder_inductor", "thunder_tiers", "thunder_again")
+SYSTEMS = (
+    "eager", "torch.compile", "torch.compile_graphs", "thunder", "thunder_launches", "thunder_cpp", "thunder_inductor",
+    "thunder_tiers", "thunder_again",
+)  # fmt: skip
 
 
 def cxx_compiler() -> str | None:
@@ -44,25 +47,31 @@ def cxx_compiler() -> str | None:
 
 
 def compile_with(system: str, fn: Callable) -> Callable:
-    """`fn` under one of SYSTEMS. Nothing is compiled before the first call."""
+    """`fn` under one of SYSTEMS. Nothing is compiled before the first call. torch.compile_graphs is mode
+    "reduce-overhead", thunder_launches is thunder with graphs=False."""
     if system == "eager":
         return fn
     if system == "torch.compile":
         return torch.compile(fn)
+    if system == "torch.compile_graphs":
+        return torch.compile(fn, mode="reduce-overhead")
     if system in SYSTEMS:
         import thunder
 
         executors = [system.removeprefix("thunder_")] if system in ("thunder_cpp", "thunder_inductor") else None
-        return thunder.jit(fn, executors=executors, tiers=5 if system == "thunder_tiers" else "automatic")
+        tiers: int | str = 5 if system == "thunder_tiers" else "automatic"
+        graphs: bool | str = False if system == "thunder_launches" else "auto"
+        return thunder.jit(fn, executors=executors, tiers=tiers, graphs=graphs)
     raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
 
 
 def settle(system: str, step: Callable[[], object]) -> None:
     """Runs a step, whose first run has ended, until the kernels run that stay."""
     if system.startswith("thunder"):
-        from thunder.options import AUTOMATIC_CALL
+        from thunder.options import AUTOMATIC_CALL, GRAPHS_CALL
 
-        for _ in range(AUTOMATIC_CALL):
+        records = torch.cuda.is_available() and system != "thunder_launches"
+        for _ in range(GRAPHS_CALL + 8 if records else AUTOMATIC_CALL):
             step()
 
 

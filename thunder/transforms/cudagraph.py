@@ -39,8 +39,9 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.ops.functionalize.inplace import count_write, writes_back
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
+from thunder.runtime.cudagraphs.device import DEVICES
 from thunder.runtime.cudagraphs.memory import Memory
-from thunder.runtime.cudagraphs.region import GraphedRegion
+from thunder.runtime.cudagraphs.region import GraphedRegion, Warns, Watcher
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.partition import clear_symbol, unpack_sequence
@@ -60,15 +61,20 @@ class CUDAGraphTransform(Transform):
 
     `refusal` may be too careful for an operation of the user. A subclass may override `can_fuse(operation)`, which says
     whether an operation is recorded.
+
+    copies_gradients: gradients are copied, as other results are: nobody tells a graph that another stream still reads
+    one (`record_stream`). watcher: is told where a region does not run as a graph.
     """
 
     exact = True
     original_stands_in = True
     needs_sizes = True  # a recording is for addresses and sizes
     device_type = "cuda"
+    copies_gradients = False
 
     def __init__(self, *, share_mem_pool: bool = True):
         self.share_mem_pool = share_mem_pool
+        self.watcher: Watcher = Warns()
         self._memory: dict[tuple, Memory] = {}
 
     def __repr__(self) -> str:
@@ -117,7 +123,8 @@ class CUDAGraphTransform(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
         trace = computation_trace
-        flow = _Flow(trace, [operation for operation in trace.bound_symbols if operation.sym is not python_del])
+        operations = [operation for operation in trace.bound_symbols if operation.sym is not python_del]
+        flow = _Flow(trace, operations, self.copies_gradients)
         regions = self._regions(flow)
         recorded = [self._is_recorded(region) for region in regions]
         flow.find(regions, recorded)
@@ -171,6 +178,7 @@ class CUDAGraphTransform(Transform):
             shown=list(itertools.compress(itertools.count(), visible)),
             kept=list(itertools.compress(itertools.count(), stays)),
             read=[[i for i, _ in pairs] for pairs in collections.values()],
+            watcher=self.watcher,
         )
         if staying:
             outputs.append(CollectionProxy(tuple(staying), names.make("results")))
@@ -198,24 +206,24 @@ class CUDAGraphTransform(Transform):
         return self._memory[key]
 
     def make_memory(self, device: torch.device) -> Memory:
-        return Memory(device)
+        return Memory(DEVICES[self.device_type](device))
 
 
 class _Flow:
     """The outputs of a program, and the values that its regions exchange.
 
-    returned: values that it returns, with their bases; none of a backward. saved: tensors that a forward saves; others:
-    other saved values. kept: saved tensors that share no memory with returned ones. gathered, unpacked: see
-    `_gathered`. taken: the collections that graphs read. read: the live-in values of regions.
+    returned: values that it returns, with their bases; of a backward only where they are copied. saved: tensors that a
+    forward saves; others: other saved values. kept: saved tensors that share no memory with returned ones. gathered,
+    unpacked: see `_gathered`. taken: the collections that graphs read. read: the live-in values of regions.
     """
 
-    def __init__(self, trace: Trace, operations: list[BoundSymbol]):
+    def __init__(self, trace: Trace, operations: list[BoundSymbol], copies_gradients: bool):
         self.trace, self.operations, self.backward = trace, operations, TraceTag.BACKWARD in trace.tags
         self.parameters = trace.info.parameters.keys() | trace.info.held
         self.saved, self.others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
         bases = alias_bases(operations, maybe=True)
         whole = proxies_in(trace.output[0], []) if self.saved else trace.output_proxies
-        returned = () if self.backward else whole
+        returned = () if self.backward and not copies_gradients else whole
         self.returned = {*returned, *(bases[p] for p in returned)}
         self.saved_bases = {bases[p] for p in self.saved}
 

@@ -20,19 +20,19 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder import compat
 from thunder.core.utils import without_collection
+from thunder.runtime.cudagraphs.device import GPU
 
 if TYPE_CHECKING:
     from thunder.runtime.cudagraphs.recording import Recording
 
 LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()  # all recordings
 # by device, the stream on which a graph was last told where random numbers begin
-_DRAWN: dict[int, torch.cuda.Stream] = {}
+_DRAWN: dict[int, Any] = {}
 # a synchronization before one recording would end that of another thread, and move the start of its random numbers
 ONE_AT_A_TIME = threading.RLock()
 
@@ -44,21 +44,20 @@ class Memory:
     so a replay overwrites its own results and theirs.
     """
 
-    def __init__(self, device: torch.device):
-        self.device, self.lock = device, threading.RLock()
+    def __init__(self, gpu: GPU):
+        self.gpu, self.lock = gpu, threading.RLock()
         self.recordings: list[Recording] = []
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.index = device.index if device.index is not None else torch.cuda.current_device()
-        self.streams: dict[int, torch.cuda.Stream] = {}  # streams to wait for, by their handles
+        self.pool, self.stream = gpu.pool(), gpu.new_stream()
+        self.streams: dict[int, Any] = {}  # streams to wait for, by their handles
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records the launches of `run(*inputs)`. Returns a function that replays them, and the results, which are not
         computed yet."""
-        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
+        gpu = self.gpu
+        graph, caller = gpu.graph(), gpu.stream()
+        gpu.settle()
         # nothing may be freed while a graph is recorded
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():
+        with gpu.on(self.stream), without_collection():
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outputs = run(*inputs)
@@ -69,16 +68,14 @@ class Memory:
                 self._recover()
                 raise
         caller.wait_stream(self.stream)  # on which PyTorch has reset the offset of random numbers before the recording
-        _DRAWN[self.index] = caller
+        _DRAWN[gpu.index] = caller
         return graph.replay, outputs
 
     def _recover(self) -> None:
         """Resets the generator after a recording that failed, which leaves it in the state of a recording. Earlier
         recordings refer to the old state, so those that draw random numbers are dropped."""
-        generator = torch.cuda.default_generators[self.index]
-        with contextlib.suppress(RuntimeError):
-            generator.graphsafe_set_state(generator.clone_state())
-        for recording in [r for r in LIVE if r.draws and r.memory.index == self.index]:
+        self.gpu.renew_generator()
+        for recording in [r for r in LIVE if r.draws and r.memory.gpu.index == self.gpu.index]:
             region = recording.region()
             if region is not None:
                 region.recordings[:] = [r for r in region.recordings if r is not recording]
@@ -87,26 +84,26 @@ class Memory:
         """Launches a graph that draws random numbers. All graphs of a device read the offset from one place in memory,
         which each launch writes to."""
         with ONE_AT_A_TIME:
-            last = _DRAWN.get(self.index)
-            if last is None or last.cuda_stream != compat.current_stream(self.index):
-                stream = _DRAWN[self.index] = torch.cuda.current_stream(self.index)
+            last = _DRAWN.get(self.gpu.index)
+            if last is None or last.cuda_stream != self.gpu.handle():
+                stream = _DRAWN[self.gpu.index] = self.gpu.stream()
                 if last is not None:
                     stream.wait_stream(last)
             launch()
 
     def may_run(self) -> bool:
         """Whether graphs may be recorded and replayed now: not while the user records a graph."""
-        return not torch.cuda.is_current_stream_capturing()
+        return not self.gpu.is_recording()
 
     def on_this_stream(self) -> int:
         """Lets the current stream wait for replays on other streams, and for consumers of their results there. Returns
         the handle of the current stream."""
-        handle = compat.current_stream(self.index)
+        handle = self.gpu.handle()
         if handle not in self.streams or len(self.streams) > 1:
-            self._join(handle, torch.cuda.current_stream(self.index))
+            self._join(handle, self.gpu.stream())
         return handle
 
-    def _join(self, handle: int, stream: torch.cuda.Stream) -> None:
+    def _join(self, handle: int, stream: Any) -> None:
         """Lets a stream wait for all others. A stream with results in use stays in `streams`: consumers that are
         launched there later have to be waited for too."""
         read = {r.stream for r in self.recordings if r.handed_out}
@@ -118,7 +115,7 @@ class Memory:
         self.streams[handle] = stream
         for r in self.recordings:
             for buffer in r.buffers:
-                buffer.record_stream(stream)  # it may be freed while a replay on this stream is under way
+                self.gpu.read_on(stream, buffer)  # it may be freed while a replay on this stream is under way
 
     def in_use(self, first: Recording) -> Recording | None:
         """A recording with results in use that a replay of `first` would overwrite; None where there is none."""
@@ -126,7 +123,13 @@ class Memory:
 
     def add(self, recording: Recording) -> None:
         """Adds a recording, and drops those that can neither be replayed nor read any more."""
-        self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
+        self.drop_unwanted()
+        self.recordings.append(recording)
+        recording.number = len(self.recordings) - 1
+
+    def drop_unwanted(self) -> None:
+        """Drops recordings that can neither be replayed nor read any more."""
+        self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()]
         for number, r in enumerate(self.recordings):
             r.number = number
 

@@ -85,7 +85,7 @@ class Recording:
         self.copied: list[tuple[int, tuple | None]] = []
         self.buffers = []
         for i in copied:
-            buffer, part = _buffer_for(tensors[i])
+            buffer, part = _buffer_for(tensors[i], beyond(tensors[i].data_ptr(), self.memory.gpu.alignment))
             self.buffers.append(buffer)
             self.copied.append((i, part))
             inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
@@ -110,6 +110,7 @@ class Recording:
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
         self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
         self.shown_from: list[int] = []
+        self.whole: list[tuple[int, torch.Tensor]] = []  # results that are copied, and share memory with no other
         sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
         groups: dict[int, list[int]] = {}
         for place, o in enumerate(outputs):
@@ -123,6 +124,9 @@ class Recording:
                 self.shown_from.append(sources[data])
                 self.made.append((places, _shown(members, sources[data], inputs)))
             elif any(region.returned[i] for i in places):
+                if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(members[0]):
+                    self.whole.append((places[0], members[0]))
+                    continue
                 self.made.append((places, _copied(members)))
             else:
                 for i, o in zip(places, members, strict=True):
@@ -189,11 +193,28 @@ class Recording:
         if self.counted:
             torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
         made = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
+        if self.whole:
+            made |= self._copies()
         values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
         self.handed_out = bool(self.watched)
         if self.kept:
             values.append(Results(self, self.kept))
         return values
+
+    def _copies(self) -> dict[int, torch.Tensor]:
+        """Copies of results in memory of their own, by place; one launch makes them all."""
+        copies = [torch.empty_like(o) for _, o in self.whole]
+        if len(copies) == 1:
+            copies[0].copy_(self.whole[0][1])
+        else:
+            compat.foreach_copy(copies, [o for _, o in self.whole])
+        return dict(zip((place for place, _ in self.whole), copies, strict=True))
+
+
+def beyond(address: int, alignment: int) -> int:
+    """The bytes by which an address is beyond an aligned one. Kernels are chosen by the largest power of two that
+    divides it, and add up numbers from the next multiple of 16 on: other addresses count as the same."""
+    return address % 16 or (address & -address) % alignment
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -201,11 +222,14 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [0 if t.is_inference() else t._version for t in tensors]
 
 
-def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
+def _buffer_for(tensor: torch.Tensor, offset: int) -> tuple[torch.Tensor, tuple | None]:
     """A buffer for an input, in which expanded dimensions have size 1, and (shape, strides) of the part of the input to
-    copy; None for all of it."""
+    copy; None for all of it. offset: the bytes by which its address is beyond an aligned one."""
     shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    offset //= tensor.element_size()
+    reached = offset + sum((n - 1) * step for n, step in zip(shape, tensor.stride(), strict=True)) + 1
+    memory = torch.empty(reached if tensor.numel() else 0, dtype=tensor.dtype, device=tensor.device)
+    buffer = memory.as_strided(shape, tensor.stride(), offset)
     reached = 1
     for step, n in sorted((s, n) for s, n in zip(tensor.stride(), shape, strict=True) if n != 1):
         if step < reached:
@@ -241,8 +265,6 @@ def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.
 def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
     """A function that copies outputs which share memory; so do the copies."""
     first = members[0]
-    if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(first):
-        return lambda tensors: [first.clone()]
     if any(o.dtype != first.dtype for o in members):
         raise Refused("two results show the same memory as two types")
     flat = first.as_strided((first.untyped_storage().nbytes() // first.element_size(),), (1,), 0)

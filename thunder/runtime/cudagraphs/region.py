@@ -4,7 +4,7 @@ at the second, and replayed from then on."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,9 +13,40 @@ from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
 from thunder.runtime.cudagraphs.memory import ONE_AT_A_TIME, Memory, is_result
-from thunder.runtime.cudagraphs.recording import Recording, Refused, Results
+from thunder.runtime.cudagraphs.recording import Recording, Refused, Results, beyond
 
 RECORDINGS = 8  # of one region, for several addresses of parameters and several strides
+
+
+class Watcher(Protocol):
+    """Is told what happens to the graphs of a program."""
+
+    def recorded(self, region: GraphedRegion) -> None:
+        """A recording was made, and is kept where this does not raise `Refused`."""
+
+    def skipped(self, region: GraphedRegion, reason: str) -> None:
+        """A call ran the operations one by one."""
+
+    def stopped(self, region: GraphedRegion, reason: str, error: RuntimeError | None) -> None:
+        """No call of the region will be recorded any more. error: of PyTorch, while it was recorded."""
+
+
+class Warns:
+    """Warns the user, once for each region."""
+
+    def __init__(self):
+        self._warned: set[str] = set()
+
+    def recorded(self, region: GraphedRegion) -> None:
+        pass
+
+    def skipped(self, region: GraphedRegion, reason: str) -> None:
+        if region.name not in self._warned:
+            self._warned.add(region.name)
+            warn_user(f"{region.name} {reason}", UserWarning)
+
+    def stopped(self, region: GraphedRegion, reason: str, error: RuntimeError | None) -> None:
+        self.skipped(region, f"runs without a CUDA graph: {reason}")
 
 
 class GraphedRegion:
@@ -25,13 +56,13 @@ class GraphedRegion:
     graphs compute. returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places
     of the outputs of the trace that the call returns. kept: places of those that the last output of the call gathers
     as `Results`. read: for each `Results` among the inputs, which come last, the places of its tensors that the trace
-    reads.
+    reads. watcher: is told where it does not run as a graph.
     """
 
     def __init__(
         self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
             returned: Sequence[bool], shown: Sequence[int],
-        kept: Sequence[int], read: Sequence[Sequence[int]],
+        kept: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher,
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
@@ -43,7 +74,7 @@ class GraphedRegion:
         # whether all arguments are copied: a recording for other addresses would need memory for its results
         self.moves = not all(returned)
         self.off: str | None = None  # the reason against recording it any more
-        self.warned = False
+        self.watcher = watcher
 
     def __call__(self, *inputs: Any) -> list:
         tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
@@ -51,7 +82,10 @@ class GraphedRegion:
             return self._run_operations(tensors, given)
         with self.memory.lock:
             strides = [*map(torch.Tensor.stride, tensors)]
-            setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
+            addresses = [*map(torch.Tensor.data_ptr, tensors)]
+            setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
+            alignment = self.memory.gpu.alignment
+            setting += [beyond(a, alignment) for a in addresses]
             sources = [results.recording for results in given]
             recording = (
                 None
@@ -71,11 +105,12 @@ class GraphedRegion:
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
                     return recording.replay(tensors, given)
-                self._warn(
+                self.watcher.skipped(
+                    self,
                     f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
                     "in use and the graph would overwrite them. "
                     "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
-                    "by running it"
+                    "by running it",
                 )
         return self._run_operations(tensors, given)
 
@@ -109,9 +144,10 @@ class GraphedRegion:
             return None
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS:
-            self._warn(
+            self.watcher.skipped(
+                self,
                 f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
-                "or addresses of parameters"
+                "or addresses of parameters",
             )
             return None
         try:
@@ -121,22 +157,22 @@ class GraphedRegion:
                 else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
             )
             recording = Recording(self, strides, setting, tensors, stay, given)
+            self.recordings.append(recording)
+            self.watcher.recorded(self)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
             return self.stop(
                 f"while it was recorded, PyTorch raised {type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}"
+                f"{str(error).splitlines()[0] if str(error) else ''}",
+                error,
             )
-        self.recordings.append(recording)
         return recording
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, error: RuntimeError | None = None) -> None:
+        self.turn_off(reason)
+        self.watcher.stopped(self, reason, error)
+
+    def turn_off(self, reason: str) -> None:
         self.off = reason
         self.recordings.clear()
-        self._warn(f"runs without a CUDA graph: {reason}")
-
-    def _warn(self, text: str) -> None:
-        if not self.warned:
-            self.warned = True
-            warn_user(f"{self.name} {text}", UserWarning)
