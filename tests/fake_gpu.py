@@ -3,7 +3,8 @@
 `FakeGraph` has the methods of `torch.cuda.CUDAGraph`. While it captures, operations of the thread are not computed:
 their results are addresses in the memory of the pool, which hold garbage, and what they would launch is recorded. A
 replay runs the recorded launches on the recorded addresses, and no other code. Memory that was freed while something
-was recorded is given away again, so that results which are read too late are overwritten. What waits for the device raises, as on a GPU.
+was recorded is given away again, so that results which are read too late are overwritten. What waits for the device
+raises, as on a GPU. Kernels of executors are launches as well: those of `cpp`, and those that Triton's interpreter runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import contextlib
 import ctypes
 import threading
 import weakref
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from thunder.core.utils import has_triton
+from thunder.executors.cpp_fuser import KernelRegion
 from thunder.runtime.cudagraphs.device import GPU
 
 ALIGNMENT = 64  # of the CPU's allocator
@@ -60,6 +66,48 @@ class _Capturing(TorchDispatchMode):
         return self.graph.launched(func, args, kwargs or {})
 
 
+class _OnGPU(TorchFunctionMode):
+    """Functions that look at values on the CPU, and not on a GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.one_hot:
+            return _one_hot(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _one_hot(tensor, num_classes):
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes)).long()
+
+
+_CAPTURING: dict[int, FakeGraph] = {}  # by thread
+
+
+@contextlib.contextmanager
+def _kernels_are_launches():
+    """Kernels of the threads that capture are recorded, and not run."""
+    run_region = KernelRegion.__call__
+
+    def region(self, *args):
+        graph = _CAPTURING.get(threading.get_ident())
+        return run_region(self, *args) if graph is None else graph.region(lambda *args: run_region(self, *args), args)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(KernelRegion, "__call__", region))
+        if has_triton():
+            from triton.runtime.interpreter import GridExecutor
+
+            run_kernel = GridExecutor.__call__
+
+            def kernel(self, *args, **kwargs):
+                graph = _CAPTURING.get(threading.get_ident())
+                if graph is None:
+                    return run_kernel(self, *args, **kwargs)
+                graph.kernel(lambda *args: run_kernel(self, *args, **kwargs), args)
+
+            stack.enter_context(mock.patch.object(GridExecutor, "__call__", kernel))
+        yield
+
+
 class FakeGraph:
     def __init__(self, gpu: FakeGPU):
         self.gpu, self.world, self.launches = gpu, gpu.world, []
@@ -70,16 +118,16 @@ class FakeGraph:
         assert capture_error_mode == "thread_local"
         if self.world.recording.get(threading.get_ident()):
             raise RuntimeError(NOT_PERMITTED)
-        self.world.recording[threading.get_ident()] = self
-        self.pool, self.offsets, self.made, self.versions = pool, {}, [], {}
-        self.mode = _Capturing(self)
-        self.mode.__enter__()
+        self.world.recording[threading.get_ident()] = _CAPTURING[threading.get_ident()] = self
+        self.pool, self.made, self.outside = pool, [], []
+        self.modes = contextlib.ExitStack()
+        for mode in (_kernels_are_launches(), _OnGPU(), _Capturing(self)):
+            self.modes.enter_context(mode)
 
     def capture_end(self) -> None:
-        self.mode.__exit__(None, None, None)
-        del self.world.recording[threading.get_ident()]
-        self.offsets.clear()
-        if self.failed:
+        self.modes.close()
+        del self.world.recording[threading.get_ident()], _CAPTURING[threading.get_ident()]
+        if self.failed or not all(memory.is_permitted() for memory in self.outside):
             raise RuntimeError("the capture was invalidated")
         for offset, size in self.made:  # nothing has been computed
             self.pool.memory[offset : offset + size] = 255
@@ -118,6 +166,20 @@ class FakeGraph:
         self.launches.append(_Launch(func, given, [place for _, place in places]))
         return results
 
+    def kernel(self, run, args) -> None:
+        """A kernel that writes to some of its arguments."""
+        given = tree_map_only(torch.Tensor, self._address, args)
+        self.launches.append(lambda: run(*_opened(given)))
+
+    def region(self, run, args):
+        """Kernels with results of the types that they give for zeros."""
+        given = tree_map_only(torch.Tensor, self._address, args)
+        with _disable_current_modes():
+            zeros = tree_map_only(torch.Tensor, lambda t: _like(t, "cpu").zero_(), args)
+            results = [self._allocated(r) for r in run(*zeros)]
+        self.launches.append(_Launch(run, (given, {}), [self._address(r) for r in results]))
+        return results
+
     def _is_view(self, func, args, kwargs) -> bool:
         """Whether an operation that may copy does not."""
         given, typed = _on_meta(func, args, kwargs)
@@ -131,7 +193,6 @@ class FakeGraph:
         nbytes = like.untyped_storage().nbytes()
         storage, offset = self.pool.storage(nbytes)
         self.made.append((offset, nbytes))
-        self.offsets[storage._cdata] = offset
         made = torch.empty(0, dtype=like.dtype).set_(storage, like.storage_offset(), like.shape, like.stride())
         self.world.blocks[storage._cdata] = (weakref.ref(self.pool), offset, StorageWeakRef(storage))
         return made
@@ -139,8 +200,6 @@ class FakeGraph:
     def _address(self, t: torch.Tensor):
         """A function that gives the tensor at an address, and holds nothing."""
         data = t.untyped_storage()._cdata
-        like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-        like = like.as_strided(t.shape, t.stride(), 0)
         start = t.storage_offset()
         known = self.world.blocks.get(data)
         if known is not None and not known[2].expired():
@@ -148,18 +207,35 @@ class FakeGraph:
             at = offset // t.element_size() + start
             memory = pool()
             return _Address(lambda: memory.memory.untyped_storage(), t.dtype, at, t.shape, t.stride())
-        reference = StorageWeakRef(t.untyped_storage())
+        self.outside.append(memory := _Outside(t))
+        return _Address(memory.storage, t.dtype, start, t.shape, t.stride())
 
-        address, nbytes = t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()
 
-        def storage():
-            if not reference.expired():
-                return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-            # a graph knows addresses: another tensor lies there now
-            owner = (ctypes.c_char * nbytes).from_address(address)
-            return torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
+class _Outside:
+    """Memory outside of the pool, at its address. A number that the host made while it recorded is an argument of the
+    launch, as on a GPU; a copy of more from there waits for the device."""
 
-        return _Address(storage, t.dtype, start, t.shape, t.stride())
+    def __init__(self, t: torch.Tensor):
+        memory = t.untyped_storage()
+        self._reference, self._start, self._nbytes = StorageWeakRef(memory), memory.data_ptr(), memory.nbytes()
+        is_number = t.dim() == 0 and self._nbytes == t.element_size()
+        self._number = memory.clone() if is_number else None
+        self._is_argument = False
+
+    def is_permitted(self) -> bool:
+        """At the end of a capture, which holds its inputs."""
+        self._is_argument = self._reference.expired()
+        return not self._is_argument or self._number is not None
+
+    def storage(self) -> torch.UntypedStorage:
+        if self._is_argument:
+            assert self._number is not None
+            return self._number
+        if not self._reference.expired():
+            return torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        # a graph knows addresses: another tensor lies there now
+        owner = (ctypes.c_char * self._nbytes).from_address(self._start)
+        return torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
 
 
 class _Address:
@@ -189,12 +265,16 @@ def _opened(x):
     return tree_map_only(_Address, _Address.tensor, x)
 
 
+def _like(t: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+
 def _on_meta(func, args, kwargs):
     """Tensors without memory in the place of the arguments, and the results for them."""
     given = []
 
     def moved(t):
-        given.append(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
+        given.append(_like(t, "meta"))
         return given[-1]
 
     kwargs = {k: torch.device("meta") if k == "device" and v is not None else v for k, v in kwargs.items()}

@@ -590,7 +590,7 @@ def test_a_transformer_learns(transform, device):
 def test_parameters_that_move_all_the_time():
     module = model().requires_grad_(False)
     transform = Imitated()
-    compiled = thunder.jit(module, transforms=[transform])
+    compiled = thunder.jit(module, transforms=[transform], executors=["torch"])
     x, held = torch.randn(3, 8), []
     with pytest.warns(UserWarning, match="was recorded for 8 other strides, or addresses of parameters"):
         for _ in range(10):
@@ -600,7 +600,7 @@ def test_parameters_that_move_all_the_time():
                 torch.testing.assert_close(compiled(x), module(x))
     assert len(recordings(compiled)) == RECORDINGS
     with pytest.warns(UserWarning, match="were at .* places in memory"):
-        stopped = thunder.jit(module, transforms=[transform])
+        stopped = thunder.jit(module, transforms=[transform], executors=["torch"])
         for _ in range(40):
             module[0].weight.data = torch.randn(16, 8)
             held.append(module[0].weight.data)
@@ -1112,16 +1112,25 @@ def test_flags_of_pytorch_are_part_of_a_recording():
 
 
 def test_an_error_names_the_users_line():
+    """Where operations run one by one: at the first call, and in calls that the graph would overwrite results of. A
+    replay is one launch, on a GPU as well."""
+
     def f(x, i):
-        y = x.sin() + 1
+        y = x.sin().exp()
         return F.embedding(i, y) * 2
 
-    compiled = thunder.jit(f, transforms=[Imitated()])
-    compiled(torch.ones(4, 2), torch.tensor([1]))
-    for _ in range(2):
+    def check(x, i):
         with pytest.raises(IndexError, match="index out of range") as caught:
-            compiled(torch.ones(4, 2), torch.tensor([9]))
+            compiled(x, i)
         assert "F.embedding(i, y) * 2" in "".join(caught.value.__notes__)
+
+    compiled = thunder.jit(f, transforms=[Imitated()])
+    check(torch.ones(4, 2), torch.tensor([9]))
+    x, kept = torch.ones(4, 2, requires_grad=True), []
+    with pytest.warns(UserWarning, match="ran without its CUDA graph"):
+        for _ in range(4):
+            kept.append(compiled(x, torch.tensor([1])))
+    check(x, torch.tensor([9]))
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS if not torch.cuda.is_available() else TRANSFORMS[1:])

@@ -3,6 +3,7 @@ at the second, and replayed from then on."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -35,14 +36,14 @@ class Warns:
     """Warns the user, once for each region."""
 
     def __init__(self):
-        self._warned: set[str] = set()
+        self._warned: weakref.WeakSet[GraphedRegion] = weakref.WeakSet()
 
     def recorded(self, region: GraphedRegion) -> None:
         pass
 
     def skipped(self, region: GraphedRegion, reason: str) -> None:
-        if region.name not in self._warned:
-            self._warned.add(region.name)
+        if region not in self._warned:
+            self._warned.add(region)
             warn_user(f"{region.name} {reason}", UserWarning)
 
     def stopped(self, region: GraphedRegion, reason: str, error: RuntimeError | None) -> None:
