@@ -238,9 +238,6 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
     what = "thunder.jit of a "
     if isinstance(module, torch.jit.ScriptModule):
         raise NotImplementedError(f"{what}TorchScript module: compile the module that it was scripted or traced from")
-    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        after = "compile the module first, then wrap the result in DistributedDataParallel"
-        raise NotImplementedError(f"{what}DistributedDataParallel module: {after}")
     if any(is_under_fsdp(m) and not compat.is_fully_sharded(m) for m in module.modules()):
         after = "compile the module first, then shard the result, or use fully_shard or thunder.distributed.fsdp"
         raise NotImplementedError(f"{what}module under FullyShardedDataParallel: {after}")

@@ -61,12 +61,80 @@ def test_fully_shard_around_a_compiled_module(ranks):
     ranks(2)(trains, "fully_shard")
 
 
+class Counts(torch.nn.Module):
+    """Buffers that each call changes, on each rank in another way, and a layer that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+        self.frozen = torch.nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.frozen(self.norm(self.first(x)))))
+
+
+def inside(rank, size):
+    """DistributedDataParallel's module compiled as it is, beside DistributedDataParallel in eager."""
+    modules = [DistributedDataParallel(Counts().double()) for _ in range(2)]
+    eager, compiled = modules[0], thunder.jit(modules[1], executors=[])
+    assert [n for n, _ in compiled.named_parameters()] == [n for n, _ in eager.named_parameters()]
+    optimizers = [optimizer_of(m) for m in (eager, compiled)]
+
+    def equal(what):
+        for (name, p), q in zip(compiled.named_parameters(), eager.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), name
+            close(p.detach(), q.detach(), f"{name} {what}")
+            if q.grad is not None:
+                close(p.grad, q.grad, f"gradient of {name} {what}")
+        for (name, b), q in zip(compiled.named_buffers(), eager.buffers(), strict=True):
+            close(b.double(), q.double(), f"{name} {what}")
+
+    for step, x in enumerate(batches(size, torch.float64)):
+        losses = [m(x.chunk(size)[rank]).square().mean() for m in (eager, compiled)]
+        for value in losses:
+            value.backward()
+        close(losses[1].detach(), losses[0].detach(), "loss")
+        equal(f"in step {step}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert thunder.cache_misses(compiled) == 1
+    names = [b.sym.name.removesuffix("_impl") for b in thunder.last_backward_traces(compiled)[-1].bound_symbols]
+    assert names.count("all_reduce_together") == 1
+    with eager.no_sync():
+        eager(x.chunk(size)[rank]).sum().backward()
+    eager(x.chunk(size)[rank] * 2).sum().backward()
+    with compiled.no_sync():
+        compiled(x.chunk(size)[rank]).sum().backward()
+    compiled(x.chunk(size)[rank] * 2).sum().backward()
+    equal("behind no_sync")
+    for m in (eager, compiled):
+        m.eval()
+    with torch.no_grad():
+        close(compiled(x.chunk(size)[rank]), eager(x.chunk(size)[rank]), "evaluated")
+
+
 def refuses(rank, size):
-    with pytest.raises(NotImplementedError, match="compile the module first, then wrap the result"):
-        thunder.jit(DistributedDataParallel(mlp()))
+    x = torch.ones(4, 6, dtype=torch.float64)
+    wrapped = DistributedDataParallel(mlp())
+    compiled = thunder.jit(wrapped, executors=[])
+    with wrapped.no_sync(), pytest.raises(thunder.errors.CaptureError, match="under its own no_sync"):
+        compiled(x)
+    with wrapped.join(), pytest.raises(thunder.errors.CaptureError, match="under its join"):
+        compiled(x)
+    wrapped = DistributedDataParallel(mlp())
+    wrapped.register_comm_hook(None, lambda state, bucket: bucket.get_future_for_testing())
+    with pytest.raises(NotImplementedError, match="under DistributedDataParallel with a communication hook"):
+        thunder.jit(wrapped)
+    module = mlp()
+    module._ddp_params_and_buffers_to_ignore = ["0.weight"]
+    with pytest.raises(NotImplementedError, match="with parameters or buffers to ignore"):
+        thunder.jit(DistributedDataParallel(module))
 
 
-def test_what_compiled_modules_do_not_read_is_refused(ranks):
+def test_modules_of_distributed_data_parallel(ranks):
+    ranks(2)(inside)
     ranks(2)(refuses)
 
 

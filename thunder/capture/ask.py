@@ -151,6 +151,10 @@ def hookless(module) -> bool:
     return fields.get("_compiled_call_impl") is None and not any(_hooks_of_module(fields))
 
 
+def options_of_shards(module) -> tuple:
+    return compat.fully_shard_options(module)
+
+
 def kind(value) -> tuple | None:
     if not isinstance(value, torch.Tensor):
         return None
@@ -204,11 +208,15 @@ HOOKLESS = Question("module_hooks", lambda m, _: hookless(m), "hookless({v})", I
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
 )
+SHARDED_WITH = Question(
+    "sharded_with", lambda m, _: options_of_shards(m), "options_of_shards({v})", EQUAL,
+    "fully_shard of {path} has other options than before",
+)  # fmt: skip
 
 HELPERS: dict[str, Any] = {
     f.__name__: f for f in (
         same_value, same_elements, content, length, keys, placement, history, one_history, hooked,
-        hookless, kind)
+        hookless, kind, options_of_shards)
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ _home, __dir__ = names_from(
         "thunder.compat.probes": ("probing", "drawing_apart", "quiet"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of", "local_tensor",
         "set_local_tensor", "dtensor_like", "FullyShard", "is_fully_sharded", "fully_sharded", "mixed_precision_of",
-        "fully_shard_hooks"),
+        "fully_shard_hooks", "fully_shard_options", "DataParallel", "data_parallel_of", "broadcasts_buffers"),
     },
 )  # fmt: skip
 

@@ -74,36 +74,56 @@ class FullyShard:
 
 def fully_sharded(module: torch.nn.Module) -> list[FullyShard]:
     """The parameters that `fully_shard` of a module, and not of its submodules, has sharded."""
-    state = module._get_fsdp_state()  # type: ignore[operator]
+    return [_sharded(p, group, module) for group in _groups(module) for p in group.fsdp_params]
+
+
+def fully_shard_options(module: torch.nn.Module) -> tuple[tuple[bool, tuple[str, ...]], ...]:
+    """What may be changed behind `fully_shard`, for each of its groups of parameters: whether they are gathered again
+    in the backward, and the names of the options that only its own hooks follow."""
+    return tuple((_gathers_again(group), _others(group, module)) for group in _groups(module))
+
+
+def _groups(module) -> list:
+    state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # before torch 2.12
         groups = [g for g in (state._fsdp_param_group,) if g is not None]
-    return [_sharded(parameter, group, state) for group in groups for parameter in group.fsdp_params]
+    return groups
 
 
-def _sharded(parameter, group, state) -> FullyShard:
+def _gathers_again(group) -> bool:
+    return group.post_forward_mesh_info is not None
+
+
+def _others(group, module) -> tuple[str, ...]:
+    others = {
+        "a CPU offload policy": any(parameter.offload_to_cpu for parameter in group.fsdp_params),
+        "set_gradient_divide_factor": getattr(group, "gradient_divide_factor", None) is not None,
+        "set_requires_gradient_sync(False)": not getattr(group, "reduce_grads", True),
+        "set_requires_all_reduce(False)": not getattr(group, "all_reduce_grads", True),
+        "set_reduce_scatter_unused_params": getattr(group, "reduce_scatter_unused_params", False),
+        "an all-reduce hook": getattr(group, "_all_reduce_hook", None) is not None,
+        "a mesh of all parallelisms": getattr(group.mesh_info, "is_spmd_mesh", False),
+        "a mesh without shards": not hasattr(group.mesh_info, "shard_process_group"),
+        "several modules in one group": len(module._get_fsdp_state()._modules) > 1,
+    }
+    return tuple(name for name, is_set in others.items() if is_set)
+
+
+def _sharded(parameter, group, module) -> FullyShard:
     mesh, policy = parameter.mesh_info, group.mp_policy
     name = "_unsharded_dtensor_spec" if hasattr(parameter, "_unsharded_dtensor_spec") else "_tp_spec"  # before 2.13
     spec = getattr(parameter, name, None)
-    others = {
-        "a CPU offload policy": parameter.offload_to_cpu,
-        "set_gradient_divide_factor": getattr(group, "gradient_divide_factor", None) is not None,
-        "set_requires_gradient_sync(False)": not getattr(group, "reduce_grads", True),
-        "an all-reduce hook": getattr(group, "_all_reduce_hook", None) is not None,
-        "a mesh of all parallelisms": getattr(mesh, "is_spmd_mesh", False),
-        "a mesh without shards": not hasattr(mesh, "shard_process_group"),
-        "several modules in one group": len(state._modules) > 1,
-    }
     return FullyShard(
         parameter.sharded_param,
         parameter.fsdp_placement.dim,
         getattr(mesh, "shard_process_group", None),
         getattr(mesh, "replicate_process_group", None),
-        group.post_forward_mesh_info is not None,
+        _gathers_again(group),
         policy.param_dtype,
         policy.reduce_dtype,
         None if spec is None else (spec.mesh, spec.placements),
-        tuple(name for name, is_set in others.items() if is_set),
+        _others(group, module),
     )
 
 
@@ -118,3 +138,33 @@ def fully_shard_hooks() -> tuple[Callable, Callable] | None:
     imported it."""
     module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
     return None if module is None else (module.FSDPState._pre_forward, module.FSDPState._post_forward)
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """What DistributedDataParallel made of a module. group: whose ranks average gradients. bucket_bytes: of the
+    gradients that are averaged together at most. others: options that only its own reducer follows, by name."""
+
+    group: Any
+    bucket_bytes: int
+    others: tuple[str, ...]
+
+
+def data_parallel_of(module) -> DataParallel:
+    """The options of a DistributedDataParallel."""
+    mesh = getattr(module, "device_mesh", None)
+    others = {
+        "parameters or buffers to ignore": bool(module.parameters_to_ignore),
+        "delay_all_reduce_named_params": bool(module._delay_all_reduce_params),
+        "a communication hook": bool(module._comm_hooks) or hasattr(module, "buffer_hook"),
+        "mixed_precision": module.mixed_precision is not None,
+        "a mesh that is a part of another": mesh is not None and mesh._get_root_mesh() != mesh,
+    }
+    return DataParallel(
+        module.process_group, int(module.bucket_bytes_cap), tuple(name for name, is_set in others.items() if is_set)
+    )
+
+
+def broadcasts_buffers(module) -> bool:
+    """Whether a DistributedDataParallel gives all ranks the buffers of rank 0 before calls."""
+    return bool(getattr(module, "forward_sync_buffers", module.broadcast_buffers))  # the second before torch 2.13

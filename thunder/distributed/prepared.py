@@ -1,18 +1,20 @@
-"""Modules that PyTorch has prepared: `fully_shard`, `parallelize_module`, `distribute_module`.
+"""Modules that PyTorch has prepared: `fully_shard`, `parallelize_module`, `distribute_module`, DistributedDataParallel.
 
-Their parameters are DTensors already, whose placements say how the ranks hold them. `adopt` gives these parameters a
-`Placement`; programs compute with their local tensors, and what the module's hooks communicate is the programs' affair.
+Their parameters are DTensors already, whose placements say how the ranks hold them, or equal on all ranks. `adopt`
+gives these parameters a `Placement`; programs compute with their local tensors, and what the module's hooks or its
+reducer communicate is the programs' affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from thunder import compat
 from thunder.distributed.layouts import I, R, S, axis_of, mesh_axis
-from thunder.distributed.placement import Held, Placement, is_dtensor, own, place, placement_of
+from thunder.distributed.placement import Held, Placement, is_dtensor, own, place, placement_of, placing_copies
 
 REMEDY = "compile the module first, then prepare the result, or use thunder.distributed"
 
@@ -20,11 +22,12 @@ REMEDY = "compile the module first, then prepare the result, or use thunder.dist
 def adopt(module: torch.nn.Module) -> None:
     """Says how the ranks hold the parameters of a module that PyTorch prepared, which stays as it is.
 
-    Raises NotImplementedError, before anything is done, for what programs do not communicate: options that only
-    `fully_shard`'s own hooks follow, partial parameters, and parts of different sizes along another dimension than the
-    first.
+    Raises NotImplementedError, before anything is done, for what programs do not communicate: options that only the
+    hooks of `fully_shard` and DistributedDataParallel's reducer follow, partial parameters, and parts of different
+    sizes along another dimension than the first.
     """
     names = {id(p): name for name, p in module.named_parameters()}
+    averaged = {id(p): (p, placement) for wrapper in _wrappers(module) for p, placement in _averaged(wrapper, names)}
     buckets = {id(x.parameter): (x, path) for path, x in _fully_sharded(module)}
     found = {}
     for i, (sharded, _) in buckets.items():
@@ -37,12 +40,24 @@ def adopt(module: torch.nn.Module) -> None:
             found[id(p)] = _placement_of(name, p, sharded, path)
     for owner in module.modules():
         for name, p in owner._parameters.items():
-            if id(p) in found:
+            if p is not None and id(p) in found:
                 place(p, found[id(p)])
                 own(owner, name, found[id(p)])
         for p in owner._buffers.values():
-            if id(p) in found:
+            if p is not None and id(p) in found:
                 place(p, found[id(p)])
+    for p, placement in averaged.values():
+        place(p, placement)
+
+
+def renew(module: torch.nn.Module) -> None:
+    """Parameters of a module under `fully_shard` are gathered again in the backward, or not, as it says now; programs
+    ask for that."""
+    with placing_copies(), compat.DisableTorchFunction():
+        for sharded in compat.fully_sharded(module):
+            placement = placement_of(sharded.parameter)
+            if placement is not None and placement.again != sharded.again:
+                place(sharded.parameter, replace(placement, again=sharded.again))
 
 
 def described(tensor) -> Placement | None:
@@ -56,7 +71,32 @@ def described(tensor) -> Placement | None:
 
 def is_adopted(module: torch.nn.Module) -> bool:
     """Whether programs communicate in the place of a module's hooks."""
-    return all(placement_of(p) is not None for p in module.parameters() if is_dtensor(p))
+    with compat.DisableTorchFunction():  # a capture that asks this does not read the parameters
+        trained = {id(p) for wrapper in _wrappers(module) for p in wrapper.parameters() if p.requires_grad}
+        return all(
+            (placement := placement_of(p)) is not None and (placement.synchronizes or id(p) not in trained)
+            for p in module.parameters()
+            if is_dtensor(p) or id(p) in trained
+        )
+
+
+def _wrappers(module: torch.nn.Module) -> list[torch.nn.parallel.DistributedDataParallel]:
+    return [inner for inner in module.modules() if isinstance(inner, torch.nn.parallel.DistributedDataParallel)]
+
+
+def _averaged(
+    wrapper: torch.nn.parallel.DistributedDataParallel, names: dict[int, str]
+) -> Iterator[tuple[torch.nn.Parameter, Placement]]:
+    """The parameters that a DistributedDataParallel trains and that have no placement, with the one that they get."""
+    known = compat.data_parallel_of(wrapper)
+    others = [*known.others, *["parameters that are DTensors"] * any(map(is_dtensor, wrapper.parameters()))]
+    if others:
+        raise NotImplementedError(f"thunder.jit of a module under DistributedDataParallel with {others[0]}: {REMEDY}")
+    axis = Held(axis_of(known.group, "dp", "avg"), I, R, on_mesh=False)
+    for p in wrapper.parameters():
+        if p.requires_grad and placement_of(p) is None:
+            shape = tuple(p.shape)
+            yield p, Placement(names[id(p)], shape, p.dtype, p.dtype, (axis,), bucket_bytes=known.bucket_bytes)
 
 
 def _fully_sharded(module: torch.nn.Module) -> Iterator[tuple[str, compat.FullyShard]]:

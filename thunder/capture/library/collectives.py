@@ -8,6 +8,7 @@ whole group (send, barrier, objects) would be left out when the program runs aga
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 
@@ -15,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.capture.ask import IDENTITY
+from thunder.capture.ask import IDENTITY, SHARDED_WITH
 from thunder.capture.library import dtensors
 from thunder.compat.names import FUNCTIONAL_COLLECTIVES
-from thunder.core.proxies import TensorProxy, map_structure
+from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import user_location
+from thunder.distributed.placement import placed_parameters, synchronizes
+from thunder.distributed.prepared import is_adopted, renew
 from thunder.errors import CaptureError
 from thunder.ops import ltorch
 from thunder.ops.families.collectives import (
@@ -32,7 +35,7 @@ from thunder.ops.families.collectives import (
     wait,
 )
 from thunder.ops.functionalize.inplace import overwrite
-from thunder.ops.torch_types import from_tensor_dtype
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
 
 
 class Work:
@@ -186,7 +189,7 @@ def handlers() -> dict[Callable, Callable]:
     found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
         getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)
     }
-    found[torch.nn.parallel.DistributedDataParallel.forward] = refuse_wrapper
+    found[torch.nn.parallel.DistributedDataParallel.forward] = _call_data_parallel
     if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
         found |= {tensor.DTensor.from_local: dtensors.from_local, tensor.distribute_tensor: _refuse_dtensor}
     if (hooks := compat.fully_shard_hooks()) is not None:
@@ -250,9 +253,48 @@ def refuse_wrapper(c, f, args, kwargs):
     )
 
 
+def _call_data_parallel(c, f, args, kwargs):
+    """The forward of a DistributedDataParallel: the program averages gradients in the place of its reducer."""
+    wrapper, *given = args
+    if not is_adopted(wrapper):
+        refuse_wrapper(c, f, args, kwargs)
+    if torch.is_grad_enabled() and not c.load_attr(wrapper, "require_backward_grad_sync"):
+        c.refuse(
+            "a DistributedDataParallel is called under its own no_sync()",
+            "use no_sync() of what thunder.jit returned, or thunder.distributed.no_sync(module)",
+        )
+    if c.load_attr(c.load_attr(wrapper, "_join_config"), "enable"):
+        c.refuse("a DistributedDataParallel is called under its join()", "give all ranks as many batches")
+    devices = wrapper.device_ids and {torch.device(wrapper.device_type, wrapper.device_ids[0])}
+    for x in proxies_in((given, kwargs), []):
+        if devices and isinstance(x, TensorProxy) and to_torch_device(x.device) not in devices:
+            c.refuse("a DistributedDataParallel with device_ids is called with tensors elsewhere", "move them before")
+    module, is_due = c.load_attr(wrapper, "module"), c.load_attr(wrapper, "require_forward_param_sync")
+    if is_due and compat.broadcasts_buffers(wrapper):
+        synchronize = _writing(_broadcast)
+        for path, owner in module.named_modules():
+            inner = functools.reduce(c.load_attr, path.split(".") if path else (), module)
+            for name, buffer in owner._buffers.items():
+                if buffer is not None:
+                    given_buffer = c.load_attr(inner, name), None, wrapper.process_group, False, 0
+                    with torch.no_grad():
+                        synchronize(c, dist.broadcast, given_buffer, {})
+    output = c.call(module, given, kwargs)
+    with compat.DisableTorchFunction():
+        placements = [q for _, q in placed_parameters(wrapper) if q.synchronizes]
+    averages = torch.is_grad_enabled() and any(map(synchronizes, placements))
+    if is_due != averages:  # buffers are broadcast in the first call behind one that averages gradients
+        c.store_attr(wrapper, "require_forward_param_sync", averages)
+    return output
+
+
 def _before_fully_sharded(c, f, args, kwargs):
     """The hook in front of a module's forward: programs gather parameters, and it casts."""
-    state, _, given, named = args
+    state, module, given, named = args
+    options = c.ask(c.sources[id(module)], SHARDED_WITH)
+    for name in (name for _, others in options for name in others):
+        c.refuse(f"fully_shard's {name} is in effect", "use no_sync() of what thunder.jit returned" * ("sync" in name))
+    renew(module)
     dtype, _ = compat.mixed_precision_of(state)
     return _cast(c, given, dtype), _cast(c, named, dtype)
 
