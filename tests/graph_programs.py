@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ class Experts(nn.Module):
         # on the CPU one_hot looks at the values, as no launch does
         of_each = F.one_hot(flat, 4) if x.is_cuda else flat[:, None] == torch.arange(4, device=x.device)
         count = of_each.sum(0).to(x.dtype)
-        return torch.zeros_like(x).index_add(0, rows[order], y) + (count * self.router.bias).sum()
+        return torch.zeros_like(x).index_add(0, rows[order], y.to(x.dtype)) + (count * self.router.bias).sum()
 
 
 class Recurrent(nn.Module):
@@ -316,8 +317,10 @@ def threads_in_turns(p: Program, i: int):
 
 
 def threads_at_once(p: Program, i: int):
-    """Each has a module."""
+    """Each has a module. None draws numbers, whose order is that of the threads."""
     p.others = getattr(p, "others", None) or [p.other() for _ in range(2)]
+    for q in p.others:
+        q.module.eval()
     found: list[list] = [[], []]
 
     def steps(number: int, q: Program, x: torch.Tensor) -> None:
@@ -475,6 +478,12 @@ def habits() -> dict[str, Callable[[Program, int], Any]]:
     return {habit.__name__: habit for habit in found}
 
 
+def programs() -> list[tuple[str, str]]:
+    """All pairs of a model and a habit that give the same numbers in each run."""
+    pairs = itertools.product(models(), habits())
+    return [pair for pair in pairs if pair != ("draws", "threads_at_once")]
+
+
 def run(
     model: str, habit: str, jit: Callable, device: str,
     streams: Callable[[int], Any] = lambda number: contextlib.nullcontext(),
@@ -497,5 +506,4 @@ def unequal(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[int]:
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
-    t = t.contiguous()
-    return t.view(torch.uint8) if t.dim() and t.numel() else t.nan_to_num() if t.is_floating_point() else t
+    return t.flatten().contiguous().view(torch.uint8) if t.numel() else t

@@ -229,6 +229,6 @@ def test_programs_that_could_notice(model, habit, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model, habit", [*itertools.product(graph_programs.models(), graph_programs.habits())])
+@pytest.mark.parametrize("model, habit", graph_programs.programs())
 def test_all_programs_that_could_notice(model, habit, world):
     check_program(world, model, habit)
