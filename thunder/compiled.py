@@ -496,7 +496,8 @@ class Compiled:
         except (CaptureError, MissingImplementationError) as error:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(args, kwargs):
                 raise
-            if self.eager_functions.reasons.keys() > known:  # the next call is captured with these
+            if self.eager_functions.reasons.keys() > known:
+                self.eager_functions.forget_first(known)  # the next call is captured with the others
                 return ""
             return self._refused_for(error, modes, facts)
         self._warn_of_eager_calls(entry)

@@ -3,6 +3,7 @@
 import collections
 import cProfile
 import ctypes
+import functools
 import inspect
 import logging
 import random
@@ -892,3 +893,49 @@ def test_code_that_is_made_inside():
     assert called.count("eager_call") == 1 and "mul" in called
     with pytest.raises(CaptureError, match="runs code that is not there before"):
         thunder.jit(f, fallback="error")(torch.ones(3))
+
+
+def test_what_the_first_call_of_a_library_fills_costs_no_eager_call_later():
+    """As einops does: the first call looks for a backend natively, and keeps it."""
+    backends = {}
+
+    class Backend:
+        def double(self, x):
+            return x * 2
+
+    def backend(x):
+        if type(x) not in backends:
+            refused(x)
+            backends[type(x)] = Backend()
+        return backends[type(x)]
+
+    @functools.lru_cache(8)
+    def recipe(shape):
+        return shape[0]
+
+    def reduced(x):
+        return backend(x).double(x) * recipe(tuple(x.shape))
+
+    def f(x):
+        return reduced(x + 1) - 1
+
+    compiled, x = thunder.jit(f, fallback="eager"), torch.ones(4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for _ in range(4):
+            assert_same(compiled(x), f(x))
+    names = [s.sym.name for s in thunder.last_traces(compiled)[0].bound_symbols]
+    assert "eager_call" not in names
+
+
+def test_the_subclasses_of_a_class_are_asked():
+    class Base: ...
+
+    class First(Base): ...
+
+    compiled = thunder.jit(lambda x: x * len(Base.__subclasses__()), fallback="error")
+    assert compiled(torch.ones(1)).item() == 1
+    Second = type("Second", (Base,), {})  # noqa: F841, N806 - a class is a subclass while somebody holds it
+    assert compiled(torch.ones(1)).item() == 2
+    assert compiled(torch.ones(1)).item() == 2
+    assert len(compiled.programs) == 2

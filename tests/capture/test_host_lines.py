@@ -602,3 +602,55 @@ def test_the_text_of_an_array_of_the_program_is_captured(capsys):
         want, said = program(torch.ones(2)), capsys.readouterr().out
         got = compiled(torch.ones(2))
         assert torch.equal(got[0], want[0]) and got[1:] == want[1:] and capsys.readouterr().out == said
+
+
+def test_log_records_name_the_line_and_the_function_that_write_them():
+    records, logger = [], logging.getLogger("thunder.tests.places")
+
+    class Keeping(logging.Handler):
+        def emit(self, record):
+            records.append((record.pathname, record.lineno, record.funcName, record.getMessage()))
+
+    def helper():
+        logger.warning("of the caller", stacklevel=2)
+
+    def f(x):
+        logger.info("with %s", 2)
+        helper()
+        return x * 2
+
+    logger.addHandler(handler := Keeping())
+    logger.setLevel(logging.INFO)
+    try:
+        compiled, x = thunder.jit(f, fallback="error"), torch.ones(2)
+        for call in (f, compiled, compiled):
+            call(x)
+    finally:
+        logger.removeHandler(handler)
+    assert records[:2] == records[2:4] == records[4:]
+    assert {place[2] for place in records} == {"f"}
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_record_of_an_exception_that_is_handled_holds_it():
+    kept, logger = [], logging.getLogger("thunder.tests.exceptions")
+
+    class Keeping(logging.Handler):
+        def emit(self, record):
+            kept.append(record.exc_info[0])
+
+    def f(x):
+        try:
+            return {}["a"]
+        except KeyError:
+            logger.exception("no such key")
+        return x * 2
+
+    logger.addHandler(handler := Keeping())
+    try:
+        compiled = thunder.jit(f, fallback="eager")
+        for _ in range(2):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        logger.removeHandler(handler)
+    assert kept == [KeyError, KeyError]

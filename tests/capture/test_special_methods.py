@@ -105,8 +105,6 @@ NATIVELY = {
     "index": lambda x, a, b: x * [b, a].index(a),
     "count": lambda x, a, b: x * [b].count(a),
     "text": lambda x, a, b: x * len(str([a])),
-    "percent": lambda x, a, b: x * len("%s" % a),  # noqa: UP031
-    "format": lambda x, a, b: x * len("{}".format(a)),  # noqa: UP032
     "field": lambda x, a, b: x * len("{0.n}".format(a)),  # noqa: UP032
     "names": lambda x, a, b: x * len([n for n in dir(a) if n == "n"]),
     "a class": lambda x, a, b: x * type("Other", (Size,), {})(a.n).n,
@@ -129,3 +127,14 @@ def test_native_code_that_would_call_the_users_is_in_eager_calls(name):
     assert [s.sym.name for s in thunder.last_traces(compiled)[0].bound_symbols].count("eager_call") == 1
     with pytest.raises(CaptureError):
         thunder.jit(f, fallback="error")(x, a, b)
+
+
+@pytest.mark.parametrize("text", [lambda a: "%s %r" % (a, a), lambda a: "{} {!r}".format(a, a)])  # noqa: UP031, UP032
+def test_texts_of_the_users_objects_are_made_as_f_strings_are(text):
+    def f(x, a):
+        a.n += 1
+        return x * len(text(a))
+
+    compiled, x = thunder.jit(f, fallback="error"), torch.ones(2)
+    for n in (2, 3):
+        assert torch.equal(compiled(x, Size(n)), f(x, Size(n)))

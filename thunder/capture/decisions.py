@@ -173,10 +173,12 @@ class Path:
         self.taken.append(Decision(f"the type of the result of {name}()", kind, self.c.user_location()))
         return len(self.taken) - 1
 
-    def run_host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple) -> Any:
+    def run_host_call(
+        self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple, frames: tuple
+    ) -> Any:
         """The result of a host call that is not recorded yet, after those before it."""
         check_host_call(self.c)
-        return self._values.host_call(index, function, args, kwargs, effect, lent)
+        return self._values.host_call(index, function, args, kwargs, effect, lent, frames)
 
     def run_eager_call(
         self, index: int, function, args: tuple, kwargs: dict, how: tuple, shown: eager_calls.Shown
@@ -322,7 +324,9 @@ class _Values:
         self.of(x.unbacked)
         return self._number(x)
 
-    def host_call(self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple) -> Any:
+    def host_call(
+        self, index: int | None, function, args: tuple, kwargs: dict, effect: str, lent: tuple, frames: tuple
+    ) -> Any:
         """The result of a host call that is not recorded yet. One with a number runs after those before it."""
         proxies = proxies_in((args, kwargs), [])
         connects = self.c.recorder.context.grad_enabled and any(
@@ -335,7 +339,7 @@ class _Values:
             if lent:  # what it does to a tensor shows, and is not done
                 args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
             with self.log.at(self.c.location()):
-                value = taken_from_log(index, function, args, kwargs, effect, lent)
+                value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
             gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
             reason = f"{name_of(function)}() gives back a {type(value).__name__} with a tensor that it is given"
@@ -358,7 +362,7 @@ class _Values:
     ) -> Outcome:
         self.of(proxies_in((function, args, kwargs, shown), []), everything_before=True)
         if index in self.log:
-            return self.log[index]
+            return self.log.result(index, self._given(function))
         function, args, kwargs = (map_structure(self._given, x) for x in (function, args, kwargs))
         places = [self.c.tensors.real[p][0] if name is None else self._given(p) for p, name, _ in shown]
         shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))
@@ -376,6 +380,8 @@ class _Values:
             gives = "gives an object that leads to tensors with a gradient, or gives some later"
             stores = "stores tensors with a gradient, or calls a checkpoint with use_reentrant=True"
             self._refuse_what_ran(codes, f"{name}() {stores if outcome.keeps else gives}")
+        if outcome.graph is not None and any(x.grad_fn is None for x in outcome.graph.outputs):
+            self._refuse_what_ran(codes, f"{name}() gives a leaf that requires grad", "make it outside")
         with self.log.at(self.c.location()):
             memory = eager_calls.shown_by(outcome, args, kwargs)
             self.log.happens(index, function, eager_calls.module_of(args), outcome, memory)

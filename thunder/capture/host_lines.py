@@ -37,6 +37,7 @@ from thunder.capture.remade import UNCHANGING
 from thunder.capture.sources import tensor_of
 from thunder.core.host_calls import (
     CONTAINERS,
+    Frames,
     HostProxy,
     call_function,
     call_method,
@@ -60,7 +61,7 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import fresh_size, made_number
-from thunder.interpreter import NULL
+from thunder.interpreter import NULL, format_location
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute, type_attribute
 from thunder.interpreter.tables import ARITHMETIC
 from thunder.ops.infer import fake
@@ -109,14 +110,14 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     _check_owner(c, function, name, args)
     args = tuple(given(c, a, reads) for a in args)
     kwargs = {k: given(c, v, reads) for k, v in kwargs.items()}
-    lent = lending.lent(args, kwargs, reads)
+    lent, frames = lending.lent(args, kwargs, reads), _frames(c, function, kwargs)
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
     _check_library(c, name, effect, pure)
     index = None if pure else c.path.host_calls
     value, any_size, decision = None, [], None
     if kind is None:
-        value = _run_now(c, name, index, function, args, kwargs, effect, lent)
+        value = _run_now(c, name, index, function, args, kwargs, effect, lent, frames)
         kind = type(value)
         if pure and not issubclass(kind, FIXED):  # others may be changed, and are one object on all paths
             pure, index = False, c.path.host_calls
@@ -131,7 +132,7 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.held.add(result)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
-    call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent))
+    call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent, frames))
     host_call.record(c.recorder, call, {}, out)
     _share_result(c, out, value, decision, (args, kwargs))
     return result
@@ -184,9 +185,26 @@ def _check_place(c, name: str, effect: str) -> None:
         c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
 
 
-def _run_now(c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple):
+def _frames(c, function: Callable, kwargs: dict) -> Frames:
+    """The frames of the program that a function looks at which writes down its caller."""
+    answer = native_row(function).answer
+    if type(answer) is not Host or not answer.names_caller:
+        return ()
+    if c.exc is not None and (kwargs.get("exc_info") or function.__name__ == "exception"):
+        c.refuse("a record is written of the exception that is handled", "call it outside of the compiled function")
+    level, frames = kwargs.get("stacklevel", 1), c.stack_of_frames
+    if type(level) is not int or not 0 < level <= len(frames):
+        c.refuse("a record names a caller of the compiled function", "call it outside of the compiled function")
+    places = (format_location((frame.fn.__code__, frame.ip)) for frame in frames[-1 : -level - 1 : -1])
+    return tuple((place[0], place[1], place[4].rpartition(".")[2]) for place in places)
+
+
+def _run_now(
+    c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple,
+    frames: Frames,
+):  # fmt: skip
     try:
-        return c.path.run_host_call(index, function, args, kwargs, effect, lent)
+        return c.path.run_host_call(index, function, args, kwargs, effect, lent, frames)
     except Exception as error:  # noqa: BLE001 - whether the program may handle it decides
         if not is_tried(c):
             raise
@@ -517,9 +535,12 @@ def attribute(c, value: HostProxy, name: str):
     """`value.name`: a method is called later."""
     if (known := changing.attribute(c, value, name)) is not None:
         return known
-    found = getattr(value.example, name)
     if name == "__class__":
         return value.kind
+    if (found := getattr(value.example, name, NULL)) is NULL:
+        if hasattr(value.example, "__dict__"):
+            bool(run(c, hasattr, (value, name)))  # another call may find one
+        return getattr(value.example, name)  # raises
     if callable(found) and plain_attribute(found, "__self__") is not None:
         return HostMethod(value, name)
     return run(c, getattr, (value, name), pure=isinstance(value.example, FIXED))

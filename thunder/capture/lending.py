@@ -66,6 +66,6 @@ def lent(args: tuple, kwargs: dict, reads: bool) -> tuple[int | str, ...]:
     )
 
 
-def without_nothing(effect: str, lent: tuple) -> tuple:
+def without_nothing(effect: str, lent: tuple, frames: tuple) -> tuple:
     """The last arguments of a host call, as few as say them."""
-    return (effect, lent) if lent else (effect,) if effect else ()
+    return (effect, lent, frames) if frames else (effect, lent) if lent else (effect,) if effect else ()

@@ -31,7 +31,7 @@ from thunder.capture import (
     settings,
 )
 from thunder.capture.classes import of_library
-from thunder.capture.expose import as_text, expose, in_tuples, is_for_library, with_numbers
+from thunder.capture.expose import expose, in_tuples, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, is_iterator
@@ -198,7 +198,7 @@ def _formatted(c, f, args, kwargs):
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
-    return call_native(c, f, [as_text(c, a, f) for a in args], {k: as_text(c, v, f) for k, v in kwargs.items()})
+    return f(*(operations.shown(c, a) for a in args), **{k: operations.shown(c, v) for k, v in kwargs.items()})
 
 
 def stepping(c, f, s, args) -> list:

@@ -57,7 +57,7 @@ def own(c, o, name):
         found = kind.get(space, name, NULL)
     except AttributeError:  # native code keeps it for itself
         return attributes.plain_attribute(o, name, NULL)
-    source = origin(c, o)
+    source = origin(c, o) or c.outside.origins.get(id(o))
     if source is None:
         return found
     said = lookup(c, t, name)

@@ -38,6 +38,9 @@ from thunder.core.symbol import is_outside
 from thunder.errors import CaptureError, SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, attributes, sequences
 from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, plain_attribute, type_attribute
+from thunder.interpreter.instructions import PLAIN
+from thunder.interpreter.standins import StandIn
+from thunder.interpreter.text import formatted, representation, string
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -398,6 +401,31 @@ def is_unknown_text(c, *values) -> bool:
     )
 
 
+class Shown(StandIn):
+    """An object of which native code makes a text."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        return self._known(string(self.host, self.value))
+
+    def __repr__(self):
+        return self._known(representation(self.host, self.value))
+
+    def __format__(self, spec):
+        return self._known(formatted(self.host, self.value, spec))
+
+    def _known(self, text: Any) -> str:
+        if type(text) is HostProxy:
+            self.host.refuse(f"a text is made of the text of a {type(self.value).__name__} that depends on data")
+        return text
+
+
+def shown(c, value: Any) -> Any:
+    """A value for native code that makes a text of it."""
+    return value if type(value) in PLAIN else Shown(c, value)
+
+
 def formatted_text(c, text: str, values):
     """`text % values`."""
     if isinstance(values, dict) and type_attribute(type(values), "__missing__") is not NULL:
@@ -405,11 +433,18 @@ def formatted_text(c, text: str, values):
     expose(c, values)
     if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
+
+    def given(value: Any) -> Any:
+        return as_text(c, value, str.__mod__) if _TAKES_NUMBERS.search(text) else shown(c, value)
+
     if isinstance(values, tuple):
-        return text % tuple(as_text(c, v, str.__mod__) for v in tuple.__iter__(values))
+        return text % tuple(map(given, tuple.__iter__(values)))
     if isinstance(values, dict) and "%(" in text:
-        return text % {k: as_text(c, v, str.__mod__) for k, v in dict.items(values)}
-    return text % as_text(c, values, str.__mod__)
+        return text % {k: given(v) for k, v in dict.items(values)}
+    return text % given(values)
+
+
+_TAKES_NUMBERS = re.compile(r"%(\([^)]*\))?[-#0 +]*[\d*]*(\.[\d*]*)?[hlL]?[diouxXeEfFgGc]")
 
 
 _WARNED: dict = {}  # once a site

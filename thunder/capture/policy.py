@@ -94,11 +94,13 @@ class Host:
 
     effect: "outside" where it may do something that cannot be undone; "random" where another call gives another value,
     and does nothing else than to draw from a generator. gives: the type of all results, where there is one: the
-    function is not called while the program is captured, unless its value decides something.
+    function is not called while the program is captured, unless its value decides something. names_caller: whether it
+    writes down the file, line and function that call it.
     """
 
     effect: str = "outside"
     gives: type | None = None
+    names_caller: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ CODE: list[Row] = [
     *_names(Eager(), _ELSEWHERE, "multiprocessing", "BaseProcess.start"),
     *_names(Eager(), _ELSEWHERE, "weakref", "finalize.__init__"),
     *_names(Eager(), "copies thunder's own context variables, too", "_contextvars", "copy_context"),
-    *_names(Eager(), "looks at classes that others make", "builtins", "type.__subclasses__"),
+    *_names(Ask(), "looks at classes that others make", "builtins", "type.__subclasses__"),
     *_names(Eager(), _FRAMES, "sys", "settrace setprofile"),
     *_names(Eager(), _FRAMES, "threading", "settrace setprofile"),
     *_modules(Eager(), _FRAMES, "_lsprof cProfile profile", python=Eager()),
@@ -204,7 +206,10 @@ CODE: list[Row] = [
     *_names(Host("random"), _SETTING, "_csv", "read* list_dialects get_dialect"),
     *_names(Host(), "shows a warning", "warnings", "warn_explicit showwarning"),
     *_names(Host(), "shows a warning", "_warnings", "warn_explicit"),
-    *_names(Host(), "writes a record", "logging", "debug info warning warn error exception critical fatal log"),
+    *_names(
+        Host(names_caller=True), "writes a record", "logging",
+        "debug info warning warn error exception critical fatal log",
+    ),
     *_modules(Host(), _SYSTEM, "linecache", python=Host(), library=True),
     *_modules(Host("random"), _DRAWS, "random", python=Host("random"), library=True),
     *_modules(Host("random"), _DRAWS, "_random numpy.random", python=Host("random"), library=True),

@@ -27,13 +27,15 @@ class EagerFunctions:
     """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
     the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
     depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
-    writes gradients do not allow -> why, and what to do. allowed: False where no function may become one."""
+    writes gradients do not allow -> why, and what to do. allowed: False where no function may become one. forgotten:
+    functions that a first call has named, in which libraries fill the tables that they have empty."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
     failing: set[types.CodeType | type] = field(default_factory=set)
     superseding: dict[tuple | None, tuple[str, str]] = field(default_factory=dict)
     allowed: bool = True
+    forgotten: set[types.CodeType | type] = field(default_factory=set)
 
     def __contains__(self, unit: types.CodeType | type) -> bool:
         return unit in self.reasons
@@ -46,6 +48,14 @@ class EagerFunctions:
         for code in codes:
             self.reasons.pop(code, None)
             self.excluded.add(code)
+
+    def forget_first(self, known: set) -> None:
+        """A call could not be captured. What it has named beside the known units is no eager call until a second call
+        names it."""
+        named = self.reasons.keys() - known - self.forgotten
+        self.forgotten.update(named)
+        for unit in named:
+            del self.reasons[unit]
 
     def not_failing(self, unit: types.CodeType | type) -> bool:
         """The function has raised by itself. Gives whether it was called as it is to see that."""

@@ -13,6 +13,7 @@ path and runs host calls too; the program that it records begins with their log.
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import re
@@ -213,6 +214,14 @@ class Log(dict[int, Any]):
         self[index], self.called[index] = outcome, _called(function, ())
         self.effects.append(Effect(function, owner, None, outcome, where=self.where, shown=shown))
 
+    def result(self, index: int, function: Callable, args: tuple = ()) -> Any:
+        """The result of call number `index`. Raises CaptureError where another capture of the program has called
+        something else under this number."""
+        called = _called(function, args)
+        if self.called.get(index, called) != called:
+            raise CaptureError(f"{name_of(function)}() runs on the host, and something else did so in its place before")
+        return self[index]
+
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
         """The result of host call number `index`."""
         self[index], self.called[index] = value, _called(function, args)
@@ -338,24 +347,23 @@ def with_log(program: Callable, decides: bool) -> Callable:
 
 
 def taken_from_log(
-    index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "", lent: Collection[int | str] = ()
-) -> Any:
+    index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str = "",
+    lent: Collection[int | str] = (), frames: Frames = (),
+) -> Any:  # fmt: skip
     """The result of host call number `index`: from the log, or of running it now. effect: "random" where it draws
     numbers, see `Log.note_draw`; "outside" where it does something that cannot be undone. lent: which
-    arguments are containers of the program's, by position or keyword, that it may read and not change."""
+    arguments are containers of the program's, by position or keyword, that it may read and not change. frames: see
+    `called_from`."""
     results = _LOG.results
     if results is None and not lent:
-        return function(*args, **kwargs)
-    called = _called(function, args)
+        return called_from(frames, function, args, kwargs) if frames else function(*args, **kwargs)
     if results is not None and index is not None and index in results:
-        if results.called.get(index, called) != called:  # another capture of the program
-            raise CaptureError(f"{name_of(function)}() runs on the host, and something else did so in its place before")
-        return results[index]
+        return results.result(index, function, args)
     name = args[1] if function is call_method else name_of(function)
     given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
     if results is not None and effect == "random":
         results.note_draw(function, args)
-    value = function(*args, **kwargs)  # what raises has not happened
+    value = called_from(frames, function, args, kwargs) if frames else function(*args, **kwargs)
     if results is not None and effect == "outside":
         owner = args[0] if function in (call_method, next_or_end) else None
         given_to_it = args[2:] if function is call_method else args
@@ -379,13 +387,34 @@ def taken_from_log(
     return value
 
 
+Frames = tuple[tuple[str, int, str], ...]  # file, line and function
+
+
+def called_from(frames: Frames, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """The result of a function that writes down its caller, called from frames of the user's, the innermost first."""
+    call = functools.partial(function, *args, **kwargs)
+    for frame in frames:
+        call = functools.partial(_caller(*frame), call)
+    return call()
+
+
+@functools.lru_cache(maxsize=1024)
+def _caller(file: str, line: int, name: str) -> Callable:
+    """A function that calls what it is given, at a line of a file."""
+    caller = lambda call: call()  # noqa: E731 - all of it is one line
+    code = caller.__code__.replace(co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name)
+    return types.FunctionType(code, {})
+
+
 def name_of(function: Callable) -> str:
     """What messages call a function, or an object of a class in C that is called as one."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _called(function: Callable, args: tuple) -> tuple:
-    return function, args[1] if function is call_method or function is getattr else None
+    """What tells one call from another: a function that a program makes is another object in each capture."""
+    called = function.__code__ if type(function) is types.FunctionType else function
+    return called, args[1] if function is call_method or function is getattr else None
 
 
 class Kind(str):
@@ -427,9 +456,9 @@ def call_function(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _run(
     index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None,
-    effect: str = "", lent: Collection[int | str] = (),
+    effect: str = "", lent: Collection[int | str] = (), frames: Frames = (),
 ) -> Any:  # fmt: skip
-    value = taken_from_log(index, function, args, kwargs, effect, lent)
+    value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
     if value is None and kind == "NoneType":
         return None
     found = kind_of(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import functools
 import gc
+import threading
 import types
 import weakref
 from collections import deque
@@ -53,8 +54,9 @@ def plain_attribute(value, name, default=None) -> Any:
         return getattr(value, name, default)
     if name == "__dict__" and lacks_dict(value):
         return default
+    reader = next((base for base in (type, threading.local) if issubclass(kind, base)), object)
     try:
-        return (type if issubclass(kind, type) else object).__getattribute__(value, name)
+        return reader.__getattribute__(value, name)
     except AttributeError:
         return default
 

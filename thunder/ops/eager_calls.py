@@ -621,7 +621,7 @@ def _run(
     inputs: tuple[str, ...],
 ) -> tuple:  # fmt: skip
     log, state = current_log(), _CURRENT.state
-    outcome = log.get(index) if log is not None else None
+    outcome = log.result(index, function) if log is not None and index in log else None
     if outcome is None:
         before = state.versions() if state is not None else []
         outcome = call(function, args, kwargs, tensors, wanted, kinds, grad, shown)
