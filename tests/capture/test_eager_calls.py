@@ -897,24 +897,25 @@ def test_code_that_is_made_inside():
 
 def test_what_the_first_call_of_a_library_fills_costs_no_eager_call_later():
     """As einops does: the first call looks for a backend natively, and keeps it."""
-    backends = {}
+    backends, recipes = {}, []
 
     class Backend:
-        def double(self, x):
-            return x * 2
+        def shape(self, x):
+            return tuple(x.shape)
 
     def backend(x):
         if type(x) not in backends:
-            refused(x)
+            x.untyped_storage()  # is refused
             backends[type(x)] = Backend()
         return backends[type(x)]
 
     @functools.lru_cache(8)
-    def recipe(shape):
-        return shape[0]
+    def recipe(dimensions):
+        recipes.append(dimensions)
+        return dimensions + 1
 
     def reduced(x):
-        return backend(x).double(x) * recipe(tuple(x.shape))
+        return x * recipe(len(backend(x).shape(x)))
 
     def f(x):
         return reduced(x + 1) - 1

@@ -362,7 +362,8 @@ class _Values:
     ) -> Outcome:
         self.of(proxies_in((function, args, kwargs, shown), []), everything_before=True)
         if index in self.log:
-            return self.log.result(index, self._given(function))
+            called: Any = self._given(function)
+            return self.log.result(index, called)
         function, args, kwargs = (map_structure(self._given, x) for x in (function, args, kwargs))
         places = [self.c.tensors.real[p][0] if name is None else self._given(p) for p, name, _ in shown]
         shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))

@@ -415,7 +415,7 @@ class Shown(StandIn):
     def __format__(self, spec):
         return self._known(formatted(self.host, self.value, spec))
 
-    def _known(self, text: Any) -> str:
+    def _known(self, text: Any) -> Any:
         if type(text) is HostProxy:
             self.host.refuse(f"a text is made of the text of a {type(self.value).__name__} that depends on data")
         return text
