@@ -272,6 +272,24 @@ def test_vjp_and_jvp_with_structures():
     torch.testing.assert_close(vjp(torch.sin)(X, Y), (torch.sin(X), torch.cos(X) * Y))
 
 
+def test_vjp_of_keyword_arguments_and_without_cotangents():
+    def f(a, *, b, n=2):
+        return {"product": a * b["x"] * n, "sum": a + b["x"], "integer": n}["product"], a + b["x"]
+
+    a, b = X, {"x": Y}
+    for cotangents, of_a, of_b in [
+        ((Y, X), 2 * Y * Y + X, 2 * Y * X + X),
+        ((Y, None), 2 * Y * Y, 2 * Y * X),
+        ((None, X), X, X),
+        ((None, None), X * 0, X * 0),
+    ]:
+        result, gradients = vjp(f)((a,), cotangents, b=b, n=2)
+        torch.testing.assert_close((result, gradients), (f(a, b=b), (of_a, {"b": {"x": of_b}, "n": None})))
+    assert torch.equal(vjp(torch.sin)(X, None)[1], torch.zeros_like(X))
+    with pytest.raises(RuntimeError):
+        vjp(f)((a,), (Y,), b=b)
+
+
 def test_vmap_with_structures_and_dims():
     def f(d, y, n):
         return {"out": d["x"] * y + n, "sum": d["w"].sum()}
@@ -530,7 +548,8 @@ def test_vjp_takes_arguments_that_are_no_tensors(primals, keywords):
     for run in (transformed, transformed.fn.eager):
         result, found = run(primals, torch.ones(3), **keywords)
         assert torch.equal(result, expected)
-        for x, g in zip(leaves, torch.utils._pytree.tree_leaves(found), strict=True):
+        of_primals = found[: len(primals)]  # those of keyword arguments come behind
+        for x, g in zip(leaves, torch.utils._pytree.tree_leaves(of_primals), strict=True):
             assert g is None if not leaf(x) else torch.equal(g, x.grad if x.grad is not None else _noted(x, gradients))
 
 

@@ -590,6 +590,20 @@ def test_thunder_trace():
     assert again.args[0].shape == (2, 3)
 
 
+def test_a_traced_function_takes_the_arguments_of_the_function():
+    def program(a, parts, *, scale, n=2):
+        return (a * parts["b"][0] + scale) * n
+
+    given = {"b": [ONES * 3, "unused"]}
+    run = thunder.trace()(program, ONES, given, scale=ONES, n=3).python_callable()
+    other = {"b": [ONES * 5, "unused"]}
+    assert torch.equal(run(ONES * 2, other, scale=-ONES, n=3), program(ONES * 2, other, scale=-ONES, n=3))
+    with pytest.raises(ValueError, match="an argument of program was 3 when it was traced, is 4: trace again"):
+        run(ONES, given, scale=ONES, n=4)
+    with pytest.raises(TypeError, match="the trace of program takes arguments of the structure"):
+        run(ONES, ONES, ONES)
+
+
 def test_functional_jit():
     assert torch.equal(thunder.functional.jit(scaled, cache="symbolic values")(ONES), 2 * ONES)
     with pytest.raises(TypeError, match="thunder.jit compiles modules"):

@@ -17,7 +17,7 @@ from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.distributed.placement import is_under_fsdp
 from thunder.distributed.prepared import adopt
-from thunder.errors import OptionError
+from thunder.errors import OptionError, noted
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
 from thunder.extend.rules import Rule, check_rules
@@ -229,7 +229,8 @@ def jit_with(fn: Callable, options: JitOptions):
     module = ThunderModule(fn, Compiled(fn, options))
     for transform in options.transforms:
         if asked(transform, "transform_module"):
-            transform.transform_module(module)
+            with noted(f"{type(transform).__name__}.transform_module"):
+                transform.transform_module(module)
     return module
 
 

@@ -12,7 +12,8 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "UnforeseenShapeError", "MissingImplementationError",
     "TraceCheckError", "DeclarationError", "DerivativeError", "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
-    "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section", "did_you_mean",
+    "noted", "is_noted", "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section",
+    "did_you_mean",
 ]  # fmt: skip
 
 
@@ -193,6 +195,24 @@ def _line(code: Any, number: int) -> tuple:
 
 def _is_test(code: Any) -> bool:
     return code.co_filename.startswith(_HERE + "tests")
+
+
+_RAISED = "raised by "
+
+
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """A block that runs a function of a user's who extends thunder: its errors get a note that names it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{_RAISED}{what}")
+        raise
+
+
+def is_noted(error: BaseException) -> bool:
+    """Whether a function raised an error that extends thunder, and not the program."""
+    return any(note.startswith(_RAISED) for note in getattr(error, "__notes__", ()))
 
 
 _AT = "in the user's program: "

@@ -20,6 +20,7 @@ from thunder.transforms.base import asked
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
     given = compiled_of(fn) or compiled_of(jit(fn))
+    assert given is not None, "thunder.jit compiles"
     changing = [
         type(t).__name__
         for t in given.options.transforms
@@ -65,8 +66,9 @@ def vjp(fn: Callable) -> Any:
     the Jacobian.
 
     primals: the tuple of fn's positional arguments, or one argument by itself. cotangents: of the structure, shapes and
-    dtypes of fn's result. gradients: of the structure of primals, None in the places of what is no floating-point
-    tensor. Raises RuntimeError where the cotangents do not fit.
+    dtypes of fn's result; None is zero. gradients: of the structure of primals, None in the places of what is no
+    floating-point tensor; where keyword arguments hold floating-point tensors, a tuple with a dict of their gradients
+    at the end. Raises RuntimeError where the cotangents do not fit.
     """
     return _compiled(fn, VJP)
 

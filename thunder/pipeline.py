@@ -23,6 +23,7 @@ from thunder.transforms.accumulated_products import ACCUMULATE_PRODUCTS
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
+from thunder.transforms.constants import constants
 from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
 from thunder.transforms.dce import dce, dce_of_captured
 from thunder.transforms.decompose_reductions import DECOMPOSE_REDUCTIONS
@@ -148,9 +149,8 @@ PASSES = PassList((
     Pass("Grad transform pass", lambda trace, lowering: dce(joint_trace(trace, lowering.executors)),
          needs=OPERATIONS, gives=JOINT, when=lambda trace, lowering: lowering.differentiates,
          meaning="differentiate: the backward follows its forward"),
-    Pass("Common Subexpression Elimination", lambda trace, _: share(trace), needs=(OPERATIONS, JOINT),
-         when=lambda _, lowering: bool(lowering.fusers),
-         meaning="compute equal expressions of a phase once"),
+    Pass("Common Subexpression Elimination", lambda trace, lowering: share(trace, bool(lowering.fusers)),
+         needs=(OPERATIONS, JOINT), meaning="compute equal expressions of a phase once"),
     Pass("Rules behind Derivatives", _of_joint, needs=(OPERATIONS, JOINT),
          rules=(DISTINCT_INDICES, *SEPARATE_BIASES, DECOMPOSE_REDUCTIONS),
          meaning="replace the operations of forward and backward that match a rule"),
@@ -195,6 +195,9 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run the in-place operations of the program in place again"),
+    Pass("Constants", lambda trace, _: constants(trace), needs=(RUNS, UNDELETED),
+         when=lambda _, lowering: not lowering.plain,
+         meaning="compute values that depend on no argument once"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,

@@ -10,7 +10,7 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import Context, Names, Recorder, recording
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, TraceInfo
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.transforms.dce import dce
 
@@ -32,7 +32,8 @@ def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
     """`thunder.trace()(fn, *args, **kwargs)`: the trace of `fn` on tensors or tensor proxies.
 
     `fn` runs as it is, with proxies in the place of tensors: operations on them are recorded, other effects
-    happen once.
+    happen once. The trace's `python_callable()` takes fn's arguments; numbers and other objects among them have to be
+    those that were traced.
     """
 
     def run(fn: Callable, *args, **kwargs) -> Trace:
@@ -49,10 +50,35 @@ def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
         args, kwargs = tree_unflatten(proxies, spec)
         with recording(Recorder(Context(names))) as recorder:
             output = map_structure(recorder.latest, fn(*args, **kwargs))
-        made = Trace("computation", [p for p in proxies if isinstance(p, Proxy)], recorder.bound_symbols, output, names)
+        arguments = [p for p in proxies if isinstance(p, Proxy)]
+        is_flat = parameters is not None and len(arguments) == len(proxies)
+        info = TraceInfo(arguments=None if is_flat else _flattening(fn, proxies, spec))
+        made = Trace("computation", arguments, recorder.bound_symbols, output, names, info=info)
         return dce(made) if use_dce else made
 
     return run
+
+
+def _flattening(fn: Callable, traced: list, spec) -> Callable[[tuple, dict], list]:
+    """`TraceInfo.arguments` of a function. traced: the leaves of the arguments that it was traced with."""
+
+    def flat(args: tuple, kwargs: dict) -> list:
+        leaves, given = tree_flatten((args, kwargs))
+        if given != spec:
+            raise TypeError(
+                f"the trace of {_name(fn)} takes arguments of the structure that it was traced with, {spec}, and got "
+                f"{given}"
+            )
+        for old, new in zip(traced, leaves, strict=True):
+            if not isinstance(old, Proxy) and old is not new and not (type(old) is type(new) and old == new):
+                raise ValueError(f"an argument of {_name(fn)} was {old!r} when it was traced, is {new!r}: trace again")
+        return [new for old, new in zip(traced, leaves, strict=True) if isinstance(old, Proxy)]
+
+    return flat
+
+
+def _name(fn: Callable) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _parameter_names(fn: Callable, args: tuple, kwargs: dict) -> list[str] | None:

@@ -18,7 +18,7 @@ from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.state import EagerFunctions
 from thunder.core.host_calls import Log
 from thunder.core.utils import without_collection
-from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, user_line
+from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, is_noted, user_line
 from thunder.interpreter.tracebacks import interrupts
 from thunder.options import JitOptions
 
@@ -32,6 +32,7 @@ class ProgramFails(CaptureError):
     def __init__(self, failure: Exception, questions: Callable | None = None):
         self.questions = questions
         location, self.theirs = user_line(failure)
+        self.theirs = self.theirs and not is_noted(failure)
         reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {_text_of(failure)}"
         super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
         entries = traceback.walk_tb(failure.__traceback__)
@@ -40,7 +41,7 @@ class ProgramFails(CaptureError):
 
 def _text_of(failure: Exception) -> str:
     try:
-        return str(failure)
+        return "; ".join([str(failure), *getattr(failure, "__notes__", ())])
     except CaptureError:  # its text depends on data
         return "..."
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from thunder.core.proxies import Proxy, TensorProxy, proxies_in
-from thunder.core.symbol import EFFECTS, BoundSymbol, detached
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, detached
 from thunder.core.trace import Trace, TraceTag
 from thunder.errors import DataDependentError, TraceCheckError
 
@@ -86,7 +86,9 @@ def is_like(a: Proxy, b: Proxy) -> bool:
 
 
 def _check_effects(before: Trace, after: Trace) -> None:
-    """The effects that are in both programs are in the same order."""
+    """The effects that are in both programs are in the same order, and the same arguments are written to."""
+    if lost := _written(before) - _written(after):
+        raise _error(after, None, f"it wrote to {', '.join(sorted(lost))}, and does no more")
     place = {key: i for i, key in enumerate(_effects(before))}
     last, earlier = -1, None
     for key, operation in _effects(after).items():
@@ -96,6 +98,12 @@ def _check_effects(before: Trace, after: Trace) -> None:
         if i < last:
             raise _error(after, operation, f"it runs behind {earlier!r}, and ran before it: both have effects")
         last, earlier = i, operation
+
+
+def _written(trace: Trace) -> set[str]:
+    """The names of the arguments that operations write to."""
+    names = {a.name for a in trace.args if isinstance(a, Proxy)}
+    return {i.name for b in trace.bound_symbols if OpTags.IN_PLACE in b.sym.tags for i in b.inputs[:1]} & names
 
 
 def _effects(trace: Trace) -> dict[tuple, BoundSymbol]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 import sys
 import time
@@ -51,7 +52,8 @@ class TraceInfo:
     cotangents: by the name of a cotangent, the one in text to be read. saved_as: of a backward, the saved tensors and
     other saved values of the forward that runs. missing: the missing cotangents of a backward. fusible: bound symbols
     that fusion executors may take. padded: matrices with padded rows in memory. disposable: saved values of a forward
-    in memory that only its backward reads. rules: by name, the hits of rules.
+    in memory that only its backward reads. rules: by name, the hits of rules. arguments: (args, kwargs) of the function
+    that was traced -> the values of the program's arguments, where these are parts of those.
     """
 
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,6 +75,7 @@ class TraceInfo:
     padded: Set[Proxy] = frozenset()
     disposable: Set[Proxy] = frozenset()
     rules: Mapping[str, RuleHits] = dataclasses.field(default_factory=dict)
+    arguments: Callable[[tuple, dict], list] | None = None
 
     @property
     def communicates(self) -> bool:
@@ -180,11 +183,14 @@ class Trace:
         return self.info.objects | printer.context
 
     def python_callable(self, *, include_decorators: bool = False) -> Callable:
-        """The program as a function. Its source can be read in tracebacks and debuggers."""
+        """The program as a function. Its source can be read in tracebacks and debuggers. That of `thunder.trace` takes
+        the arguments of the function that was traced."""
         if self._callable is None or include_decorators:
             printer = Printer(print_depth=1)
             source = function_source(self, printer, include_decorators)
             function = compile_source(source, self.name, self.info.objects | printer.context)
+            if (flat := self.info.arguments) is not None:
+                function = functools.wraps(function)(lambda *args, run=function, **kwargs: run(*flat(args, kwargs)))
             if include_decorators:
                 return function
             self._callable = function

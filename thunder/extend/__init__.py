@@ -17,7 +17,7 @@ from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import DataDependentError, OptionError, did_you_mean, warn_user
+from thunder.errors import DataDependentError, OptionError, did_you_mean, noted, warn_user
 
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL",
@@ -56,8 +56,11 @@ class Implementation:
 
     def takes(self, operation: BoundSymbol) -> bool:
         """What the checker says; no where it asks about a data-dependent size, which has no answer."""
+        if self.checker is None:
+            return True
         try:
-            return self.checker is None or bool(self.checker(*operation.args, **operation.kwargs))
+            with noted(f"the checker for {operation.sym.qualified_name}"):
+                return bool(self.checker(*operation.args, **operation.kwargs))
         except DataDependentError:
             return False
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.core.proxies import TensorProxy, like, map_structure
+from thunder.core.proxies import TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import Names, OpTags, Symbol, current_recorder, detached
-from thunder.errors import DerivativeError, MissingImplementationError, OptionError
+from thunder.errors import DerivativeError, MissingImplementationError, OptionError, noted
 from thunder.ops.gradients import (
     check_count,
     check_device,
@@ -54,10 +54,11 @@ def opaque(
                 f"thunder.opaque: {what}= is a function, not {given!r}: thunder does not look into {_name(fn)}, so "
                 "that meta= has to say what it returns"
             )
+    assert meta is not None, "it is callable"
     name = name or _name(fn)
     symbol = Symbol(
         name,
-        _typed(meta),
+        _typed(meta, name),
         id=("opaque function", name, id(fn)),
         is_prim=True,
         tags=(OpTags.DONT_DCE, OpTags.OPAQUE),
@@ -105,7 +106,7 @@ class _Recording(torch.overrides.TorchFunctionMode):
         return call_torch(func, args, kwargs or {})
 
 
-def _typed(meta) -> Callable:
+def _typed(meta: Callable, name: str) -> Callable:
     def rule(*args, **kwargs):
         recorder = current_recorder()
         # names of what is not computed are not taken
@@ -113,7 +114,8 @@ def _typed(meta) -> Callable:
         # behind the capture, as where a trace is checked, nothing else records the torch functions that meta calls
         alone = recorder is not None and not compat.function_modes()
         with detached(context), _Recording() if alone else contextlib.nullcontext():
-            result = meta(*args, **kwargs)
+            with noted(f"the meta of {name}"):
+                result = meta(*args, **kwargs)
         return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, result)
 
     return rule
@@ -131,7 +133,8 @@ def _missing(symbol: Symbol) -> Callable:
 
 def _rule(symbol: Symbol, backward: Callable) -> Callable:
     def run(args, result, cotangent, wanted):
-        found = backward(args, result, cotangent)
+        with noted(f"the backward of {symbol.name}"):
+            found = backward(args, result, cotangent)
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         who = f"the backward of {symbol.name}"
         check_count(who, len(args), found)
@@ -144,6 +147,8 @@ def _rule(symbol: Symbol, backward: Callable) -> Callable:
                 "gradient: let it take the tensor by position"
             )
         result = symbol(*args, **kwargs)
+        if not proxies_in(result, []):
+            raise DerivativeError(f"the meta of {symbol.name} returns no tensor, so that its backward has no cotangent")
         cotangent = yield result
         wanted = tuple(i for i, a in enumerate(args) if isinstance(a, TensorProxy) and a.requires_grad)
         gradients = backward_symbol(args, result, cotangent, wanted)

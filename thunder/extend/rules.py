@@ -30,7 +30,7 @@ from thunder.core.check import is_like
 from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Symbol, is_outside
-from thunder.errors import DataDependentError, DeclarationError, OptionError
+from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError, OptionError, noted
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops import ltorch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
@@ -152,7 +152,15 @@ class Rule:
     def _holds(self, match: Match, attempt: Attempt) -> bool:
         if self.when is None:
             return True
-        if self.when(*match.arguments, **match.keywords, **self._with_match(self._takes_matches[0], match)):
+        try:
+            with noted(f"the condition of the rule {self.name}"):
+                holds = self.when(*match.arguments, **match.keywords, **self._with_match(self._takes_matches[0], match))
+        except MissingImplementationError as error:
+            raise OptionError(
+                f"the rule {self.name}: its condition computes with tensors, of which the shapes, dtypes and devices "
+                f"are known: {error}"
+            ) from error
+        if holds:
             return True
         attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
         return False
@@ -204,7 +212,8 @@ class Rule:
         out.trace(run, anchor, wanted)
 
     def _results(self, match: Match, arguments: Sequence, keywords: Mapping) -> list:
-        result = self.replacement(*arguments, **keywords, **self._with_match(self._takes_matches[1], match))
+        with noted(f"the replacement of the rule {self.name}"):
+            result = self.replacement(*arguments, **keywords, **self._with_match(self._takes_matches[1], match))
         self._check(result, match.outputs)
         return list(_outputs(result))
 

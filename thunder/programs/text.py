@@ -32,6 +32,7 @@ from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import LTORCH, PRIMS
 from thunder.programs.describe import Describer, Unspeakable, digest, find_named, name_of, named
 from thunder.programs.operators import is_operation
+from thunder.transforms.constants import Constant
 
 
 class Damaged(Exception):
@@ -74,6 +75,8 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
             return ["region", name]
     if isinstance(x, PerCall) and (name := name_of(x.shared)) is not None:
         return ["per call", *name]
+    if isinstance(x, Constant) and x.trace is not None:
+        return ["constant", written_text(x.trace, {}, regions)]
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
     said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
     found = _found(said, regions)
@@ -114,6 +117,8 @@ def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
     if kind == "per call" and len(parts) == 2 and str(parts[0]).startswith(("thunder.executors.", "thunder.ops.")):
         found = find_named(*map(str, parts))
         return found.for_call() if isinstance(found, PerCall) else MISSING
+    if kind == "constant" and len(parts) == 1:
+        return Constant(None, function_of(parts[0], {"codes": {}, "regions": regions}))
     return named(said)
 
 
@@ -208,7 +213,7 @@ def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingPr
 
 
 def _may_be_named(x: Any) -> bool:
-    if isinstance(x, FusedFunction):
+    if isinstance(x, (FusedFunction, Constant)):
         return True
     if type(x) is functools.partial:  # a derivative by PyTorch, of the function of an operation
         return not x.keywords and all(map(_may_be_named, (x.func, *x.args)))

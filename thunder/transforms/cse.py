@@ -31,10 +31,11 @@ def cse(trace: Trace) -> Trace:
     return rewrite(trace, once, optional=True)
 
 
-def share(trace: Trace) -> Trace:
+def share(trace: Trace, fused: bool = True) -> Trace:
     """Computes equal expressions of one phase and one checkpoint once, such as a cast that autocast repeats for each
     layer, or the bias that each layer computes from one mask. Outputs of the program, and values that it writes to, do
-    not share memory.
+    not share memory. Without a fusion executor (`fused`) the operations of the program are left as the user wrote
+    them, and only those that derivatives and executors have added are shared.
 
     Before: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t2 = to(x, bfloat16)`, `t3 = linear(t2, v)`. After the
     derivatives, so that gradients are added up where they were: `t0 = to(x, bfloat16)`, `t1 = linear(t0, w)`, `t3 =
@@ -43,6 +44,8 @@ def share(trace: Trace) -> Trace:
 
     def scope(operation: BoundSymbol) -> Hashable:
         context = operation.context
+        if not fused and operation.sym.torch_functions:
+            return None
         return (context.checkpoint, context.backward) if context is not None else "everywhere"
 
     return _shared(trace, scope)

@@ -22,12 +22,14 @@ complex numbers. `rules.derivatives.of_complex` names the operations without suc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from thunder.core.check import is_like
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, is_outside, recording
-from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError
+from thunder.errors import DataDependentError, DerivativeError, MissingImplementationError, noted
 from thunder.ops import ltorch, pytorch_derivative
 from thunder.ops.gradients import check_count, check_kind, fitted, is_real, is_wanted
 from thunder.ops.rules import derivatives as facts
@@ -56,8 +58,9 @@ def get_grad(value: TensorProxy) -> TensorProxy:
     return get_grad_symbol(value)
 
 
-def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
-    """Adds to the cotangent of an argument, inside a grad transform."""
+def put_grad(value: TensorProxy, gradient: TensorProxy | None) -> None:
+    """Adds to the cotangent of an argument, inside a grad transform. None: says that it has none."""
+    check_kind("put_grad(value, gradient)", 0, value, TensorProxy)
     put_grad_symbol(value, gradient)
 
 
@@ -67,7 +70,7 @@ def put_grads(values: Any, gradients: Any) -> None:
     values, gradients = leaves(values), leaves(gradients)
     check_count("a grad transform", len(values), gradients)
     for value, gradient in zip(values, gradients, strict=False):
-        if isinstance(value, TensorProxy) and gradient is not None:
+        if isinstance(value, TensorProxy):
             put_grad(value, gradient)
 
 
@@ -123,6 +126,8 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
             f"the derivative of {operation.sym.qualified_name} yields more than once: it yields its result, and "
             "returns the gradients"
         )
+    if not gradients:
+        _check_put(rule, operation, recorder)
     who, number = _who(operation), len(operation.args)
     left_out = operation.args[len(gradients) :]
     # none at all: they are put, or there are none; thunder's own rules leave out what they take for constants
@@ -135,6 +140,15 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
     for index, (argument, gradient) in enumerate(zip(arguments, (*gradients[:number], by_name), strict=True)):
         _put(who, index, argument, gradient, real, puts)
     return result
+
+
+def _check_put(rule: Callable, operation: BoundSymbol, recorder: Recorder) -> None:
+    """Raises DerivativeError where a user's rule, which returns no gradients, puts none either."""
+    if is_outside(rule) and not any(b.sym is put_grad_symbol for b in recorder.bound_symbols):
+        raise DerivativeError(
+            f"{_who(operation)} gives no gradients: put_grads(arguments, gradients) gives them, with None for an "
+            "argument that has none"
+        )
 
 
 def _who(operation: BoundSymbol) -> str:
@@ -168,20 +182,24 @@ def differentiate(
     Raises DerivativeError where it returns another number of values than the operation has, or gradients that are not
     those of the arguments.
     """
-    gets: list = []
-    puts: list = []
+    gets: list[tuple[Any, Any]] = []
+    puts: list[tuple[Any, Any]] = []
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        if is_generator:
-            result = _run_generator(rule, operation, recorder, gets, puts)
-        else:
-            result = rule(*operation.args, **operation.kwargs)
+        with noted(_who(operation)) if is_outside(rule) else nullcontext():
+            if is_generator:
+                result = _run_generator(rule, operation, recorder, gets, puts)
+            else:
+                result = rule(*operation.args, **operation.kwargs)
+                _check_put(rule, operation, recorder)
         if result is NotImplemented:
             return None
         operations = []
-        for argument, gradient in [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]:
-            index = next((i for i, a in enumerate(operation.args) if a is argument), 0)
-            real = is_real((operation.args, operation.kwargs, result))
-            puts.append((argument, fitted(_who(operation), index, argument, gradient, real)))
+        said = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
+        for argument, gradient in said:
+            if gradient is not None:
+                index = next((i for i, a in enumerate(operation.args) if a is argument), 0)
+                real = is_real((operation.args, operation.kwargs, result))
+                puts.append((argument, fitted(_who(operation), index, argument, gradient, real)))
         for b in recorder.bound_symbols:
             if b.sym is get_grad_symbol:
                 gets.append((b.args[0], b.output))
@@ -189,16 +207,7 @@ def differentiate(
                 operations.append(b)
         if conjugates:
             operations = _conjugated(operations, {g for _, g in gets}, recorder)
-    try:
-        if len(proxies_in(result, [])) != len(proxies_in(operation.output, [])):
-            raise ValueError("another number of values")
-        adopted, aliases = adopt(operations, result, operation.output)
-    except ValueError:
-        raise DerivativeError(
-            f"the grad transform of {operation.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
-            f"the operation has {len(operation.outputs)}: "
-            "return what the operation returns"
-        ) from None
+    adopted, aliases = _adopted(operation, rule, operations, result)
     renamed = _renamed(operations, adopted, proxies_in(result, []), proxies_in(operation.output, []))
     gets = [(renamed.get(o, o), g) for o, g in gets]
     inputs = set(operation.inputs)
@@ -207,10 +216,33 @@ def differentiate(
         adopted.append(ltorch.detach.bind(new, output=old, context=operation.context))
         # what the rule does not ask for passes through
         if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):
-            gets.append((old, like(old)))
+            gets.append((old, like(new)))
             puts.append((new, gets[-1][1]))
+    if not gets:  # gradients that read no cotangent are there where the operation has one
+        gets = [(o, like(o)) for o in operation.outputs if isinstance(o, TensorProxy) and o.requires_grad]
     _check_puts(operation, puts, gets)
     return _sorted(operation, adopted, gets, puts)
+
+
+def _adopted(
+    operation: BoundSymbol, rule: Callable, operations: list[BoundSymbol], result: Any
+) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
+    """`adopt` for the operations of a rule. Raises DerivativeError where its results are not those of the operation."""
+    values, wanted = proxies_in(result, []), proxies_in(operation.output, [])
+    try:
+        if len(values) != len(wanted):
+            raise ValueError("another number of values")
+        adopted = adopt(operations, result, operation.output)
+    except ValueError:
+        raise DerivativeError(
+            f"the grad transform of {operation.sym.qualified_name} returned {len(values)} values where "
+            f"the operation has {len(operation.outputs)}: "
+            "return what the operation returns"
+        ) from None
+    for new, old in zip(values, wanted, strict=True):
+        if is_outside(rule) and not is_like(new, old):
+            raise DerivativeError(f"{_who(operation)} returned {new!r} where the operation gives {old!r}")
+    return adopted
 
 
 def _renamed(
@@ -250,8 +282,14 @@ def _conjugate(x):
 
 
 def _check_puts(operation: BoundSymbol, puts: list, gets: list) -> None:
-    """Checks that gradients belong to arguments; all others would be lost."""
-    inputs = set(operation.inputs)
+    """Checks that cotangents are those of results, and that gradients belong to arguments; others would be lost."""
+    inputs, outputs = set(operation.inputs), set(operation.outputs)
+    for value, _ in gets:
+        if value not in outputs:
+            raise DerivativeError(
+                f"the derivative of {operation.sym.qualified_name} asks for the gradient of {value.name}, which is no "
+                "result of it: get_grad takes what the derivative returns"
+            )
     for value, _ in puts:
         if value not in inputs:
             read = (
@@ -418,8 +456,10 @@ def _differentiated(operation: BoundSymbol, rule: Callable, is_generator: bool) 
 def by_formula(operation: BoundSymbol) -> list[BoundSymbol]:
     """The operations of the formula that stands for a kernel where it is differentiated: they compute the kernel's
     results."""
+    formula = facts.formula.of(operation.sym)
+    assert formula is not None, "the caller asks for one that there is"
     with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
-        result = facts.formula.of(operation.sym)(*operation.args, **operation.kwargs)
+        result = formula(*operation.args, **operation.kwargs)
     operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     return operations + [ltorch.clone.bind(new, output=old, context=operation.context) for old, new in aliases.items()]
 

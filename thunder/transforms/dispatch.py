@@ -10,7 +10,7 @@ from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter, decomposed, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, Symbol, adopt, is_outside, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError
+from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError, noted
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.extend.passes import named
@@ -151,12 +151,13 @@ def _check_types(operation: BoundSymbol, what: str, result: Any, remedy: str) ->
 
 def _check_meta(operation: BoundSymbol, executor: Executor, symbol: Symbol) -> None:
     """Raises DeclarationError where the meta rule of a user's implementation is not that of the operation."""
-    if symbol.meta is None or not is_outside(symbol.meta) or symbol is operation.sym:
+    typing = symbol.meta or symbol.decomposition
+    if typing is None or not is_outside(typing) or symbol is operation.sym:
         return
     what = f"the meta rule of {executor.name}.{symbol.name}, which implements {operation.sym.qualified_name},"
     try:
         with recording(Recorder(operation.context, lambda: operation.location)):
-            result = symbol.meta(*operation.args, **operation.kwargs)
+            result = typing(*operation.args, **operation.kwargs)
     except DataDependentError:
         return
     except TypeError as error:  # parameters with other names, or in another number
@@ -181,19 +182,18 @@ def _rewrites(
 ) -> bool:
     """Writes the operations of an execution transform of an operation. False where it asks about a data-dependent
     size, which has no answer."""
+    what = f"the execution transform of {executor.name} for {operation.sym.qualified_name}"
     try:
-        with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
+        with recording(Recorder(operation.context, lambda: operation.location)) as recorder, noted(what):
             result = transform(*operation.args, **operation.kwargs)
     except DataDependentError:
         return False
-    what = f"the execution transform of {executor.name} for {operation.sym.qualified_name}"
     _check_types(operation, what, result, "correct the transform, or a checker= that lets it take this")
     try:
         operations, aliases = adopt(recorder.bound_symbols, result, operation.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the execution transform of {executor.name} for {operation.sym.qualified_name} returned another number of "
-            "values than the operation has: "
+            f"{what} returned another number of values than the operation has: "
             f"return {len(proxies_in(operation.output, []))} as the operation does, with any object where nobody "
             "reads one"
         ) from None

@@ -3,6 +3,7 @@ the operation's own rule (`autodiff.py`)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -75,6 +76,7 @@ def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = 
             f"register_grad({operation.qualified_name}): the derivative is a function, not a {type(gradfn).__name__}"
         )
 
+    @functools.wraps(gradfn)
     def rule(*args, **kwargs):
         yield gradfn(*args, **kwargs)
         return ()  # the gradients are put already
@@ -107,6 +109,7 @@ def _register(operation: Symbol, place: int, function: Callable) -> Callable:
 
 
 def _joined(operation: Symbol, halves: list) -> Callable:
+    @functools.wraps(halves[0] or halves[1])
     def rule(*args, **kwargs):
         forward, backward = halves
         if forward is None or backward is None:

@@ -189,15 +189,16 @@ class Grad(Transformed):
 
 
 class VJP(Transformed):
-    """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by
-    itself, without a tuple.
+    """(primals, cotangents, **kwargs) -> (result, gradients): the product of a vector with the Jacobian. One primal may
+    come by itself, without a tuple. A cotangent of None is zero.
 
-    A primal that is no floating-point tensor is a constant, whose gradient is None.
+    A primal that is no floating-point tensor is a constant, whose gradient is None. Where keyword arguments hold
+    floating-point tensors, their gradients come behind those of the primals, as a dict.
     """
 
     def eager(self, primals, cotangents, **kwargs):
         single = not isinstance(primals, (tuple, list))
-        leaves, spec = compat.tree_flatten((primals,) if single else tuple(primals))
+        leaves, spec = compat.tree_flatten(((primals,) if single else tuple(primals), kwargs))
         wanted = list(map(_is_float, leaves))
         chosen = [x for x, w in zip(leaves, wanted, strict=True) if w]
 
@@ -205,10 +206,27 @@ class VJP(Transformed):
             others = iter(others)
             return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
 
-        result, pull = vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
+        def run(chosen):
+            args, kwargs = compat.tree_unflatten(filled(chosen), spec)
+            return self.fn(*args, **kwargs)
+
+        result, pull = vjp(run, chosen)
+        gradients = pull(_without_none(cotangents, result))
         leaves = [None] * len(leaves)
-        found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
+        found, by_name = compat.tree_unflatten(filled(*gradients), spec)
+        if any(map(_is_float, compat.tree_flatten(kwargs)[0])):
+            return result, (*found, by_name)
         return result, found[0] if single else found
+
+
+def _without_none(cotangents, result):
+    """The cotangents of a result, with zeros in the place of None."""
+    results, spec = compat.tree_flatten(result)
+    given, _ = compat.tree_flatten(cotangents)
+    if len(given) != len(results) or all(g is not None for g in given):
+        return cotangents
+    zeros = [torch.zeros_like(r) if g is None else g for g, r in zip(given, results, strict=True)]
+    return compat.tree_unflatten(zeros, spec)
 
 
 class JVP(Transformed):

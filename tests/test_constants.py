@@ -1,0 +1,113 @@
+"""Values that depend on no argument are computed in the first call, and what leaves a program is new in each call."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+from thunder.programs.text import function_of, written_text
+from thunder.transforms.constants import LARGEST, Constant
+
+X = torch.linspace(-1, 1, 16).reshape(4, 4)
+
+
+def mask(n=4):
+    return torch.tril(torch.ones(n, n)) * 2
+
+
+def held(compiled, backward=False) -> list[Constant]:
+    traces = thunder.last_backward_traces(compiled) if backward else thunder.last_traces(compiled)
+    return [b.sym.fn for b in traces[-1].bound_symbols if isinstance(b.sym.fn, Constant)]
+
+
+def counted(run) -> set[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return {e.key.removeprefix("aten::") for e in profile.key_averages()}
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_they_are_computed_once():
+    compiled = thunder.jit(lambda x: x @ mask() + torch.arange(4))
+    assert torch.equal(compiled(X), X @ mask() + torch.arange(4))
+    assert {"tril", "ones", "arange"} & counted(lambda: compiled(X)) == set()
+    assert len(held(compiled)) == 2 and "m = constant()" not in thunder.last_traces(compiled)[0].python()
+    assert "# t" in (text := thunder.last_traces(compiled)[-1].python(depth=2)) and "torch.tril" in text
+
+
+def test_they_are_saved_for_a_backward_as_they_are():
+    def program(x, w):
+        return F.softmax(x * mask() @ w, -1).square().sum()
+
+    x, w = X.clone().requires_grad_(), torch.eye(4, requires_grad=True)
+    compiled = thunder.jit(program)
+    for _ in range(7):  # fused kernels among them
+        got = torch.autograd.grad(compiled(x, w), (x, w))
+        torch.testing.assert_close(got, torch.autograd.grad(program(x, w), (x, w)))
+    with torch.inference_mode():
+        thunder.jit(program)(x, w)
+
+
+# programs whose values leave: each call has its own
+LEAVING = {
+    "returned": lambda x, kept: (mask(), x + 1),
+    "a view is returned": lambda x, kept: (mask()[1:].t(), x + mask()),
+    "parts are returned": lambda x, kept: (mask().split(2)[0], x),
+    "written to": lambda x, kept: (mask().add_(x), x),
+    "a view is written to": lambda x, kept: ((lambda m: (m[1].add_(x[0]), m)[1])(mask()), x),
+    "written to later": lambda x, kept: (lambda m: (x @ m, m.mul_(x)))(mask()),
+    "kept by the host": lambda x, kept: (kept.append(mask()), x + 1)[1:],
+    "gradient": lambda x, kept: torch.autograd.grad((x * 0 + mask()).sum(), x),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_what_leaves_is_new_in_each_call(name):
+    program, kept, wanted = LEAVING[name], [], []
+    compiled = thunder.jit(program)
+    x = X.clone().requires_grad_(name == "gradient")
+    for _ in range(6):
+        found, want = compiled(x, kept), program(x, wanted)
+        torch.testing.assert_close((found, kept), (want, wanted))
+        for y in (*found, *kept):  # for the next call
+            y.detach().mul_(-3)
+        for y in wanted:
+            y.mul_(-3)
+        x = X.clone().requires_grad_(name == "gradient")
+
+
+def test_what_is_not_constant():
+    def program(x):
+        return x + torch.rand(4), x * torch.empty_like(x).fill_(2.0), x + torch.ones(x.shape[0], 1)
+
+    compiled = thunder.jit(program, cache="symbolic values")
+    for n in (4, 5, 6):
+        torch.manual_seed(0)
+        found = compiled(torch.ones(n, 4))
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, program(torch.ones(n, 4)))
+    n = LARGEST // 4 + 4
+    compiled = thunder.jit(lambda x: x + torch.ones(n))
+    compiled(torch.ones(1))
+    assert held(compiled) == []
+
+
+def test_programs_on_disk_have_them():
+
+    compiled = thunder.jit(lambda x: x @ mask())
+    compiled(X)
+    said = written_text(thunder.last_traces(compiled)[-1], {}, {})
+    assert torch.equal(function_of(said)(X), X @ mask()) and "constant" in said["objects"]
+
+
+def test_layers_share_what_one_mask_becomes():
+    def program(x, m):
+        for _ in range(3):
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=m)
+        return x.sum()
+
+    x, m = torch.randn(1, 2, 8, 4, requires_grad=True), torch.ones(8, 8, dtype=torch.bool).tril()
+    compiled = thunder.jit(program)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, m), x), torch.autograd.grad(program(x, m), x))
+    names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
+    assert names.count("attention_bias") == 1

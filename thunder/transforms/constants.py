@@ -1,0 +1,103 @@
+"""Constants: compute values that depend on no argument once, in the first call, and keep them with the program.
+
+Before: `t0 = torch.ones((4, 4))`, `m = torch.tril(t0)`, `t2 = torch.mul(x, m)`. After: `m = constant()`, `t2 =
+torch.mul(x, m)`; `constant` holds `m`, and its decomposition is printed below it.
+
+Fused kernels compute such values in registers, so the pass takes operations that PyTorch runs. A value that the program
+returns, writes to, or hands to the user's code needs memory of its own in each call. Constants that share memory with
+such a value are computed in each call as well, and so are those above `LARGEST` bytes in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.analysis.aliases import alias_bases
+from thunder.analysis.cost import nbytes
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, leaves, like, proxies_in
+from thunder.core.regions import leading_to
+from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace, TraceInfo, TraceTag
+from thunder.transforms.dce import dce
+
+LARGEST = 1 << 26  # bytes of all constants of a program
+
+
+class Constant:
+    """A function without arguments that computes a value in its first call and returns the same value in all calls.
+    trace: the program of the value. compute: the function of that program, where it was read from a file."""
+
+    def __init__(self, trace: Trace | None, compute: Callable[[], Any] | None = None):
+        self.trace, self._compute, self._value = trace, compute, None
+
+    def __call__(self) -> Any:
+        if self._value is None:
+            compute = self._compute or self.trace.python_callable()  # type: ignore[union-attr]
+            with compat.without_function_modes(), torch.inference_mode(False), torch.no_grad():
+                self._value = compute()
+        return self._value
+
+
+def constants(trace: Trace) -> Trace:
+    """The trace with a `constant` in the place of each value that does not depend on arguments."""
+    operations = trace.bound_symbols
+    producers: dict[Proxy, BoundSymbol] = {}
+    for b in operations:
+        if _is_pure(b) and all(i in producers for i in b.inputs):
+            producers |= dict.fromkeys(b.outputs, b)
+    if not producers:
+        return trace
+    values = _values(trace, producers)
+    if not values or sum(map(nbytes, values)) > LARGEST:
+        return trace
+    made = [_constant(value, trace, [*dict.fromkeys(producers.values())]) for value in values]
+    computed = {id(producers[value]) for value in values}
+    return dce(trace.replace(bound_symbols=[*made, *(b for b in operations if id(b) not in computed)]))
+
+
+def _is_pure(operation: BoundSymbol) -> bool:
+    """Whether PyTorch computes tensors of known sizes, and nothing else happens."""
+    symbol = operation.sym
+    return (
+        symbol.executor is not None
+        and symbol.executor.name == "torch"
+        and symbol.tags.isdisjoint(_EXCLUDED)
+        and not symbol.declared_outside
+        and bool(operation.outputs)
+        and all(type(o) is TensorProxy and o.device.type != "meta" for o in operation.outputs)
+        and not has_numbers((operation.args, operation.kwargs, operation.output))
+        and not any(isinstance(x, torch.Tensor) for x in leaves((operation.args, operation.kwargs)))
+    )
+
+
+_EXCLUDED = EFFECTS | {OpTags.RANDOM_OP, OpTags.DECISION}
+
+
+def _values(trace: Trace, producers: dict[Proxy, BoundSymbol]) -> list[TensorProxy]:
+    """The values that other operations read, or that are saved, and that may be the same tensor in each call."""
+    bases = alias_bases(trace.bound_symbols, maybe=True)
+    is_forward = TraceTag.AUGMENTED_FORWARD in trace.tags
+    exposed = {bases[p] for p in proxies_in(trace.output[0] if is_forward else trace.output, [])}
+    read = {*proxies_in(trace.output[1], [])} if is_forward else set[Proxy]()
+    for b in trace.bound_symbols:
+        if not EFFECTS.isdisjoint(b.sym.tags) or b.sym.declared_outside:
+            exposed.update(bases[i] for i in b.inputs)
+        if not any(o in producers for o in b.outputs):
+            read.update(b.inputs)
+    found = [o for o, b in producers.items() if o in read and not any(bases[x] in exposed for x in b.outputs)]
+    return [o for o in found if isinstance(o, TensorProxy)]
+
+
+def _constant(value: TensorProxy, trace: Trace, operations: list[BoundSymbol]) -> BoundSymbol:
+    program = trace.replace(
+        name="constant", args=(), output=value, provenance="", tags=(), info=TraceInfo(),
+        bound_symbols=leading_to(operations, [value], lambda _: False),
+    )  # fmt: skip
+    symbol = Symbol("constant", lambda: like(value), is_prim=True, fn=Constant(program))
+    last = program.bound_symbols[-1]
+    made = BoundSymbol(symbol, (), {}, value, context=last.context, location=last.location)
+    return made.replace(subsymbols=program.bound_symbols)
