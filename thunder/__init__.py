@@ -10,8 +10,9 @@ Names are imported when they are first used, so that `thunder.interpreter` and `
 from __future__ import annotations
 
 from thunder._lazy import names_from
+from thunder.version import VERSION
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _FROM = {
     "thunder.api": ("jit", "add_transform", "mark_dynamic"),

@@ -430,12 +430,6 @@ class DebugOptions:
             print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
 
 
-def _default_passes() -> Any:
-    import thunder
-
-    return thunder.passes()
-
-
 @dataclass
 class JitOptions:
     """Everything `thunder.jit` was told, resolved.
@@ -459,7 +453,7 @@ class JitOptions:
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
     rules: Sequence = ()
-    passes: Any = field(default_factory=_default_passes)
+    passes: Any = ()
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     tiers: int | str | None = AUTOMATIC

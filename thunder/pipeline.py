@@ -15,6 +15,7 @@ from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.errors import OptionError
 from thunder.extend import Executor, get_always_executors
+from thunder.extend.own import FINDERS
 from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, named
 from thunder.extend.rules import CAPTURED, CUT, JOINT, Rule
 from thunder.ops import ltorch
@@ -217,6 +218,19 @@ PASSES = PassList((
 def passes() -> PassList:
     """The passes that `thunder.jit` runs, in order. Printed as a table."""
     return PASSES
+
+
+def own_pass(name: str) -> Pass | None:
+    """The pass of thunder's own that has this name."""
+    return next((p for p in PASSES if p.name == name), None)
+
+
+def own_rule(name: str) -> Rule | None:
+    """The rule of thunder's own that has this name."""
+    return next((one for p in PASSES for one in p.rules or () if one.name == name), None)
+
+
+FINDERS.update({Pass: own_pass, Rule: own_rule})
 
 
 # ---------------------------------------------------------------------------------------------- running the list

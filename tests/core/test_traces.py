@@ -32,7 +32,7 @@ from thunder.core.trace import Trace, TraceCtx, TraceInfo, from_trace, is_tracin
 from thunder.errors import MissingImplementationError, TraceCheckError
 from thunder.extend import resolve_executors
 from thunder.options import JitOptions
-from thunder.pipeline import lower
+from thunder.pipeline import PASSES, lower
 from thunder.tests.litgpt_model import GPT
 from thunder.transforms.del_last_used import python_del
 
@@ -53,7 +53,7 @@ def record(function, *args, **context):
 
 
 def lowered(trace):
-    return lower(trace, JitOptions(), resolve_executors(["torch"]))
+    return lower(trace, JitOptions(passes=PASSES), resolve_executors(["torch"]))
 
 
 # ----------------------------------------------------------------------------------------------------------------

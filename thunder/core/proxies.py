@@ -369,3 +369,22 @@ def leaves(value) -> list:
         else:
             found.append(x)
     return found
+
+
+def hashable(x):
+    """A hashable form of a structure of arguments: proxies by identity; 1, 1.0 and True apart, and 0.0 and -0.0."""
+    if isinstance(x, NumberProxy):
+        return (NumberProxy, x.expression)
+    if isinstance(x, Proxy):
+        return x
+    if isinstance(x, (tuple, list)):
+        return (type(x).__name__, *map(hashable, x))
+    if isinstance(x, dict):
+        return ("dict", *((k, hashable(v)) for k, v in x.items()))
+    if isinstance(x, slice):
+        return ("slice", hashable(x.start), hashable(x.stop), hashable(x.step))
+    try:
+        hash(x)
+    except TypeError:
+        return (type(x), id(x))
+    return (type(x), repr(x) if isinstance(x, (float, complex)) else x)

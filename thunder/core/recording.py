@@ -6,14 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thunder.core import dtypes
 from thunder.core.symbolic import Facts
-
-if TYPE_CHECKING:
-    from thunder.core.bound_symbol import BoundSymbol
-    from thunder.core.proxies import TensorProxy
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -199,11 +195,11 @@ class Recorder:
         location: Callable[[], Any] | None = None,
         where: Callable[[], tuple | None] | None = None,
     ):
-        self.bound_symbols: list[BoundSymbol] = []
+        self.bound_symbols: list[Any] = []
         self.context = context or Context(Names())
         self.memory: Any = None
         self.casts: dict = {}
-        self.is_leaf: Callable[[TensorProxy], bool] | None = None
+        self.is_leaf: Callable[[Any], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
         self.decide: Any = None
@@ -224,12 +220,12 @@ class Recorder:
         self._placed = len(operations)
         return self._places.get(value)
 
-    def producer(self, value: Any) -> BoundSymbol | None:
+    def producer(self, value: Any) -> Any:
         """The operation that makes a value."""
         place = self.place(value)
         return None if place is None else self.bound_symbols[place]
 
-    def rewrite(self, operations: list[BoundSymbol]) -> None:
+    def rewrite(self, operations: list[Any]) -> None:
         """These are the operations recorded so far."""
         self.bound_symbols[:] = operations
         self._places.clear()

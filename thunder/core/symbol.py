@@ -1,22 +1,31 @@
 """Symbols: the operations that traces are made of.
 
 A symbol is called like a function. Its meta rule types the result; a symbol without one runs its decomposition for
-that. The current `Recorder` records the call as a `BoundSymbol`, which never changes afterwards.
+that. The current `Recorder` records the call as a `BoundSymbol`, which never changes afterwards. Traces are flat: a
+composite is one bound symbol. Its decomposition (`bound_symbol.subsymbols`) is made when it is first asked for.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
-import inspect
 import types
-from collections.abc import Callable, Collection, KeysView
+from collections.abc import Callable
 from typing import Any
 
 from thunder.core import dtypes
-from thunder.core.bound_symbol import BoundSymbol, adopt, hashable
-from thunder.core.definition import Definition
-from thunder.core.proxies import NumberProxy, TensorProxy, leaves, map_structure, proxies_in, settled
+from thunder.core.codegen import Printer
+from thunder.core.definition import Definition, Unfit
+from thunder.core.proxies import (
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    hashable,
+    leaves,
+    map_structure,
+    numbers_in,
+    proxies_in,
+    settled,
+)
 from thunder.core.recording import (
     RECORDER,
     Context,
@@ -27,6 +36,8 @@ from thunder.core.recording import (
     recording,
     user_location,
 )
+from thunder.core.signatures import no_places, positional_parameters, spelled
+from thunder.core.tags import CARRIED_OUT, EFFECTS, OpTags, carries_out, is_outside
 from thunder.errors import CaptureError, DataDependentError, MissingImplementationError
 
 __all__ = [
@@ -38,54 +49,180 @@ __all__ = [
 UNBACKED: dict[str, Callable] = {}  # handlers of data-dependent sizes; `thunder.core.unbacked` fills it
 
 
-class OpTags(enum.Enum):
-    """Properties of an operation that passes ask for, beyond its rules."""
-
-    __hash__ = object.__hash__  # every pass looks for some of them in every operation: Enum's is written in Python
-
-    SHAPE_OP = enum.auto()  # moves or views data, computes nothing
-    REDUCTION_OP = enum.auto()
-    RANDOM_OP = enum.auto()  # draws from a generator: never merged, never repeated
-    MATMUL_OP = enum.auto()
-    DEVICE_SYNC_OP = enum.auto()  # waits for the device
-    DONT_DCE = enum.auto()  # has an effect beyond its outputs
-    IN_PLACE = enum.auto()
-    DETACHED = enum.auto()  # its results never require grad, whatever its arguments do
-    VIEW = enum.auto()  # an output may share memory with the first tensor argument
-    DECISION = enum.auto()  # the program may leave for another path here
-    OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
-    AUTO_REGISTERED = OPAQUE
-
-
-# operations that may have effects beyond their results
-EFFECTS = frozenset((OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE))
-
-
 def _are_among(outputs: list, inputs: list) -> bool:
     return bool(outputs[0].name) and all(any(o is i for i in inputs) for o in outputs)
 
 
-_INSIDE = ("thunder", "torch", "builtins", "math", "operator", "_operator", "functools")
-
-
-def is_outside(declaration: Any) -> bool:
-    """Whether a function, or a class, is neither thunder's nor PyTorch's."""
-    return (
-        declaration is not None and (getattr(declaration, "__module__", None) or "torch").split(".")[0] not in _INSIDE
-    )
-
-
-# the functions that symbols were made with, or that `carries_out` marks: programs on disk may name them
-CARRIED_OUT: set[Callable] = set()
-
-
-def carries_out(function: Callable) -> Callable:
-    """Marks a function that carries out an operation, and that no symbol has before a program is lowered."""
-    CARRIED_OUT.add(function)
-    return function
-
-
 _OF_GPUS = "cudnn", "cublas", "fp32_precision of cuda"  # settings that kernels on other devices do not follow
+
+
+_KEPT: Any = object()  # of `BoundSymbol.replace`
+
+
+class BoundSymbol:
+    """One operation of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat.
+    Never changed once made."""
+
+    __slots__ = (
+        "sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols",
+        "aliases", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sym: Symbol,
+        args: tuple,
+        kwargs: dict,
+        output,
+        *,
+        context: Context | None = None,
+        inputs=None,
+        outputs=None,
+        location=None,
+    ):
+        self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context
+        self.inputs: tuple[Proxy, ...] = tuple(proxies_in(kwargs, proxies_in(args, []))) if inputs is None else inputs
+        self.outputs: tuple[Proxy, ...] = tuple(proxies_in(output, [])) if outputs is None else outputs
+        self.location, self.header = location, ""
+        self._subsymbols: tuple[BoundSymbol, ...] | None = None
+        self.aliases: dict[Proxy, Any] = {}  # by output that the decomposition does not compute, the input that it is
+
+    flat_proxy_args = property(lambda self: self.inputs)
+    flat_proxy_outs = property(lambda self: self.outputs)
+    tags = property(lambda self: self.sym.tags)
+
+    @property
+    def subsymbols(self) -> tuple[BoundSymbol, ...]:
+        """The decomposition: operations that compute the same outputs, under the same names. Empty for a prim, and
+        where it depends on data-dependent sizes."""
+        if self._subsymbols is None and self.sym.decomposition is not None:
+            number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
+            if number is not None and number.decisions.closed:  # somebody looks at a program that is made
+                with number.decisions.anew({}):
+                    return self._decompose()
+            self._subsymbols = self._decompose()
+        return self._subsymbols or ()
+
+    def _decompose(self) -> tuple[BoundSymbol, ...]:
+        with detached(self.context) as inner:
+            inner.location = lambda: self.location
+            try:
+                result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
+            except (DataDependentError, Unfit):  # another one for other sizes; none for these arguments
+                return ()
+        if result is None and self.output is not None:
+            return ()
+        operations, self.aliases = adopt(inner.bound_symbols, result, self.output)
+        return tuple(operations)
+
+    @property
+    def primitive(self) -> BoundSymbol | None:
+        """The one primitive that a composite is: `prims.tanh` of `ltorch.tanh`."""
+        found = self
+        while len(found.subsymbols) == 1:
+            found = found.subsymbols[0]
+        return found if found.sym.is_prim and found.sym.executor is None else None
+
+    def replace(
+        self,
+        *,
+        sym: Any = _KEPT,
+        args: Any = _KEPT,
+        kwargs: Any = _KEPT,
+        output: Any = _KEPT,
+        subsymbols: Any = _KEPT,
+        context: Any = _KEPT,
+    ) -> BoundSymbol:
+        """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
+        reads_same, writes_same = args is _KEPT and kwargs is _KEPT, output is _KEPT
+        new = BoundSymbol(
+            self.sym if sym is _KEPT else sym,
+            self.args if args is _KEPT else args,
+            self.kwargs if kwargs is _KEPT else kwargs,
+            self.output if writes_same else output,
+            context=self.context if context is _KEPT else context,
+            inputs=self.inputs if reads_same else None,
+            outputs=self.outputs if writes_same else None,
+            location=self.location,
+        )
+        new.header = self.header
+        if subsymbols is not _KEPT:
+            new._subsymbols = tuple(subsymbols)
+        elif reads_same and writes_same and sym is _KEPT:
+            new._subsymbols, new.aliases = self._subsymbols, self.aliases
+        return new
+
+    from_bsym = replace
+
+    def copied(self) -> BoundSymbol:
+        """A copy with a decomposition of its own, whose decisions about sizes hold for the copy."""
+        new = self.replace()
+        if self._subsymbols is not None:
+            new._subsymbols = tuple(operation.copied() for operation in self._subsymbols)
+        return new
+
+    def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
+        """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
+        reads_same, writes_same = table.keys().isdisjoint(self.inputs), table.keys().isdisjoint(self.outputs)
+        if reads_same and writes_same:
+            return self
+
+        def swapped(x):
+            if type(x) is TensorProxy:
+                return table.get(x, x)
+            return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
+
+        new = BoundSymbol(
+            self.sym,
+            self.args if reads_same else map_structure(swapped, self.args),
+            self.kwargs if reads_same or not self.kwargs else map_structure(swapped, self.kwargs),
+            self.output if writes_same else map_structure(swapped, self.output),
+            context=self.context,
+            inputs=self.inputs if reads_same else None,
+            outputs=self.outputs if writes_same else None,
+            location=self.location,
+        )
+        if self._subsymbols:
+            new._subsymbols = tuple(s.swap(table) for s in self._subsymbols)
+        return new
+
+    def has_input(self, proxy: Proxy) -> bool:
+        return any(p is proxy for p in self.inputs)
+
+    @property
+    def rhs(self):
+        """A hashable key of the right-hand side: equal for two operations that compute the same."""
+        return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
+
+    def __repr__(self) -> str:
+        return "\n".join(Printer(print_depth=1).line(self))
+
+    def python(self, indent: int = 0, commented: bool = False, print_depth: int = 1) -> list[str]:
+        return Printer(print_depth=print_depth).line(self, indent, commented)
+
+
+def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
+    """Lets `operations`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
+
+    Values keep their names from pass to pass: results of the operations get the names of the values that they replace.
+    Returns the operations, and a dict from each wanted value that they do not compute to the input, number or other
+    wanted value that it is. Raises ValueError where the structures differ in length.
+    """
+    if type(result) is type(wanted) is TensorProxy:
+        pairs = [(result, wanted)]
+    else:
+        pairs = list(zip(leaves(result), leaves(wanted), strict=True))
+    made = {o for operation in operations for o in operation.outputs}
+    table: dict[Proxy, Any] = {}
+    for new, old in pairs:
+        if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
+            table[new] = old
+    aliases = {
+        old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)
+    }
+    aliases = {old: new for old, new in aliases.items() if new is not old}
+    changed = {new: old for new, old in table.items() if new is not old}
+    return [operation.swap(changed) for operation in operations] if changed else list(operations), aliases
 
 
 class Symbol(Definition):
@@ -355,34 +492,6 @@ class Symbol(Definition):
 def form_of(symbol: Symbol, form: str, fn: Callable) -> Symbol:
     """Another form of an operation that its executor runs: `mm_aligned` of `mm`, which `fn` computes."""
     return symbol.executed(f"{symbol.name}_{form}", fn, symbol.executor, id=f"{form}.{symbol.id}")
-
-
-def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str], places: Callable[[], dict]) -> str:
-    """The name of a parameter for a keyword: operands are found by their places in PyTorch's functions, `axis` is
-    dim."""
-    # an opaque operation is called as the user calls it
-    if keyword in parameters or keyword in defaults or not parameters:
-        return keyword
-    place = places().get(keyword)
-    if place is not None and place < len(parameters):
-        return list(parameters)[place]
-    return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
-
-
-def no_places(*functions: Callable) -> dict[str, int]:
-    """The places of an operation without other names of parameters."""
-    return {}
-
-
-def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:
-    """Names of the positional-or-keyword parameters, in order, and the defaults of all."""
-    if function is None:
-        return {}.keys(), {}
-    parameters = inspect.signature(function).parameters.values()
-    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return {p.name: None for p in positional}.keys(), {
-        p.name: p.default for p in parameters if p.default is not p.empty
-    }
 
 
 def primitive(meta: Callable, *, tags: tuple = (), module: str | None = None) -> Callable[[Callable], Symbol]:

@@ -40,7 +40,7 @@ from thunder.distributed.placement import (
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
 from thunder.options import NUMERICS_OPTIONS, JitOptions
-from thunder.pipeline import asked_for, lower, lower_with_derivatives
+from thunder.pipeline import PASSES, asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
 GIB, MIB = 2**30, 2**20
@@ -224,7 +224,7 @@ def _options(model, device: str) -> JitOptions:
     if device not in ("cuda", "cpu"):
         raise OptionError(f"device={device!r} is not an option; valid: 'cuda', 'cpu'")
     compiled = getattr(model, "_lc_cd", None)
-    options = JitOptions() if compiled is None else compiled.options
+    options = JitOptions(passes=PASSES) if compiled is None else compiled.options
     executors = options.executors
     if options.default_executors:
         here, there = (

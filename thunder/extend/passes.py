@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import thunder
 from thunder.core.check import check_change
 from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol
@@ -28,6 +27,7 @@ from thunder.core.trace import Trace, TraceBuilder, headed
 from thunder.errors import DataDependentError, DeclarationError, OptionError, TraceCheckError, warn_user
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
+from thunder.extend.own import finder_of
 from thunder.extend.rules import Rule
 from thunder.options import JitOptions
 
@@ -118,7 +118,7 @@ class Pass:
             return []
 
     def _checked_traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
-        if _own(self.name) is self:
+        if finder_of(self) is not None:
             return self._traces(trace, lowering)
         with named(f"the pass {self.name}"):
             made = self._traces(trace, lowering)
@@ -151,7 +151,7 @@ class Pass:
 
     def __reduce_ex__(self, protocol):
         """A pass of thunder's own is pickled by its name."""
-        return (_own, (self.name,)) if _own(self.name) is self else super().__reduce_ex__(protocol)
+        return super().__reduce_ex__(protocol) if (find := finder_of(self)) is None else (find, (self.name,))
 
 
 @contextmanager
@@ -169,10 +169,6 @@ def named(what: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"in {what}")
         raise
-
-
-def _own(name: str) -> Pass | None:
-    return next((p for p in thunder.passes() if p.name == name), None)
 
 
 class PassList(tuple[Pass, ...]):

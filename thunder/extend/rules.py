@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-import thunder
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import estimated_time
 from thunder.core import dtypes
@@ -31,6 +30,7 @@ from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Symbol, is_outside
 from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError, OptionError, noted
+from thunder.extend.own import finder_of
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops import ltorch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
@@ -95,7 +95,7 @@ class Rule:
 
     def __reduce_ex__(self, protocol):
         """A rule of thunder's own is pickled by its name."""
-        return (_own, (self.name,)) if _own(self.name) is self else super().__reduce_ex__(protocol)
+        return super().__reduce_ex__(protocol) if (find := finder_of(self)) is None else (find, (self.name,))
 
     # ------------------------------------------------------------------------------------------------------- matching
     def matches(self, flow: Flow, attempt: Attempt) -> Iterator[Match]:
@@ -303,10 +303,6 @@ def rule(
     one = Rule(name, pattern, replacement, when, at, exact, examples, cheaper=cheaper)
     assert one.patterns is not None  # refuses a wrong pattern here
     return one
-
-
-def _own(name: str) -> Rule | None:
-    return next((one for p in thunder.passes() for one in p.rules or () if one.name == name), None)
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.flow import producers
+from thunder.api import jit
 from thunder.capture.operations import NOT_OPERATIONS
 from thunder.capture.policy import is_library
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
@@ -20,7 +21,7 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.tables import table
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
-from thunder.inspect.queries import last_entry
+from thunder.inspect.queries import last_entry, last_sharp_edges, last_traces
 from thunder.ops import inplace_of, lookup
 
 _DECISIONS = {getattr(torch.Tensor, f"__{n}__") for n in ("bool", "int", "float", "complex", "index", "contains")}
@@ -82,8 +83,6 @@ def operations_in(trace: Trace) -> list[BoundSymbol]:
 def examine(fn: Callable, *args, **kwargs) -> None:
     """Runs `fn` in PyTorch, says which operations it uses and which of them thunder has no definition of, then compiles
     it and says how that went."""
-    import thunder
-
     try:
         counts = torch_calls(fn, *args, **kwargs)
     except Exception as error:  # noqa: BLE001  it is reported: bad input is what people examine
@@ -97,18 +96,18 @@ def examine(fn: Callable, *args, **kwargs) -> None:
         print("These are taken as opaque operations: PyTorch runs them, thunder does not look inside:")
         for f, n in sorted(unknown.items(), key=lambda item: -item[1]):
             print(f"  {resolve_name(f) or getattr(f, '__name__', f)}, called {n} times")
-    compiled = thunder.jit(fn)
+    compiled = jit(fn)
     try:
         with torch.no_grad():
             compiled(*args, **kwargs)
     except ThunderError as error:
         print(f"It cannot be compiled: {error}")
         return
-    traces = thunder.last_traces(compiled)
+    traces = last_traces(compiled)
     print(
         f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces"
     )
-    for edge in thunder.last_sharp_edges(compiled):
+    for edge in last_sharp_edges(compiled):
         print(f"  sharp edge: {edge}")
 
 

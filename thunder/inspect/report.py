@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import thunder
 from thunder.cache.entry import CacheEntry
 from thunder.cache.history import section_of_reason
 from thunder.compiled import Compiled, compiled_of
@@ -29,6 +28,7 @@ from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_o
 from thunder.inspect.queries import last_entry, last_paths
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.partition import clear_symbol, unpack_sequence
+from thunder.version import VERSION
 
 CHANGED = 300  # lines of a diff
 ROWS = 400  # of a table of lines, modules or saved values
@@ -98,7 +98,7 @@ def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> st
         "host": ("On the host", _host(entry, costs, measured)),
         "communication": ("Communication", _communication(costs)),
     }
-    body = [f"<h1>{escape(name)}</h1>", f"<p>thunder {thunder.__version__}, torch {escape(torch.__version__)}, "
+    body = [f"<h1>{escape(name)}</h1>", f"<p>thunder {VERSION}, torch {escape(torch.__version__)}, "
             f"Python {platform.python_version()}, {escape(_device(entry))}</p>"]  # fmt: skip
     body.append("<nav>" + "".join(f'<a href="#{key}">{title}</a>' for key, (title, _) in sections.items()) + "</nav>")
     for key, (title, parts) in sections.items():

@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 import torch
 
-import thunder
+from thunder import version
 from thunder.cache.entry import CacheEntry
 from thunder.capture import passes
 from thunder.errors import ProgramFileWarning, warn_user
@@ -140,7 +140,7 @@ def _check_executor(executor: Any) -> None:
 @functools.cache
 def versions(anywhere: bool) -> tuple:
     return (
-        ("thunder", f"{thunder.__version__} {_sources(anywhere)}"),
+        ("thunder", f"{version.VERSION} {_sources(anywhere)}"),
         ("python", f"{platform.python_implementation()} {sys.version}"),
         ("torch", f"{torch.__version__} {torch.version.git_version}"),
         ("numpy", numpy.__version__),
@@ -150,7 +150,7 @@ def versions(anywhere: bool) -> tuple:
 def _sources(anywhere: bool) -> str:
     """A hash of thunder's own files: while it is worked on, its version stays. On one machine it is of their times and
     sizes, since reading them takes a tenth of a small program's first step."""
-    root = os.path.dirname(thunder.__file__)
+    root = os.path.dirname(version.__file__)
     found = hashlib.sha256(b"" if anywhere else root.encode())
     for directory, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("__") and name != "tests")

@@ -20,17 +20,14 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thunder.core.utils import without_collection
 from thunder.runtime.cudagraphs.device import GPU
 
-if TYPE_CHECKING:
-    from thunder.runtime.cudagraphs.recording import Recording
-
-LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()  # all recordings
+LIVE: weakref.WeakSet[Any] = weakref.WeakSet()  # each `Recording`
 # by device, the stream on which a graph was last told where random numbers begin
 _DRAWN: dict[int, Any] = {}
 # a synchronization before one recording would end that of another thread, and move the start of its random numbers
@@ -46,7 +43,7 @@ class Memory:
 
     def __init__(self, gpu: GPU):
         self.gpu, self.lock = gpu, threading.RLock()
-        self.recordings: list[Recording] = []
+        self.recordings: list[Any] = []  # each a `Recording`
         self.pool, self.stream = gpu.pool(), gpu.new_stream()
         self.streams: dict[int, Any] = {}  # streams to wait for, by their handles
 
@@ -117,11 +114,11 @@ class Memory:
             for buffer in r.buffers:
                 self.gpu.read_on(stream, buffer)  # it may be freed while a replay on this stream is under way
 
-    def in_use(self, first: Recording) -> Recording | None:
+    def in_use(self, first: Any) -> Any:
         """A recording with results in use that a replay of `first` would overwrite; None where there is none."""
         return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
 
-    def add(self, recording: Recording) -> None:
+    def add(self, recording: Any) -> None:
         """Adds a recording, and drops those that can neither be replayed nor read any more."""
         self.drop_unwanted()
         self.recordings.append(recording)

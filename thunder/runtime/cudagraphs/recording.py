@@ -6,16 +6,13 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.runtime.cudagraphs.memory import LIVE, is_result
 from thunder.runtime.saved import SavedTogether
-
-if TYPE_CHECKING:
-    from thunder.runtime.cudagraphs.region import GraphedRegion
 
 
 class Refused(Exception):
@@ -57,13 +54,13 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
 
 
 class Recording:
-    """The recorded launches of a region for inputs of these strides, and the addresses of its results. setting: the
-    flags of PyTorch and the addresses of fixed inputs. stay: places of other inputs that are not copied. given: results
-    of other recordings that it reads."""
+    """The recorded launches of a region for inputs of these strides, and the addresses of its results. region: a
+    `GraphedRegion`. setting: the flags of PyTorch and the addresses of fixed inputs. stay: places of other inputs that
+    are not copied. given: results of other recordings that it reads."""
 
     def __init__(
         self,
-        region: GraphedRegion,
+        region: Any,
         strides: list,
         setting: list,
         tensors: Sequence[torch.Tensor],
@@ -105,7 +102,7 @@ class Recording:
         self.memory.add(self)
         LIVE.add(self)
 
-    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: GraphedRegion) -> None:
+    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: Any) -> None:
         """Sorts the outputs into watched ones, copied ones, and views of inputs."""
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
         self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []

@@ -1,0 +1,3 @@
+"""The version of thunder."""
+
+VERSION = "0.2.0"
