@@ -57,6 +57,9 @@ LEAVING = {
     "a view is written to": lambda x, kept: ((lambda m: (m[1].add_(x[0]), m)[1])(mask()), x),
     "written to later": lambda x, kept: (lambda m: (x @ m, m.mul_(x)))(mask()),
     "kept by the host": lambda x, kept: (kept.append(mask()), x + 1)[1:],
+    "a gradient that others are added to": lambda x, kept: (
+        lambda w: ((w * mask()).sum().backward(retain_graph=True), (w * 2).sum().backward(), w.grad.clone())[1:]
+    )(x.detach().clone().requires_grad_())[1:],
     "gradient": lambda x, kept: torch.autograd.grad((x * 0 + mask()).sum(), x),
 }
 

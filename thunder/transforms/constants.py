@@ -61,17 +61,20 @@ def constants(trace: Trace) -> Trace:
 
 def _is_pure(operation: BoundSymbol) -> bool:
     """Whether PyTorch computes tensors of known sizes, and nothing else happens."""
-    symbol = operation.sym
     return (
-        symbol.executor is not None
-        and symbol.executor.name == "torch"
-        and symbol.tags.isdisjoint(_EXCLUDED)
-        and not symbol.declared_outside
+        _is_plain(operation.sym)
+        and operation.sym.tags.isdisjoint(_EXCLUDED)
         and bool(operation.outputs)
         and all(type(o) is TensorProxy and o.device.type != "meta" for o in operation.outputs)
         and not has_numbers((operation.args, operation.kwargs, operation.output))
         and not any(isinstance(x, torch.Tensor) for x in leaves((operation.args, operation.kwargs)))
     )
+
+
+def _is_plain(symbol: Symbol) -> bool:
+    """Whether it is a function of PyTorch's own, which hands no argument on but as a view."""
+    is_named = symbol.module is not None and symbol.module.split(".")[0] in ("torch", "Tensor")
+    return is_named and symbol.executor is not None and symbol.executor.name == "torch" and not symbol.declared_outside
 
 
 _EXCLUDED = EFFECTS | {OpTags.RANDOM_OP, OpTags.DECISION}
@@ -84,7 +87,9 @@ def _values(trace: Trace, producers: dict[Proxy, BoundSymbol]) -> list[TensorPro
     exposed = {bases[p] for p in proxies_in(trace.output[0] if is_forward else trace.output, [])}
     read = {*proxies_in(trace.output[1], [])} if is_forward else set[Proxy]()
     for b in trace.bound_symbols:
-        if not EFFECTS.isdisjoint(b.sym.tags) or b.sym.declared_outside:
+        if not EFFECTS.isdisjoint(b.sym.tags) or not (
+            _is_plain(b.sym) or b.sym.is_fusion and not b.sym.declared_outside
+        ):
             exposed.update(bases[i] for i in b.inputs)
         if not any(o in producers for o in b.outputs):
             read.update(b.inputs)
