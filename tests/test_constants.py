@@ -48,6 +48,26 @@ def test_they_are_saved_for_a_backward_as_they_are():
         thunder.jit(program)(x, w)
 
 
+class GivesTheMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, m):
+        ctx.save_for_backward(m)
+        return x * m
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.saved_tensors[0], None
+
+
+def test_a_saved_value_that_is_a_gradient_is_new_in_each_call():
+    compiled = thunder.jit(lambda x: GivesTheMask.apply(x, mask()))
+    for _ in range(4):
+        x = X.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+        assert torch.equal(gradient, mask())
+        gradient.mul_(-3)
+
+
 # programs whose values leave: each call has its own
 LEAVING = {
     "returned": lambda x, kept: (mask(), x + 1),

@@ -101,9 +101,14 @@ def _check_effects(before: Trace, after: Trace) -> None:
 
 
 def _written(trace: Trace) -> set[str]:
-    """The names of the arguments that operations write to."""
-    names = {a.name for a in trace.args if isinstance(a, Proxy)}
-    return {i.name for b in trace.bound_symbols if OpTags.IN_PLACE in b.sym.tags for i in b.inputs[:1]} & names
+    """The names of the arguments that operations write to, those in regions included."""
+    names, found = {a.name for a in trace.args if isinstance(a, Proxy)}, set()
+    pending = [*trace.bound_symbols]
+    for b in pending:
+        if OpTags.IN_PLACE in b.sym.tags:
+            found.update(i.name for i in b.inputs[:1])
+        pending += b._subsymbols or ()
+    return found & names
 
 
 def _effects(trace: Trace) -> dict[tuple, BoundSymbol]:

@@ -10,7 +10,7 @@ such a value are computed in each call as well, and so are those above `LARGEST`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,8 @@ def _is_pure(operation: BoundSymbol) -> bool:
     """Whether PyTorch computes tensors of known sizes, and nothing else happens."""
     return (
         _is_plain(operation.sym)
+        and operation.sym.executor is not None
+        and operation.sym.executor.name == "torch"
         and operation.sym.tags.isdisjoint(_EXCLUDED)
         and bool(operation.outputs)
         and all(type(o) is TensorProxy and o.device.type != "meta" for o in operation.outputs)
@@ -71,10 +73,21 @@ def _is_pure(operation: BoundSymbol) -> bool:
     )
 
 
+def _handed_on(operations: Sequence[BoundSymbol], returned: Any) -> set[Proxy]:
+    """The values in whose memory a result of a program is, or that it writes to, or that others may keep."""
+    bases = alias_bases(operations, maybe=True)
+    found = {bases[p] for p in proxies_in(returned, [])}
+    for b in operations:
+        if not EFFECTS.isdisjoint(b.sym.tags) or not _is_plain(b.sym):
+            found.update(bases[i] for i in b.inputs)
+    return found
+
+
 def _is_plain(symbol: Symbol) -> bool:
-    """Whether it is a function of PyTorch's own, which hands no argument on but as a view."""
-    is_named = symbol.module is not None and symbol.module.split(".")[0] in ("torch", "Tensor")
-    return is_named and symbol.executor is not None and symbol.executor.name == "torch" and not symbol.declared_outside
+    """Whether it is an operation of PyTorch's own, or a region of thunder's, which hands no argument on but as a
+    view."""
+    module = (symbol.module or "").split(".")[0]
+    return not symbol.declared_outside and (symbol.is_fusion or module in ("torch", "Tensor", "ltorch"))
 
 
 _EXCLUDED = EFFECTS | {OpTags.RANDOM_OP, OpTags.DECISION}
@@ -83,16 +96,15 @@ _EXCLUDED = EFFECTS | {OpTags.RANDOM_OP, OpTags.DECISION}
 def _values(trace: Trace, producers: dict[Proxy, BoundSymbol]) -> list[TensorProxy]:
     """The values that other operations read, or that are saved, and that may be the same tensor in each call."""
     bases = alias_bases(trace.bound_symbols, maybe=True)
-    is_forward = TraceTag.AUGMENTED_FORWARD in trace.tags
-    exposed = {bases[p] for p in proxies_in(trace.output[0] if is_forward else trace.output, [])}
-    read = {*proxies_in(trace.output[1], [])} if is_forward else set[Proxy]()
-    for b in trace.bound_symbols:
-        if not EFFECTS.isdisjoint(b.sym.tags) or not (
-            _is_plain(b.sym) or b.sym.is_fusion and not b.sym.declared_outside
-        ):
-            exposed.update(bases[i] for i in b.inputs)
-        if not any(o in producers for o in b.outputs):
-            read.update(b.inputs)
+    returned, saved = trace.output, list[Proxy]()
+    if TraceTag.AUGMENTED_FORWARD in trace.tags:
+        returned, saved = trace.output[0], proxies_in(trace.output[1], [])
+    exposed = {bases[p] for p in _handed_on(trace.bound_symbols, returned)}
+    if trace.info.cut is not None:
+        backward = trace.info.cut.backward
+        names = {p.name for p in _handed_on(backward.bound_symbols, backward.output)}
+        exposed |= {bases[p] for p in saved if p.name in names}
+    read = {*saved, *(i for b in trace.bound_symbols if not any(o in producers for o in b.outputs) for i in b.inputs)}
     found = [o for o, b in producers.items() if o in read and not any(bases[x] in exposed for x in b.outputs)]
     return [o for o in found if isinstance(o, TensorProxy)]
 
