@@ -156,8 +156,9 @@ class FakeGraph:
         if not fresh and not written and schema.returns and self._is_view(func, args, kwargs):
             return func(*args, **kwargs)
         given = tree_map_only(torch.Tensor, self._address, (args, kwargs))
-        for t in written:
-            torch.autograd.graph.increment_version(t)
+        if schema.name.endswith("_") or any(a.is_out for a in schema.arguments):  # others are not counted
+            for t in written:
+                torch.autograd.graph.increment_version(t)
         if not fresh and written:  # in place
             self.launches.append(lambda: func(*_opened(given[0]), **_opened(given[1])))
             return written[0] if len(schema.returns) == 1 else tuple(written) if schema.returns else None

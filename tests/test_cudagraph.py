@@ -18,9 +18,10 @@ from tests.fake_gpu import FakeGPU, World
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
+from thunder.runtime.cudagraphs.device import GPU
 from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.recording import Recording, Results
-from thunder.runtime.cudagraphs.region import RECORDINGS, GraphedRegion
+from thunder.runtime.cudagraphs.region import PAYS, RECORDINGS, GraphedRegion
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 from thunder.transforms import cudagraph
 from thunder.transforms.cudagraph import CUDAGraphTransform
@@ -607,6 +608,29 @@ def test_parameters_that_move_all_the_time():
             torch.testing.assert_close(stopped(x), module(x))
 
 
+def test_recordings_that_are_replayed_often_make_room_for_others():
+    """As those of `generate`, which writes to a new cache in each call."""
+
+    def f(cache, x):
+        cache.mul_(0.5).add_(x)
+        return cache.sum() * x
+
+    transform, replays = Imitated(), 0
+    compiled, held = thunder.jit(f, transforms=[transform], executors=["torch"]), []
+    with no_warnings():
+        for _ in range(5 * RECORDINGS):
+            held.append(torch.zeros(4))
+            expected = torch.zeros(4)
+            for _ in range(PAYS + 2):
+                x = torch.randn(4)
+                torch.testing.assert_close(compiled(held[-1], x), f(expected, x))
+            torch.testing.assert_close(held[-1], expected)
+            replays += PAYS + 1
+            assert transform.replays == {False: replays} and len(recordings(compiled)) <= RECORDINGS
+    first = held[0].clone()
+    torch.testing.assert_close(compiled(held[0], x), f(first, x))
+
+
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_strides_are_seen(transform, device):
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform()])
@@ -945,7 +969,8 @@ def test_random_numbers_while_the_stream_of_recordings_is_late(monkeypatch):
         with torch.cuda.stream(memory.stream):
             torch.cuda._sleep(40_000_000)
 
-    monkeypatch.setattr(torch.cuda, "empty_cache", late)  # called right before a recording begins
+    settle = GPU.settle
+    monkeypatch.setattr(GPU, "settle", lambda gpu: (settle(gpu), late()))  # right before a recording begins
     drawn = []
     for f in (compiled, draws_late):
         torch.manual_seed(3)

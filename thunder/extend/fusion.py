@@ -9,6 +9,7 @@ from typing import Any
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import FusedFunction, Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.rematerialize import recompute_cheap
@@ -267,7 +268,9 @@ def written_over(
     comment = ", ".join(
         f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
     )
-    return run_by(operation, function, comment, OpTags.IN_PLACE), pairs
+    made = run_by(operation, function, comment, OpTags.IN_PLACE)
+    made.sym.in_place = InPlaceForm(function, lambda operation: {o: operation.inputs[i] for o, i in pairs.items()})
+    return made, pairs
 
 
 def _joined(regions: Sequence[Region]) -> Region:

@@ -36,7 +36,7 @@ from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProx
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.ops.functionalize.inplace import count_write, writes_back
+from thunder.ops.functionalize.inplace import count_write
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
 from thunder.runtime.cudagraphs.device import DEVICES
@@ -45,7 +45,7 @@ from thunder.runtime.cudagraphs.region import GraphedRegion, Warns, Watcher
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.partition import clear_symbol, unpack_sequence
-from thunder.transforms.reinplace import in_place_form
+from thunder.transforms.reinplace import overwritten
 
 # the least number of operations in the head of a long forward, which is a graph of its own: it takes a GPU about as
 # long as the host needs to launch the rest
@@ -369,15 +369,10 @@ def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[
     for operation in operations:
         if OpTags.IN_PLACE not in operation.sym.tags:
             continue
-        if writes_back(operation):
-            targets = [operation.args[0]]
-        else:
-            form = in_place_form(operation)
-            targets = list(operation.inputs if form is None else form[1].values())
-        for target in targets:
-            # its result is in the memory that it writes to
-            bases |= {o: bases[target] for o in operation.outputs if isinstance(target, Proxy)}
-        found |= {bases[t] for t in targets if isinstance(t, Proxy)}
+        for result, target in overwritten(operation):
+            found.add(bases[target])
+            if result is not None:  # its memory is that of the target
+                bases[result] = bases[target]
 
     def last(value: Proxy) -> Proxy:
         while (base := bases[value]) is not value:

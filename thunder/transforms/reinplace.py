@@ -22,13 +22,14 @@ import torch
 
 from thunder.analysis import aliases
 from thunder.analysis.aliases import alias_bases
+from thunder.core.definition import InPlaceForm
 from thunder.core.paths import last_decision
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, carries_out
 from thunder.core.trace import Trace
 from thunder.extend.fusion import written_over
 from thunder.ops import ltorch
-from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back
+from thunder.ops.functionalize.inplace import also_written, copy_unless_there, write_back, writes_back
 from thunder.ops.registry import LTORCH, torch_path
 
 
@@ -44,14 +45,14 @@ def reinplace(trace: Trace) -> Trace:
         if i in state.dropped:
             continue
         if i in state.arrived:
-            kept.append(run_in_place(operation, copy_unless_there))
+            kept.append(run_in_place(operation, InPlaceForm(copy_unless_there, {0: 0})))
             continue
         if operation.sym.is_fusion:
             kept += state.fusion(i, operation)
             continue
         form = in_place_form(operation)
         if form is not None and state.fits(i, operation, form[1]):
-            kept.append(state.in_place(operation, *form))
+            kept.append(state.in_place(operation, form[1]))
         else:
             kept += state.as_it_is(operation)
     return trace.replace(bound_symbols=kept)
@@ -80,8 +81,9 @@ def may_hold(target, result) -> bool:
     return tensors and result.dtype is target.dtype and same_shape(result.shape, target.shape)
 
 
-def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
+def run_in_place(operation: BoundSymbol, form: InPlaceForm) -> BoundSymbol:
     """The bound symbol with the in-place form of its operation."""
+    function = form.function
     module, name = torch_path(function) or (None, function.__name__)
     made = Symbol(
         name,
@@ -92,7 +94,23 @@ def run_in_place(operation: BoundSymbol, function: Callable) -> BoundSymbol:
         fn=function,
         executor=operation.sym.executor,
     )
+    made.in_place = form
     return operation.replace(sym=made, subsymbols=operation.subsymbols)
+
+
+def overwritten(operation: BoundSymbol) -> list[tuple[Proxy | None, Proxy]]:
+    """The tensors that an operation with the tag IN_PLACE writes to, each with the result that is in its memory."""
+    form = operation.sym.in_place
+    if writes_back(operation):
+        pairs = {0: operation.args[0]}
+    elif form is None:  # all that it may write to
+        return [(o, target) for target in operation.inputs for o in (*operation.outputs, None)]
+    elif callable(form.overwrites):
+        pairs = form.overwrites(operation)
+    else:
+        pairs = {o: operation.args[a] for o, a in form.overwrites.items()}
+    results = dict(enumerate(operation.outputs))
+    return [(results.get(o), target) for o, target in pairs.items() if isinstance(target, Proxy)]
 
 
 class _State:
@@ -197,12 +215,13 @@ class _State:
         if last is value:
             self.dropped.add(at)
 
-    def in_place(self, operation: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+    def in_place(self, operation: BoundSymbol, pairs: dict[int, Any]) -> BoundSymbol:
         for o, target in pairs.items():
             home = self.home.get(target)
             if home is not None:
                 self._at_home(operation.outputs[o], home)
-        return run_in_place(operation, function)
+        assert operation.sym.in_place is not None, "it has an in-place form"
+        return run_in_place(operation, operation.sym.in_place)
 
 
 def _overwrites(operation: BoundSymbol) -> TensorProxy | None:

@@ -17,13 +17,14 @@ Memory inside of a CUDA graph is left alone: its pool reuses it.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 
 import torch
 
 from thunder.analysis.aliases import alias_bases
 from thunder.analysis.cost import nbytes, original_of
 from thunder.analysis.lifetimes import last_uses
+from thunder.core.definition import InPlaceForm
 from thunder.core.proxies import Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -61,13 +62,13 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
             found = state.dying(i, operation)
             operation, over = written_over(operation, found) if found else (operation, {})
             operation, own = saved.taken(operation, [operation.inputs[n] for n in over.values()], operations), True
-        elif (accumulates or fused and operation.sym.elementwise) and (function := _in_place_function(operation)):
+        elif (accumulates or fused and operation.sym.elementwise) and (form := _in_place_form(operation)):
             home = state.home(i, operation, rearranged=accumulates)
             # a linear layer returns a view of a base that nobody else has; an output of the forward must be no view
             may_be_view = backward or not state.leaves(operation)
             if home is not None and (may_be_view or not state.owned[home]) and _fits(operation, home, saved, padded):
                 hidden, own = state.owned[home], True
-                operation = saved.taken(run_in_place(operation, function), [home], operations)
+                operation = saved.taken(run_in_place(operation, form), [home], operations)
         operations.append(operation)
         state.after(operation, own, hidden)
     disposable = state.disposable(trace) if TraceTag.AUGMENTED_FORWARD in trace.tags else frozenset()
@@ -178,7 +179,7 @@ def _fuser(operation: BoundSymbol) -> FusionExecutor | None:
     return executor if is_fusion else None  # type: ignore[return-value]
 
 
-def _in_place_function(operation: BoundSymbol) -> Callable | None:
-    """The in-place function of an operation of PyTorch's whose first operand has the type and shape of the result."""
+def _in_place_form(operation: BoundSymbol) -> InPlaceForm | None:
+    """The in-place form of an operation of PyTorch's whose first operand has the type and shape of the result."""
     form = in_place_form(operation) if OpTags.IN_PLACE not in operation.sym.tags else None
-    return form[0] if form is not None and may_hold(operation.args[0], operation.outputs[0]) else None
+    return operation.sym.in_place if form is not None and may_hold(operation.args[0], operation.outputs[0]) else None

@@ -12,6 +12,8 @@ import torch
 
 from thunder import compat
 
+FREE = 0.25  # of the device's memory, of which a recording takes its own
+
 
 class GPU:
     """A GPU. `graph()` is a `torch.cuda.CUDAGraph`.
@@ -57,9 +59,11 @@ class GPU:
         return torch.cuda.is_current_stream_capturing()
 
     def settle(self) -> None:
-        """Waits for the device, and gives cached memory back to it."""
+        """Waits for the device. Gives cached memory back to it where little is free: a recording cannot."""
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.index)
+        if free < FREE * total:
+            torch.cuda.empty_cache()
 
     def wait(self) -> None:
         """Waits for the current stream."""

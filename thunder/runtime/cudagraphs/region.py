@@ -17,6 +17,7 @@ from thunder.runtime.cudagraphs.memory import ONE_AT_A_TIME, Memory, is_result
 from thunder.runtime.cudagraphs.recording import Recording, Refused, Results, beyond
 
 RECORDINGS = 8  # of one region, for several addresses of parameters and several strides
+PAYS = 16  # replays of a recording on average, so that a new one may take the place of the one that is longest unused
 
 
 class Watcher(Protocol):
@@ -70,7 +71,8 @@ class GraphedRegion:
         self.shown, self.kept, self.read = list(shown), list(kept), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
         self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
-        self.recordings: list[Recording] = []
+        self.recordings: list[Recording] = []  # in the order of their last replays
+        self.recorded = self.replays = 0  # how many recordings were made, and replays
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
         # whether all arguments are copied: a recording for other addresses would need memory for its results
         self.moves = not all(returned)
@@ -105,6 +107,10 @@ class GraphedRegion:
                     recording = self._record(strides, setting, tensors, given)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
+                    self.replays += 1
+                    if recording is not self.recordings[-1]:
+                        self.recordings.remove(recording)
+                        self.recordings.append(recording)
                     return recording.replay(tensors, given)
                 self.watcher.skipped(
                     self,
@@ -136,14 +142,20 @@ class GraphedRegion:
         or tune kernels."""
         key = (*strides, *setting)
         addresses = [t.data_ptr() for t in tensors]
+        pays = self.replays >= PAYS * max(1, self.recorded)
         if key not in self.seen:
+            if len(self.seen) == 4 * RECORDINGS:
+                if not pays:
+                    self.stop(f"its parameters, or what it writes to, were at {len(self.seen) + 1} places in memory")
+                    return None
+                del self.seen[next(iter(self.seen))]
             self.seen[key] = addresses
-            if len(self.seen) > 4 * RECORDINGS:
-                self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
             return None
         if any(results.recording is None for results in given) or not all(is_result(tensors[i]) for i in self.expected):
             return None
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
+        if len(self.recordings) == RECORDINGS and pays:
+            del self.recordings[0]
         if len(self.recordings) == RECORDINGS:
             self.watcher.skipped(
                 self,
@@ -159,6 +171,7 @@ class GraphedRegion:
             )
             recording = Recording(self, strides, setting, tensors, stay, given)
             self.recordings.append(recording)
+            self.recorded += 1
             self.watcher.recorded(self)
         except Refused as reason:
             return self.stop(str(reason))
