@@ -895,27 +895,33 @@ def test_code_that_is_made_inside():
         thunder.jit(f, fallback="error")(torch.ones(3))
 
 
+class Backend:
+    def shape(self, x):
+        return tuple(x.shape)
+
+
+BACKENDS, RECIPES = {}, []
+
+
+def backend(x):
+    if type(x) not in BACKENDS:
+        x.untyped_storage()  # is refused
+        BACKENDS[type(x)] = Backend()
+    return BACKENDS[type(x)]
+
+
+@functools.lru_cache(8)
+def recipe(dimensions):
+    RECIPES.append(dimensions)
+    return dimensions + 1
+
+
+def reduced(x):
+    return x * recipe(len(backend(x).shape(x)))
+
+
 def test_what_the_first_call_of_a_library_fills_costs_no_eager_call_later():
     """As einops does: the first call looks for a backend natively, and keeps it."""
-    backends, recipes = {}, []
-
-    class Backend:
-        def shape(self, x):
-            return tuple(x.shape)
-
-    def backend(x):
-        if type(x) not in backends:
-            x.untyped_storage()  # is refused
-            backends[type(x)] = Backend()
-        return backends[type(x)]
-
-    @functools.lru_cache(8)
-    def recipe(dimensions):
-        recipes.append(dimensions)
-        return dimensions + 1
-
-    def reduced(x):
-        return x * recipe(len(backend(x).shape(x)))
 
     def f(x):
         return reduced(x + 1) - 1
