@@ -176,3 +176,38 @@ def test_an_operator_of_a_library_that_is_no_effect_by_its_schema():
         compiled = thunder.jit(program, fallback="error")
         for x in (X[0], X[1], torch.ones(3)):
             assert torch.equal(compiled(x), program(x))
+
+
+@torch.library.custom_op("thunder_tests::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+@torch.library.custom_op("thunder_tests::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+tripled.register_autograd(lambda ctx, g: g * 5)
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_an_operator_without_a_rule_for_fake_tensors_is_an_eager_call():
+    def f(x):
+        return tripled(x * 2) + 1, positive(x.detach() - 1)
+
+    compiled = thunder.jit(f, fallback="eager")
+    for length in (4, 4, 5):
+        ours, theirs = (torch.linspace(0, 2, length).requires_grad_() for _ in range(2))
+        found, expected = compiled(ours), f(theirs)
+        (found[0].sum() + found[1].sum()).backward()
+        (expected[0].sum() + expected[1].sum()).backward()
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        assert torch.equal(ours.grad, theirs.grad)
+    names = [s.sym.name for s in thunder.last_traces(compiled)[0].bound_symbols]
+    assert names.count("eager_call") == 2
+
+
+def test_an_operator_without_a_rule_is_named_where_programs_have_no_eager_calls():
+    with pytest.raises(thunder.errors.CaptureError, match="no fake impl registered"):
+        thunder.jit(lambda x: tripled(x), fallback="error")(X)

@@ -34,7 +34,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import current_recorder
-from thunder.errors import CaptureError, user_line
+from thunder.errors import CaptureError, FallbackWarning, user_line, warn_user
 from thunder.interpreter import NULL, UnsupportedError
 from thunder.interpreter.attributes import cell_value, parts_of, plain_attribute
 from thunder.interpreter.decode import COROUTINE, decode
@@ -215,6 +215,19 @@ def disabled(c, f: Callable, args, kwargs) -> Any:
     _check_nesting(c, f)
     _check_placements(c, f, args, kwargs)
     return _record(c, f, args, kwargs)
+
+
+def call_operator(c, f: Callable, args, kwargs, error: Exception) -> Any:
+    """The result of an operator of the user's that could not be typed: it is called as it is.
+
+    Raises `error` where programs have no eager calls.
+    """
+    if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
+        raise error
+    result = disabled(c, f, args, kwargs)
+    reason = f"{f} runs as it is in each call of the program: it has no rule for fake tensors (register_fake) that gives"
+    warn_user(f"{reason} its result here ({type(error).__name__}: {error})", FallbackWarning)
+    return result
 
 
 def _record(c, f: Callable, args, kwargs) -> Any:

@@ -173,6 +173,7 @@ class Capture(Host):
 
     # what of the standard library may run as it is: see `eager`
     note_class, note_library = eager.note_class, eager.note_library
+    call_operator = eager.call_operator
     # how the program may hold a value from a source; the value at a source, so; the answer to a question about it
     read, reach, ask = values.read, reach, ask
     elements, lift = values.elements, tensors.lift

@@ -289,7 +289,7 @@ def call_native(c, f, args, kwargs):
         result = containers.held(c, result)
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
-        if {*map(type, (*args, *kwargs.values()))} <= PRIMITIVE and settings.is_question(c, f):
+        if all(type(x) in PRIMITIVE or isinstance(x, type) for x in given) and settings.is_question(c, f):
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return result
     return _call_torch(c, f, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import types
 import warnings
@@ -41,8 +42,10 @@ from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, plain_
 from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.standins import StandIn
 from thunder.interpreter.text import formatted, representation, string
+from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
+from thunder.ops.opaque import custom_operator, written_by
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -350,7 +353,14 @@ def record(c, function, args, kwargs) -> Any:
     if isinstance(function, (types.MethodDescriptorType, types.BuiltinFunctionType)):
         result = checked(c, function, args, kwargs, lambda: call_torch(function, tuple(args), kwargs))
         return opaque_values.note(c, result)
-    return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
+    try:
+        return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
+    except Exception as error:  # noqa: BLE001 - of an operator of the user's, without a rule for fake tensors or with one
+        if interrupts(error) or custom_operator(function) is None or written_by(function, tuple(args), kwargs):
+            raise
+        left = compat.function_modes() < c.function_modes  # PyTorch has taken the mode off to call this
+        with RecordingMode(c) if left else contextlib.nullcontext():
+            return c.call_operator(function, args, kwargs, error)
 
 
 def _named(names: str) -> set:
