@@ -225,8 +225,8 @@ def call_operator(c, f: Callable, args, kwargs, error: Exception) -> Any:
     if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
         raise error
     result = disabled(c, f, args, kwargs)
-    reason = f"{f} runs as it is in each call of the program: it has no rule for fake tensors (register_fake) that gives"
-    warn_user(f"{reason} its result here ({type(error).__name__}: {error})", FallbackWarning)
+    reason = f"{f} runs as it is in each call of the program: no rule for fake tensors (register_fake) gives its result"
+    warn_user(f"{reason} here ({type(error).__name__}: {error})", FallbackWarning)
     return result
 
 
