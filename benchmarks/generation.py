@@ -1,12 +1,14 @@
 """transformers' `generate`: tokens per second, the first call, and how many programs it takes.
 
-    python benchmarks/generation.py [--device cuda] [--layers 8] [--tokens 256] [--rounds 3] [--seconds 300] [--alone]
-        [--systems eager "eager, static" torch.compile "torch.compile, static" thunder "thunder, static"
-         "thunder with graphs, static"]
+    python benchmarks/generation.py [--device cuda] [--model qwen3] [--layers 8] [--batch 1] [--tokens 256] [--rounds 3]
+        [--seconds 300] [--alone] [--systems eager "eager, static" torch.compile "torch.compile, static"
+         "torch.compile with graphs, static" thunder "thunder, static" "thunder without graphs, static"]
 
-A Qwen3 in bfloat16 (float32 on a CPU) with random weights, greedy, one prompt. Each system is a process of its own, and
-has compiled `forward`, with a dynamic cache or a static one; with graphs is CUDAGraphTransform. The first calls of all
-systems run at the same time, or with `--alone` one after the other; caches on disk are empty. Later calls take turns.
+A Qwen3, or a Llama of the width of Llama-2-7B (`--model llama`; it has 32 layers), in bfloat16 (float32 and narrow on a
+CPU) with random weights, greedy. Each system is a process of its own, and has compiled `forward`, with a dynamic cache
+or a static one. torch.compile with graphs is mode="reduce-overhead", thunder without graphs=False. The first calls of
+all systems run at the same time, or with `--alone` one after the other; caches on disk are empty. Later calls take
+turns.
 `first` is the first `generate`, in seconds, with what is compiled in it. `equal`: how many tokens are the first
 system's before the first that is not; in bfloat16 sums in another order choose another token sooner or later. A system
 that is not done after `--seconds` is left out.
@@ -28,14 +30,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import thunder
-from thunder.transforms.cudagraph import CUDAGraphTransform
 
 SYSTEMS = (
-    "eager", "eager, static", "torch.compile", "torch.compile, static", "thunder", "thunder, static",
-    "thunder with graphs, static",
+    "eager", "eager, static", "torch.compile", "torch.compile, static", "torch.compile with graphs, static", "thunder",
+    "thunder, static", "thunder without graphs, static",
 )  # fmt: skip
 PROMPT = 32
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
@@ -43,21 +44,29 @@ COMPILERS: dict[str, Callable] = {
     "eager": lambda forward: forward,
     "torch.compile": torch.compile,
     "thunder": thunder.jit,
-    "thunder with graphs": lambda forward: thunder.jit(forward, transforms=[CUDAGraphTransform()]),
+    "torch.compile with graphs": lambda forward: torch.compile(forward, mode="reduce-overhead"),
+    "thunder without graphs": lambda forward: thunder.jit(forward, graphs=False),
 }
 
 
-def model_of(layers: int, device: str) -> torch.nn.Module:
+def model_of(name: str, layers: int, device: str) -> torch.nn.Module:
     small = device == "cpu"
-    width = 128 if small else 1024
-    config = Qwen3Config(
-        num_hidden_layers=layers, hidden_size=width, num_attention_heads=width // 64, num_key_value_heads=width // 128,
-        head_dim=64 if small else 128, intermediate_size=3 * width, vocab_size=32000, max_position_embeddings=2048,
-    )  # fmt: skip
+    sizes = {"num_hidden_layers": layers, "vocab_size": 32000, "max_position_embeddings": 2048}
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32 if small else torch.bfloat16)
+    with torch.device(device):
+        if name == "llama":
+            width = 128 if small else 4096
+            sizes |= {"intermediate_size": 344 if small else 11008, "num_attention_heads": width // 32 if small else 32}
+            model = LlamaForCausalLM(LlamaConfig(hidden_size=width, **sizes))
+        else:
+            width = 128 if small else 1024
+            sizes |= {"num_attention_heads": width // 64, "num_key_value_heads": width // 128}
+            sizes |= {"head_dim": 64 if small else 128, "intermediate_size": 3 * width}
+            model = Qwen3ForCausalLM(Qwen3Config(hidden_size=width, **sizes))
     model.generation_config.disable_compile = True  # generate() compiles by itself with a static cache otherwise
-    return model.to(device, torch.float32 if small else torch.bfloat16)
+    torch.set_default_dtype(torch.float32)
+    return model.eval()
 
 
 def runner(system: str, model: torch.nn.Module, prompt: torch.Tensor, tokens: int) -> tuple[Callable, Callable]:
@@ -78,9 +87,9 @@ def runner(system: str, model: torch.nn.Module, prompt: torch.Tensor, tokens: in
 
 def serve(chosen: argparse.Namespace) -> None:
     """One system: a line of JSON for a first call, and one for each line that comes in."""
-    model = model_of(chosen.layers, chosen.device)
+    model = model_of(chosen.model, chosen.layers, chosen.device)
     torch.manual_seed(0)
-    prompt = torch.randint(1, 32000, (1, PROMPT)).to(chosen.device)
+    prompt = torch.randint(1, 32000, (chosen.batch, PROMPT)).to(chosen.device)
     run, forward = runner(chosen.serve, model, prompt, chosen.tokens)
 
     def timed() -> tuple[float, torch.Tensor]:
@@ -94,7 +103,9 @@ def serve(chosen: argparse.Namespace) -> None:
     programs = thunder.cache_misses(forward) if chosen.serve.startswith("thunder") else None
     print(json.dumps({"seconds": seconds, "tokens": result[0, PROMPT:].tolist(), "programs": programs}), flush=True)
     for _ in sys.stdin:
-        print(json.dumps({"seconds": timed()[0]}), flush=True)
+        seconds = timed()[0]
+        graphs = [str(entry.graphs) for entry in getattr(forward, "programs", ()) if entry.graphs is not None]
+        print(json.dumps({"seconds": seconds, "graphs": graphs}), flush=True)
 
 
 def started(system: str, options: list[str], folder: str) -> subprocess.Popen:
@@ -124,7 +135,9 @@ def first_calls(processes: dict[str, subprocess.Popen], seconds: float) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="qwen3", choices=("qwen3", "llama"))
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300)
@@ -135,8 +148,8 @@ def main() -> None:
     if chosen.serve:
         serve(chosen)
         return
-    options = [f"--{name}={getattr(chosen, name)}" for name in ("device", "layers", "tokens")]
-    systems = [s for s in chosen.systems if not (s.startswith("thunder with graphs") and chosen.device == "cpu")]
+    options = [f"--{name}={getattr(chosen, name)}" for name in ("device", "model", "layers", "batch", "tokens")]
+    systems = [s for s in chosen.systems if not ("graphs" in s and chosen.device == "cpu")]
     processes: dict[str, subprocess.Popen] = {}
     first: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
@@ -148,22 +161,26 @@ def main() -> None:
                 stack.callback(process.kill)
             first |= first_calls({s: processes[s] for s in group}, chosen.seconds)
         times: dict[str, list[float]] = {s: [] for s in processes if s in first}
-        for _ in range(chosen.rounds):
+        said_last: dict[str, dict[str, Any]] = {}
+        for turn in range(chosen.rounds + 1):
             for system, seconds in times.items():
                 print("go", file=processes[system].stdin, flush=True)
-                seconds.append(json.loads(processes[system].stdout.readline())["seconds"])
+                said_last[system] = json.loads(processes[system].stdout.readline())
+                seconds += [said_last[system]["seconds"]] if turn else []  # the first turn may record graphs
     wanted = next(iter(first.values()))["tokens"]
     for system in processes:
         if system not in first:
-            print(f"{system:28}  no first call within {chosen.seconds:.0f} s, or it failed")
+            print(f"{system:34}  no first call within {chosen.seconds:.0f} s, or it failed")
             continue
         said = first[system]
         same = next((i for i, (a, b) in enumerate(zip(said["tokens"], wanted, strict=True)) if a != b), len(wanted))
         programs = f"  {said['programs']} programs" if said["programs"] is not None else ""
-        rate = chosen.tokens / statistics.median(times[system])
+        rate = chosen.batch * chosen.tokens / statistics.median(times[system])
         print(
-            f"{system:28}  {rate:8.1f} tokens/s  first {said['seconds']:7.2f} s  equal {same:4}{programs}", flush=True
+            f"{system:34}  {rate:8.1f} tokens/s  first {said['seconds']:7.2f} s  equal {same:4}{programs}", flush=True
         )
+        for text in said_last[system]["graphs"]:
+            print(f"{'':34}  {text}"[:300])
 
 
 if __name__ == "__main__":
