@@ -71,8 +71,12 @@ class GPU:
 
     def held_by(self, pool: Any) -> int:
         """Bytes of the device that a pool holds."""
-        found = (s for s in torch.cuda.memory_snapshot() if s["device"] == self.index)
-        return sum(s["total_size"] for s in found if tuple(s["segment_pool_id"]) == tuple(pool))
+        try:
+            found = torch.cuda.memory_snapshot(tuple(pool), include_traces=False)
+        except TypeError:  # before torch 2.11
+            found = torch.cuda.memory_snapshot()
+        here = (s for s in found if s["device"] == self.index)
+        return sum(s["total_size"] for s in here if tuple(s["segment_pool_id"]) == tuple(pool))
 
     def room(self) -> tuple[int, int]:
         """Bytes of the device that a program may still take, and all of them."""

@@ -71,7 +71,7 @@ class Recording:
         self.strides, self.setting, self.number = strides, setting, 0
         self.sources = [weakref.ref(results.recording) for results in given]
         self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
-        others = [i for i in range(len(tensors)) if i not in region.fixed]
+        others = region.others
         self.pooled = [i for i in others if is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
         self.stay = [i for i in others if i in stay and i not in self.pooled]

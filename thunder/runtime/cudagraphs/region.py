@@ -70,6 +70,8 @@ class GraphedRegion:
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
         self.shown, self.kept, self.read = list(shown), list(kept), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
+        is_fixed = set(fixed)
+        self.others = [i for i in range(self.tensors) if i not in is_fixed]  # the alignment of these may change
         self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
         self.recordings: list[Recording] = []  # in the order of their last replays
         self.recorded = self.replays = 0  # how many recordings were made, and replays
@@ -88,7 +90,7 @@ class GraphedRegion:
             addresses = [*map(torch.Tensor.data_ptr, tensors)]
             setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
             alignment = self.memory.gpu.alignment
-            setting += [beyond(a, alignment) for a in addresses]
+            setting += [beyond(addresses[i], alignment) for i in self.others]
             sources = [results.recording for results in given]
             recording = (
                 None
