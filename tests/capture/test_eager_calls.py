@@ -946,3 +946,32 @@ def test_the_subclasses_of_a_class_are_asked():
     assert compiled(torch.ones(1)).item() == 2
     assert compiled(torch.ones(1)).item() == 2
     assert len(compiled.programs) == 2
+
+
+class Ratio:
+    __slots__ = ("above", "below")
+
+    def __init__(self, above, below):
+        self.above, self.below = above, below
+
+
+class Whole(Ratio):
+    """Its slot `below` stays empty, as in sympy's Integer."""
+
+    __slots__ = ()
+    below = 1
+
+    def __init__(self, above):
+        self.above = above
+
+
+def test_an_eager_call_gives_an_object_with_an_empty_slot_that_its_class_names_again():
+    def ratio(x):
+        x.untyped_storage()
+        return Whole(3)
+
+    compiled, x = thunder.jit(lambda x: x * ratio(x * 2).above, fallback="eager"), torch.ones(2)
+    with pytest.warns(FallbackWarning, match="runs as it is"):
+        assert torch.equal(compiled(x), x * 3)
+    assert torch.equal(compiled(x), x * 3)
+    assert len(compiled.programs) == 1

@@ -654,3 +654,27 @@ def test_a_record_of_an_exception_that_is_handled_holds_it():
     finally:
         logger.removeHandler(handler)
     assert kept == [KeyError, KeyError]
+
+
+@pytest.mark.parametrize("disable", [False, True])
+def test_a_progress_bar_of_tqdm_runs_on_the_host(disable):
+    tqdm = pytest.importorskip("tqdm", reason="transformers brings it")
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(3)])
+
+    def f(x, file):
+        for i in tqdm.tqdm(range(3), file=file, disable=disable):
+            x = layers[i](x)
+        with tqdm.trange(2, file=file, disable=disable) as bar:
+            bar.set_description("done")
+        return x * 2
+
+    compiled = thunder.jit(f, fallback="error")
+    for _ in range(3):
+        ours, theirs = io.StringIO(), io.StringIO()
+        x, y = (torch.ones(2, 3, requires_grad=True) for _ in range(2))
+        compiled(x, ours).sum().backward()
+        f(y, theirs).sum().backward()
+        assert torch.equal(x.grad, y.grad)
+        assert "done" in theirs.getvalue() if not disable else theirs.getvalue() == ""
+        assert ("done" in ours.getvalue(), "3/3" in ours.getvalue()) == (not disable, not disable)
+    assert len(compiled.programs) == 1

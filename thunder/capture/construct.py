@@ -90,7 +90,7 @@ def _is_read(method) -> bool:
 
 
 def _check_finalizer(c, cls) -> None:
-    if type(type_attribute(cls, "__del__")) is types.FunctionType and not read_of_library(cls.__module__):
+    if _is_read(type_attribute(cls, "__del__")) and not read_of_library(cls.__module__):
         c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
 
 

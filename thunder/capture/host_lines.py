@@ -61,6 +61,7 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import fresh_size, made_number
+from thunder.errors import CaptureError
 from thunder.interpreter import NULL, format_location
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute, type_attribute
 from thunder.interpreter.tables import ARITHMETIC
@@ -206,7 +207,7 @@ def _run_now(
     try:
         return c.path.run_host_call(index, function, args, kwargs, effect, lent, frames)
     except Exception as error:  # noqa: BLE001 - whether the program may handle it decides
-        if not is_tried(c):
+        if isinstance(error, CaptureError) or not is_tried(c):
             raise
         c.refuse(
             f"{name}() raises {type(error).__name__} in a `try` of the program, and need not when it runs again",

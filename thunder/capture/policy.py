@@ -211,6 +211,7 @@ CODE: list[Row] = [
         "debug info warning warn error exception critical fatal log",
     ),
     *_modules(Host(), _SYSTEM, "linecache", python=Host(), library=True),
+    *_modules(Host(), "shows progress", "tqdm", python=Host(), library=True),
     *_modules(Host("random"), _DRAWS, "random", python=Host("random"), library=True),
     *_modules(Host("random"), _DRAWS, "_random numpy.random", python=Host("random"), library=True),
     *_names(Host("random"), _DRAWS, "numpy.random", "get_state"),

@@ -445,7 +445,10 @@ def _tables(value: Any) -> Iterator[tuple[Iterable, Callable, Callable]]:
     for base in type(value).__mro__:
         members = vars(base) if "__slots__" in vars(base) else {}
         slots = {name: slot for name, slot in members.items() if type(slot) is types.MemberDescriptorType}
-        filled = {name: slot.__get__(value) for name, slot in slots.items() if hasattr(value, name)}
+        filled = dict[str, Any]()
+        for name, slot in slots.items():
+            with contextlib.suppress(AttributeError):  # of an empty slot; a class below may have the name for another
+                filled[name] = slot.__get__(value)
         yield filled, filled.__getitem__, lambda name, new, slots=slots: slots[name].__set__(value, new)
 
 
