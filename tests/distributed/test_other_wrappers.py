@@ -185,7 +185,9 @@ def dtensor_values(rank, size):
     x = batches(size, torch.float64)[0]
     of_all = distribute_tensor(x, mesh, [Shard(0)])
     for function, given, words in (
-        (lambda d: (d * 2).sin(), of_all, "it returns a DTensor"),
+        (lambda d: (d * 2).sin(), of_all, None),
+        (lambda d: d.sum(0), of_all, None),
+        (lambda x: DTensor.from_local(x, mesh, [Shard(1)]) * 2, x, None),
         (lambda d: d.redistribute(mesh, [Replicate()]).to_local() * 2, of_all, None),
         (lambda d: (d.sin().sum(0) * 2).full_tensor(), of_all, None),
         (lambda x: (DTensor.from_local(x, mesh, [Shard(0)]) * 2).full_tensor(), x, None),
@@ -194,8 +196,8 @@ def dtensor_values(rank, size):
         (lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(), x, "distribute_tensor"),
     ):
         with contextlib.nullcontext() if words is None else pytest.raises(thunder.errors.CaptureError, match=words):
-            found = thunder.jit(function, fallback="error", executors=[])(given)
-            close(found, function(given), "a result")
+            found, wanted = thunder.jit(function, fallback="error", executors=[])(given), function(given)
+            close(whole_of(found), whole_of(wanted), "a result")
         with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
             found = thunder.jit(function, fallback="eager", executors=[])(given)
         assert type(found) is type(function(given))
@@ -226,3 +228,27 @@ def dtensor_inputs(rank, size):
 
 def test_dtensor_inputs(ranks):
     ranks(2)(dtensor_inputs)
+
+
+def dtensor_results(rank, size):
+    """Results have DTensor's own placements, also of rows that the ranks do not divide, and are differentiated through;
+    a DTensor that came in is itself."""
+    mesh = init_device_mesh("cpu", (size,))
+    generator = torch.Generator().manual_seed(0)
+    for shape, placement in (((5, 6), Shard(0)), ((4, 8), Shard(1)), ((1, 6), Shard(0)), ((4, 6), Replicate())):
+        x = torch.randn(shape, dtype=torch.float64, generator=generator)
+        function = lambda d: {"sine": (d * 2).sin(), "of rows": [d.exp().t()], "given": d}
+        inputs = [distribute_tensor(x, mesh, [placement]).requires_grad_() for _ in range(2)]
+        found, wanted = thunder.jit(function, fallback="error", executors=[])(inputs[0]), function(inputs[1])
+        assert found["given"] is inputs[0]
+        for one, other in ((found["sine"], wanted["sine"]), (found["of rows"][0], wanted["of rows"][0])):
+            assert isinstance(one, DTensor) and one.placements == other.placements and one.shape == other.shape
+            close(one.to_local().detach(), other.to_local().detach(), f"{placement} of {shape}")
+        for results in (found, wanted):
+            (results["sine"].square().sum() + results["of rows"][0].sum()).backward()
+        close(inputs[0].grad.full_tensor(), inputs[1].grad.full_tensor(), f"gradient of {placement} of {shape}")
+
+
+def test_dtensor_results(ranks):
+    ranks(2)(dtensor_results)
+    ranks(4)(dtensor_results)

@@ -1,6 +1,6 @@
 """Modules that PyTorch has prepared are compiled as they are: fully_shard, parallelize_module, distribute_module."""
 
-import warnings
+import copy
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 import thunder
 from tests.distributed.training import batches, close
-from thunder.errors import CaptureError, FallbackWarning
+from thunder.errors import CaptureError
 
 
 class Block(torch.nn.Module):
@@ -342,6 +342,25 @@ def test_other_styles(ranks):
     ranks(2)(by_distribute_module)
 
 
+def returns_dtensors(rank, size):
+    mesh = init_device_mesh("cpu", (size,))
+    torch.manual_seed(0)
+    one = torch.nn.Linear(4, 6)
+    mine = parallelize_module(copy.deepcopy(one), mesh, ColwiseParallel(use_local_output=False))
+    compiled, x = thunder.jit(mine, fallback="error", executors=[]), torch.ones(2, 4)
+    y = compiled(x)
+    assert isinstance(y, DTensor) and y.placements == (Shard(1),)
+    close(y.full_tensor().detach(), one(x).detach(), "a result")
+    y.full_tensor().square().mean().backward()
+    one(x).square().mean().backward()
+    for p, q in zip(compiled.parameters(), one.parameters(), strict=True):
+        close(whole(p.grad), q.grad, "a gradient")
+
+
+def test_modules_that_return_dtensors(ranks):
+    ranks(2)(returns_dtensors)
+
+
 # ---------------------------------------------------------------- refused
 
 
@@ -353,12 +372,6 @@ def refusals(rank, size):
     layer.weight = torch.nn.Parameter(DTensor.from_local(layer.weight.detach(), mesh, [Partial()]))
     with pytest.raises(NotImplementedError, match="parameter weight is a partial DTensor"):
         thunder.jit(layer)
-    layer = parallelize_module(torch.nn.Linear(4, 4), mesh, ColwiseParallel(use_local_output=False))
-    with pytest.raises(CaptureError, match="it returns a DTensor"):
-        thunder.jit(layer, fallback="error")(torch.ones(2, 4))
-    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
-        with pytest.raises(CaptureError, match="it returns a DTensor"):  # the original is no answer: it has parts
-            thunder.jit(layer)(torch.ones(2, 4))
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     plan = {
         "0": ColwiseParallel(use_local_output=False),

@@ -1,4 +1,5 @@
-"""backward, and under ddp the optimizer's step, inside of the compiled function."""
+"""backward, clipping and the optimizer's step inside of the compiled function, on parameters that the ranks hold
+together."""
 
 import collections
 import copy
@@ -6,11 +7,22 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 import thunder
 from tests.distributed.training import agree, batches, close, optimizer_of
 from thunder.core import regions
-from thunder.distributed import FSDPBucketingStrategy, FSDPType, column_parallel, ddp, fsdp, no_sync
+from thunder.distributed import (
+    FSDPBucketingStrategy,
+    FSDPType,
+    clip_grad_norm_,
+    column_parallel,
+    ddp,
+    fsdp,
+    no_sync,
+    row_parallel,
+)
 from thunder.errors import CaptureError
 
 LAYERS = {"sharding_strategy": FSDPType.ZERO3, "bucketing_strategy": FSDPBucketingStrategy.LAYER}
@@ -116,33 +128,25 @@ def steps_in_regions(rank, size):
 
 
 def asks_for_gradients(rank, size):
-    whole, mine, sharded, split = made(), ddp(made()), fsdp(made()), column_parallel(torch.nn.Linear(4, 4), [""])
+    whole, mine, sharded = made(), ddp(made()), fsdp(made())
     x = batches(size, torch.float64)[0]
     gradients = thunder.jit(lambda module, x: torch.autograd.grad(module(x).square().mean(), list(module.parameters())))
-    for found, expected in zip(
-        gradients(mine, x.chunk(size)[rank]),
-        torch.autograd.grad(whole(x).square().mean(), list(whole.parameters())),
-        strict=True,
-    ):
-        close(found, expected, "gradient")
-    with pytest.raises(
-        CaptureError,
-        match="torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of "
-        "each",
-    ):
-        gradients(sharded, x)
-    optimizer = optimizer_of(sharded)
+    wanted = torch.autograd.grad(whole(x).square().mean(), list(whole.parameters()))
+    for module in (mine, sharded):
+        for found, p, expected in zip(gradients(module, x.chunk(size)[rank]), module.parameters(), wanted, strict=True):
+            assert type(found) is type(p.data)
+            close(full(found), expected, "gradient")
+    mixed = fsdp(made().float(), dtype=torch.bfloat16)
+    optimizer = optimizer_of(mixed)
 
     @thunder.jit
     def step(x):
-        sharded(x).sum().backward()
+        mixed(x).sum().backward()
         optimizer.step()
 
-    with pytest.raises(CaptureError, match=r"(?s)the ranks hold a part of it each.*optimizer.step\(\)"):
-        step(x)
-    assert all(p.grad is None for p in sharded.parameters())
-    with pytest.raises(CaptureError, match="of which the ranks compute with a part each"):
-        thunder.jit(lambda x: split(x).sum().backward())(torch.ones(2, 4))
+    with pytest.raises(CaptureError, match=r"(?s)hold in torch.float32 and compute with in torch.bfloat16.*step\(\)"):
+        step(x.bfloat16())
+    assert all(p.grad is None for p in mixed.parameters())
     with pytest.raises(
         CaptureError, match="create_graph=True inside of it reaches 2.weight, which the ranks hold together"
     ):
@@ -154,8 +158,112 @@ def test_backward_inside_synchronises_gradients(ranks):
         ranks(2)(trains, way, False)
 
 
-def test_the_optimizer_steps_inside_where_ranks_hold_all_parameters(ranks):
-    ranks(2)(trains, "ddp", True)
+def test_the_optimizer_steps_inside(ranks):
+    for way in WAYS:
+        ranks(2)(trains, way, True)
+
+
+class Tower(torch.nn.Module):
+    """Layers that split, sizes that ranks do not divide, a parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = torch.nn.Linear(6, 8), torch.nn.LayerNorm(8)
+        self.up, self.down = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
+        self.last, self.scale = torch.nn.Linear(8, 5), torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        y = self.norm(torch.tanh(self.first(x)))
+        return self.last(y + self.down(torch.nn.functional.gelu(self.up(y)))) * self.scale
+
+
+def split(module, group=None):
+    return row_parallel(column_parallel(module, ["up"], group), ["down"], group)
+
+
+def over(module):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return fsdp(split(module, mesh["tp"]), process_group=mesh["dp"])
+
+
+LAYOUTS = {
+    **WAYS, "tp": split, "fsdp x tp": over,
+    "hsdp": lambda m: fsdp(m, process_group=init_device_mesh("cpu", (2, 2)), sharding_strategy=FSDPType.ZERO3),
+}  # fmt: skip
+OPTIMIZERS = {
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.05), "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "foreach AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.05, foreach=True, amsgrad=True),
+    "fused AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.05, fused=True),
+    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, centered=True),
+    "Adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.05),
+}  # fmt: skip
+CLIPS = {
+    "torch": torch.nn.utils.clip_grad_norm_, "thunder": clip_grad_norm_,
+    "largest": lambda ps, most: torch.nn.utils.clip_grad_norm_(ps, most, float("inf")),
+    "values": lambda ps, most: torch.nn.utils.clip_grad_value_(ps, most),
+}  # fmt: skip
+
+
+def full(x):
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def whole_steps(rank, size, layout, name, clip):
+    """Forward, backward, clipping and optimizer in one function, five steps: one process's losses, gradients, norms and
+    weights, by two programs."""
+    modules = Tower().double(), LAYOUTS[layout](Tower().double())
+    optimizers = [OPTIMIZERS[name](list(m.parameters())) for m in modules]
+    together = CLIPS.get(clip, lambda ps, most: None)
+
+    def step(i, x):
+        optimizers[i].zero_grad()
+        loss = modules[i](x).square().mean()
+        loss.backward()
+        norm = together(list(modules[i].parameters()), 0.05)
+        optimizers[i].step()
+        return loss.detach(), norm
+
+    compiled = thunder.jit(step, fallback="error")
+    groups, index = {"tp": (1, 0), "fsdp x tp": (2, rank // 2)}.get(layout, (size, rank))
+    for x in batches(4, torch.float64):
+        (expected, norm), (found, its) = step(0, x), compiled(1, x.chunk(groups)[index])
+        torch.distributed.all_reduce(found)
+        close(found / size, expected, "loss")
+        if norm is not None:
+            close(full(its), norm, "norm")
+        for (key, p), q in zip(modules[1].named_parameters(), modules[0].parameters(), strict=True):
+            assert type(p.grad) is type(p.data), key
+            close(full(p.grad), q.grad, f"gradient of {key}", 1e-11)
+            close(full(p.detach()), q.detach(), key, 1e-11)
+    found, expected = (o.state_dict()["state"] for o in reversed(optimizers))
+    for i in expected:
+        for key, value in expected[i].items():
+            if isinstance(value, torch.Tensor):
+                close(full(found[i][key]).double(), value.double(), f"{key} of {i}", 1e-11)
+    assert thunder.cache_misses(compiled) <= 2
+    return dict(communicated(thunder.last_traces(compiled)))
+
+
+def test_whole_steps(ranks):
+    # five layers of which one is not gathered again; one number of all parts, their norm; a parameter that all hold
+    by_layers = {"all_gather_together": 9, "reduce_scatter_together": 5, "all_reduce": 1, "all_reduce_together": 1}
+    for layout, name, clip in (
+        ("zero3 by layers", "AdamW", "torch"), ("zero2", "SGD", "thunder"), ("tp", "AdamW", "torch"),
+        ("zero3", "foreach AdamW", "values"), ("zero2", "fused AdamW", "largest"),
+    ):  # fmt: skip
+        names = ranks(2)(whole_steps, layout, name, clip)[0]
+        if layout == "zero3 by layers":
+            assert names == by_layers
+
+
+@pytest.mark.slow  # all optimizers and layouts; the default suite has a row of them
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_steps_of_all_optimizers(ranks, layout):
+    size = 4 if layout in ("fsdp x tp", "hsdp") else 2
+    for name in OPTIMIZERS:
+        for clip in (None, *CLIPS):
+            ranks(size)(whole_steps, layout, name, clip, timeout=150.0)
 
 
 def test_what_steps_is_the_parameter_and_no_copy_of_it(ranks):

@@ -28,7 +28,7 @@ from thunder.capture.changing import constants, outgrown_sizes, read_numbers
 from thunder.capture.eager import note_failure
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
-from thunder.capture.library import assigned_data, dtensors, rebuilt_hooks
+from thunder.capture.library import assigned_data, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.locations import place
 from thunder.capture.locks import taken_locks
@@ -86,6 +86,8 @@ class Captured:
         self.constants = constants(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
         self._computation(c, output)
+        if self.output_requires_grad:
+            _check_written(c)
         # the program may handle an error of an operation, have written before it, or be made for other data, and the
         # error comes when the computation runs, before the epilogue; nothing is lost then
         effects = [b for b in c.recorder.bound_symbols if OpTags.DONT_DCE in b.tags]
@@ -234,6 +236,17 @@ class Captured:
     def outlived(self) -> bool:
         """Whether an object that this program was made for is gone, so that it fits no call any more."""
         return any(reference() is None for reference in self._weak)
+
+
+def _check_written(c: Capture) -> None:
+    """Autograd does not see writes to the local tensors of parameters, which a backward outside would need."""
+    for base in c.tensors.mutated:
+        placement = c.tensors.placements.get(base)
+        if placement is not None and not placement.is_whole and base.requires_grad:
+            c.refuse(
+                f"{placement.name} is written to, the ranks hold a part of it each, and a result requires grad",
+                "call backward inside of the compiled function as well, or write to it outside",
+            )
 
 
 def _with_generators(c: Capture) -> tuple[list[BoundSymbol], dict[Proxy, Source]]:
@@ -430,7 +443,6 @@ def _read(c: Capture) -> Captured:
                 c.writes.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
-            dtensors.check_results(c, captured.computation.output)  # flat, whatever the result's structure is
             check_apart(c)
             return captured
     except UnsupportedError as error:

@@ -19,6 +19,7 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.identities import Id
+from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
@@ -30,7 +31,7 @@ from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.distributed.boundary import like
+from thunder.distributed.boundary import like, result_of
 from thunder.interpreter.attributes import BUILTINS, HEAP_TYPE, cell_value, of_python, plain_attribute
 
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
@@ -45,6 +46,8 @@ def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
     if t is HostProxy and arrays.array_that_leaves(c, value) is not None:
+        return False
+    if t is TensorProxy and (dtensors.spec_of(c, value) or c.recorder.memory.holder(value) in c.tensors.placements):
         return False
     if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
@@ -189,6 +192,12 @@ class EpilogueWriter:
             if value in self.c.tensors.placements and self.c.tensors.placements[value].is_whole:
                 return self.path(self.c.tensors.real[value][1])
             holder = self.c.recorder.memory.holder(value)
+            if self._is_outside(holder) and self.c.tensors.real[holder][1] in self.c.tensors.local:  # a DTensor
+                return self.path(self.c.tensors.real[holder][1])
+            if (found := dtensors.part_that_leaves(self.c, value)) is not None:
+                local, spec, shape = found
+                given = ", ".join((self.value(local), *(self.pin(x) for x in (*spec, shape))))
+                return self.built.get(id(holder)) or self.variable(holder, f"{self.pin(result_of)}({given})")
             if holder in self.c.tensors.frozen or holder in self.c.tensors.rebound:
                 return self.itself(holder)
             first = len(self.c.recorder.bound_symbols)
@@ -395,9 +404,7 @@ class EpilogueWriter:
             return f"{self.itself(o)}.data = {self.value(without_history(self.c, latest(self.c, o)))}"
         if kind == "grad":
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
-            is_local = o in self.c.tensors.real and self.c.tensors.real[o][1] in self.c.tensors.local
-            value = f"{self.pin(like)}({path}, {self.build(v)})" if is_local and v is not None else self.build(v)
-            return f"{path}.grad = {value}"
+            return f"{path}.grad = {self._gradient(path, o, v)}"
         if kind == "delattr":
             return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
@@ -405,6 +412,15 @@ class EpilogueWriter:
         owner = self.c.outside.cells[id(o)]
         is_anew = id(owner) in self.c.outside.anew
         return f"{self._cell(owner, o) if is_anew else self.pin(o)}.cell_contents = {self.build(v)}"
+
+    def _gradient(self, path: str, p: TensorProxy, value) -> str:
+        """An expression for a new gradient: the DTensor of a parameter's is as the parameter, and soon made."""
+        found = None
+        if type(value) is TensorProxy and not self._is_outside(self.c.recorder.memory.holder(value)):
+            spec = dtensors.spec_of(self.c, value)
+            if spec is not None and spec == dtensors.held_as(self.c, p):
+                found = dtensors.part_that_leaves(self.c, value)
+        return self.build(value) if found is None else f"{self.pin(like)}({path}, {self.value(found[0])})"
 
     def _natively(self, how: str, o) -> str:
         """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the

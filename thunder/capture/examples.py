@@ -31,7 +31,7 @@ _FEW = 1 << 16  # elements of an example
 def checked(c, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one, and about strange
     arguments. Results of DTensors are DTensors."""
-    if c.tensors.dtensors:
+    if c.tensors.dtensors or c.tensors.placements and not torch.is_grad_enabled():
         return dtensors.computed(c, function, args, kwargs, lambda: _checked(c, function, args, kwargs, run))
     return _checked(c, function, args, kwargs, run)
 

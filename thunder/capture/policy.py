@@ -305,6 +305,7 @@ CODE: list[Row] = [
         "torch.nn.modules torch.nn.functional torch.functional torch.utils.checkpoint torch.nn.utils.parametrize "
         "contextlib thunder.tests torch.nn.utils.rnn torch.nn.init torch.nn.attention torch.distributions torch.random "
         "torch.signal torch.optim torch.nn.utils.clip_grad torch.amp.grad_scaler torch.cuda.amp.grad_scaler "
+        "thunder.distributed.accumulation "
         + " ".join(READ_MODULES),
         python=Interpret(),
     ),

@@ -349,9 +349,8 @@ class PrologueWriter:
         )
         self.local = {s: self.names.claim(f"{v}_local") for s, v in zip(tensors, variables, strict=True)}
         rows = tuple(self.capture.tensors.local[s] for s in tensors)
-        written = [rows[i] if self._is_written(s) else None for i, s in enumerate(tensors)]
-        for v, n in zip(variables, written, strict=True):
-            if n is not None:
+        for s, v, n in zip(tensors, variables, rows, strict=True):
+            if self._is_written(s):
                 self.emit("make_room", f"{self.pin(make_room, 'make_room')}({v}, {n})")
         self.objects |= {"locals_of": locals_of}
         self.emit("unpack", f"{', '.join(self.local.values())}, = locals_of(({given},), {self.literal(rows)})")

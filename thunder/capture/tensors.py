@@ -49,7 +49,7 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
             check_apart(c)
     if found is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
-            if is_unusual(value) and not is_local(c, value, source):
+            if is_unusual(value) and not is_local(value):
                 return opaque_values.read(c, value, source)
             found = _new_proxy(c, value, source)
         c.tensors.proxies.setdefault(id(value), {})[key] = found
@@ -79,19 +79,15 @@ def check_apart(c) -> None:
         raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
 
-def is_local(c, value: torch.Tensor, source: Source) -> bool:
+def is_local(value: torch.Tensor) -> bool:
     """Whether programs compute with the local tensor of a DTensor."""
-    return is_dtensor(value) and _holder(c, value, source) is not None
+    return is_dtensor(value) and _how_held(value) is not None
 
 
-def _holder(c, value: torch.Tensor, source: Source) -> Placement | None:
-    """How the ranks hold a tensor, which may be the gradient of a parameter."""
-    holder = c.values[source.base] if _is_gradient(c, source) else value
-    return described(holder) if is_dtensor(holder) and placement_of(holder) is None else placement_of(holder)
-
-
-def _is_gradient(c, source: Source) -> bool:
-    return source.step == "attr" and source.key == "grad" and source.base in c.values
+def _how_held(value: torch.Tensor) -> Placement | None:
+    """How the ranks hold a tensor. Of a DTensor that is no parameter its own placements say it."""
+    known = placement_of(value)
+    return described(value) if known is None and is_dtensor(value) else known
 
 
 def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
@@ -104,9 +100,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
         shape = tuple(number_at(c, n) if type(n) is Source else n for n in source.key)
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
-    placement = _holder(c, value, source) if not _is_gradient(c, source) else None
-    if is_dtensor(value):
-        shape = cast(Placement, _holder(c, value, source)).held_shape
+    placement = _how_held(value)
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
     # read in the shape and dtype that the program was written for; a transform changes the operations that read it
@@ -125,7 +119,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     name = names.claim(source.name(c.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
     if is_dtensor(value):
-        seen = cast(Placement, _holder(c, value, source)).held_shape
+        seen = cast(Placement, _how_held(value)).held_shape
         c.tensors.local[source] = seen[0] if seen else None
     c.tensors.shapes[source] = guarded
     c.tensors.real[proxy] = (value, source)
@@ -215,9 +209,11 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
         check_superseding(c, base)
     if base not in c.tensors.real:
         return
-    if base in c.tensors.placements and not c.tensors.placements[base].is_whole:
+    placement = c.tensors.placements.get(base)
+    if placement is not None and placement.dtype is not placement.held_dtype:
         c.refuse(
-            f"{base.name} is written to, and the ranks hold a part of it each",
+            f"{placement.name} is written to, which the ranks hold in {placement.held_dtype} and compute with in "
+            f"{placement.dtype}",
             "write to it outside of the compiled function: call optimizer.step() there",
         )
     real, source = c.tensors.real[base]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.distributed.layouts import Axis
+from thunder.distributed.layouts import Axis, dividing
 from thunder.distributed.placement import Placement, is_dtensor, own, place, replaced
 
 _meshes: dict[tuple, Any] = {}  # by groups and the type of device
@@ -135,6 +135,22 @@ def _without_padding(whole: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return local if local.shape[:1] == rows else local[: rows[0]]
 
 
+def result_of(local: torch.Tensor, mesh, placements: Sequence, shape: Sequence[int]) -> torch.Tensor:
+    """What a rank computed of a program's result, with padding behind its own rows, as the DTensor that it is,
+    connected to autograd."""
+    from torch.distributed.tensor import DTensor
+
+    sizes, own = list(shape), list(shape)
+    for i in dividing(placements):
+        dim = placements[i].dim
+        sizes[dim] = -(-sizes[dim] // mesh.size(i))
+        own[dim] = min(sizes[dim], max(0, own[dim] - mesh.get_local_rank(i) * sizes[dim]))
+    for dim, size in enumerate(own):
+        local = local.narrow(dim, 0, size)
+    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
 def locals_of(tensors: tuple, rows: Sequence[int | None]) -> list[torch.Tensor]:
     """The local tensors of DTensors, with so many rows of each, where that is not None. Where grad is enabled,
     gradients go to the DTensors that require grad."""
@@ -162,7 +178,9 @@ def padded(tensor: Any, rows: int | None) -> torch.Tensor:
 
 
 def make_room(gradient: Any, rows: int | None) -> None:
-    """A program writes to the local tensor of a gradient, which has memory for so many rows from then on."""
+    """A program writes to the local tensor of a DTensor, which has memory for so many rows from then on; autograd
+    counts the write."""
+    torch.autograd.graph.increment_version(gradient)
     if rows is not None and padded(gradient, rows).data_ptr() != compat.local_tensor(gradient).data_ptr():
         own = compat.local_tensor(gradient)
         compat.set_local_tensor(gradient, padded(gradient, rows)[: own.shape[0]])

@@ -15,14 +15,18 @@ computed of, and a column-split layer gathers them: `z1 = redistribute(z0, tp, P
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.distributed.layout_types import Parts, with_layouts
-from thunder.distributed.layouts import Axis, I, P, R, S
+from thunder.distributed.layouts import Axis, I, P, R, S, outside_axis
 from thunder.distributed.placement import Placement
-from thunder.distributed.redistribute import redistribute, redistribute_parameters
+from thunder.distributed.redistribute import redistribute, redistribute_parameters, steps_of
 from thunder.ops import ltorch
+from thunder.ops.functionalize.histories import holding
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
 from thunder.transforms.dce import dce
@@ -33,7 +37,7 @@ def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     of_arguments = [placements.get(a) if isinstance(a, Proxy) else None for a in computation.args]
     has_parts = any(b.sym is redistribute for b in computation.bound_symbols)  # of the program's own
     trace, parts = redistribute_parameters(computation, placements), {}
-    if any(q.joining for q in placements.values()):
+    if any(q.joining for q in placements.values()) or has_parts:
         steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
         shared = {step[0]: dim for dim, step in steps if dim is not None}
         trace, parts = split_layers(trace, _shared_by_program(computation) | shared)
@@ -45,9 +49,9 @@ def split_layers(trace: Trace, sequences: dict[Axis, int]) -> tuple[Trace, Parts
     of parts where that is the same. sequences: by axis, the dimension of activations that its ranks share between
     layers. Returns the layouts of parts as well."""
     state = _Split(sequences)
-    for operation in trace.bound_symbols:
+    for operation in _leaving_first(trace.bound_symbols):
         state.write(operation)
-    parts = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
+    parts: dict = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
     parts |= {x: (axis, P) for x, axis in state.summands}
     return dce(trace.replace(bound_symbols=state.operations)), parts
 
@@ -56,11 +60,39 @@ def _shared_by_program(trace: Trace) -> dict[Axis, int]:
     """By axis, the one dimension that a program itself has parts along which are no features."""
     dims: dict[Axis, set[int]] = {}
     for operation in trace.bound_symbols:
-        if operation.sym is redistribute and isinstance(operation.args[1], Axis):
+        if operation.sym is redistribute and isinstance(operation.args[1], Axis) and not operation.args[1].outside:
             x, axis, *layouts = operation.args[:4]
             among = {one.dim for one in layouts if one.kind == "S" and one.dim < len(x.shape) - 1}
             dims.setdefault(axis, set()).update(among if I in layouts else ())
     return {axis: found.pop() for axis, found in dims.items() if len(found) == 1}
+
+
+def _leaving_first(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """The operations with those that cut parts of DTensors for the outside before the first write, so that they can be
+    computed of what is written to. Operations on lists of tensors are as many operations then."""
+    cuts = {b.output for b in operations if b.sym is redistribute and _leaves(b)}
+    if not cuts:
+        return list(operations)
+    single = [one for b in operations for one in _one_by_one(b)]
+    end = next((i for i, b in enumerate(single) if b.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE}), len(single))
+    known, early, late = {o for b in single[:end] for o in b.outputs}, single[:end], []
+    for b in single[end:]:
+        is_early = b.sym is redistribute and b.output in cuts and b.args[0] in known
+        known.update(b.outputs if is_early else ())
+        (early if is_early else late).append(b)
+    return early + late
+
+
+def _leaves(operation: BoundSymbol) -> bool:
+    """Whether a redistribution cuts this rank's part of what is a DTensor outside."""
+    _, axis, src, dst = operation.args[:4]
+    return isinstance(axis, Axis) and axis.outside and src == I and dst.kind == "S"
+
+
+def _one_by_one(operation: BoundSymbol) -> Sequence[BoundSymbol]:
+    """An operation on lists of tensors as operations on tensors. Norms are computed together (`_Split.norms`)."""
+    is_list = operation.sym.name.startswith("_foreach_") and operation.sym is not ltorch._foreach_norm
+    return operation.subsymbols if is_list and operation.subsymbols else (operation,)
 
 
 class _Split:
@@ -69,12 +101,20 @@ class _Split:
         self.operations: list[BoundSymbol] = []
         self.producer: dict[Proxy, BoundSymbol] = {}
         self.parts: dict[Proxy, Part | None] = {}
+        # what is known of values that leave as parts, where parts of parameters count that are gathered for the forward
+        self.leaving: dict[Proxy, Part | None] = {}
+        self.joined: dict[Proxy, Part] = {}
+        self.leaves = self.has_written = False
         self.summands: list[tuple[TensorProxy, Axis]] = []
         # what several layers read is copied once, so that its gradient is summed once
         self.copies: dict[tuple, TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
-        rules = {ltorch.linear: self.linear, ltorch.embedding: self.embedding, redistribute: self.cut_out}
+        rules = {
+            ltorch.linear: self.linear, ltorch.embedding: self.embedding, redistribute: self.cut_out,
+            ltorch._foreach_norm: self.norms, ltorch.vector_norm: self.norm,
+        }  # fmt: skip
+        self.has_written |= operation.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE}
         rule = rules.get(operation.sym)
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = None if rule is None else rule(operation, *operation.args, **operation.kwargs)
@@ -86,11 +126,20 @@ class _Split:
         assert not aliases, "a layer computes its result"
         for one in made:
             self.producer.update(dict.fromkeys(one.outputs, one))
-            if one.sym is redistribute and isinstance(one.args[1], Axis) and one.args[3] == I:
-                value, axis, src = one.args[:3]
-                if src.kind == "S":
-                    self.parts[one.output] = Part(value, axis, src.dim)
+            if one.sym is redistribute:
+                self.joins(one)
         self.operations += made
+
+    def joins(self, operation: BoundSymbol) -> None:
+        """A redistribution makes a whole value of parts."""
+        value, *along = operation.args[:4]
+        steps = [step for step in steps_of(*along) if not {step[1], step[2]} <= {I, R}]
+        if len(steps) == 1 and steps[0][1].kind == "S" and steps[0][2] in (I, R):
+            axis, src, dst = steps[0]
+            if dst == I and not axis.outside:
+                self.parts[operation.output] = Part(value, axis, src.dim)
+            if value.dtype is operation.output.dtype:
+                self.joined[operation.output] = Part(value, outside_axis(axis), src.dim)
 
     # --- layers
     def linear(self, operation: BoundSymbol, x, weight, bias=None):
@@ -108,12 +157,62 @@ class _Split:
         """A part that the program itself asks for of a whole value: where that is computed of parts, the part."""
         if src != I or dst == I or dst.kind != "S":
             return None
-        part = self.part(x)
+        part = self.part_outside(x) if axis.outside else self.part(x)
         if part is None or (part.axis, part.dim) != (axis, dst.dim):
             return None
         return redistribute(part.value, axis, dst, dst)
 
-    def same(self, x: TensorProxy) -> TensorProxy:
+    def part_outside(self, x: TensorProxy) -> Part | None:
+        """This rank's part of a value that leaves the program, or of one that such a part is computed of."""
+        self.leaves = True
+        try:
+            return self.part(x)
+        finally:
+            self.leaves = False
+
+    # --- norms of DTensors
+    def norm(self, operation: BoundSymbol, x, ord=2, dim=None, keepdim=False, dtype=None, **others):
+        if dim is not None or keepdim or dtype is not None or others:
+            return None
+        found = self.norms(operation, [x], ord)
+        return None if found is None else found[0]
+
+    def norms(self, operation: BoundSymbol, tensors, ord=2, dtype=None, **others):
+        """Sums of squares of parts are added up over the ranks, those of all tensors together."""
+        if (
+            ord not in (2, 2.0)
+            or dtype is not None
+            or others
+            or any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs)
+        ):
+            return None  # a gradient that another rank has a part of would be missing
+        held = [self._within(x) for x in tensors]
+        if not any(axes for _, axes in held):
+            return None
+        found: list = [None] * len(tensors)
+        for axes in dict.fromkeys(axes for _, axes in held):
+            places = [i for i, (_, known) in enumerate(held) if known == axes]
+            sums = ltorch.stack([ltorch.sum(ltorch.square(held[i][0])) for i in places])
+            for axis in axes:
+                self.summands.append((sums, axis))
+                sums = redistribute(sums, axis, P, I)
+            for i, one in zip(places, ltorch.unbind(ltorch.sqrt(sums)), strict=True):
+                found[i] = one
+        return found
+
+    def _within(self, x: TensorProxy) -> tuple[TensorProxy, tuple[Axis, ...]]:
+        """What this rank has of a value, without padding, and the axes whose ranks have the rest."""
+        part = self.part_outside(x)
+        if part is None:
+            return x, ()
+        size, rows = x.shape[part.dim], part.value.shape[part.dim]
+        if rows * part.axis.size != size:
+            own = min(rows, max(0, size - part.axis.rank * rows))
+            return ltorch.narrow(part.value, part.dim, 0, own), (part.axis,)
+        value, axes = self._within(part.value)
+        return value, (part.axis, *axes)
+
+    def same(self, x: Any) -> Any:
         """The value that another name stands for."""
         made_by = self.producer.get(x)
         is_name = made_by is not None and made_by.sym is redistribute and made_by.args[2] == made_by.args[3] == I
@@ -179,20 +278,26 @@ class _Split:
     def part(self, value: Proxy) -> Part | None:
         """This rank's part of a value that can be computed of parts; the operations that compute it are recorded."""
         value = self.same(value)
-        if value not in self.parts:
+        parts = self.leaving if self.leaves else self.parts
+        if self.leaves and value in self.joined:
+            return self.joined[value]
+        if self.leaves and self.has_written and value not in parts:
+            return None  # what it would be computed of may have been overwritten
+        if value not in parts:
             operation = self.producer.get(value)
             repeatable = (
                 operation is not None
                 and len(operation.outputs) == 1
                 and not operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
-                and not proxies_in(operation.kwargs, [])
+                and not any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, []))
             )
-            rule = _rule_of(operation) if repeatable else None
-            self.parts[value] = None if rule is None else rule(self, operation)
-        return self.parts[value]
+            rule = _rule_of(operation, self.leaves) if operation is not None and repeatable else None
+            parts[value] = None if rule is None or operation is None else rule(self, operation)
+        return parts[value]
 
     def cut(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
-        return redistribute(value, axis, I, S(dim))
+        size = value.shape[dim]
+        return redistribute(value, axis, I, S(dim, size if size % axis.size else None))
 
     def computed(self, operation: BoundSymbol, table: dict, axis, dim: int) -> Part:
         """`operation` on parts, which makes the part along `dim` of its result."""
@@ -200,16 +305,18 @@ class _Split:
         return Part(operation.sym(*args, **operation.kwargs), axis, dim)
 
 
-def _rule_of(operation: BoundSymbol):
-    return splitting.rule.of(operation.sym) or (splitting.elementwise if _is_elementwise(operation) else None)
+def _rule_of(operation: BoundSymbol, only_elements: bool = False):
+    if not only_elements and (rule := splitting.rule.of(operation.sym)) is not None:
+        return rule  # which reads no padding
+    return splitting.elementwise if is_elementwise(operation) or operation.sym is holding else None
 
 
-def _is_elementwise(operation: BoundSymbol) -> bool:
+def is_elementwise(operation: BoundSymbol) -> bool:
     """Whether an operation, or all that it is composed of, computes elements from those at the same place."""
     return (
         operation.sym.elementwise
         or splitting.rule.of(operation.sym) is splitting.elementwise
         or bool(operation.subsymbols)
         and OpTags.SHAPE_OP not in operation.sym.tags
-        and all(map(_is_elementwise, operation.subsymbols))
+        and all(map(is_elementwise, operation.subsymbols))
     )

@@ -54,11 +54,14 @@ def S(dim: int, size: int | None = None) -> Layout:
 @dataclass(frozen=True)
 class Axis:
     """One axis of a mesh: a group of ranks. reduction: how one value becomes of partial ones. The loss of a program is
-    the mean over ranks with data of their own ("avg"), and every rank's own over ranks that share data ("sum")."""
+    the mean over ranks with data of their own ("avg"), and every rank's own over ranks that share data ("sum").
+    outside: along which the ranks hold what is a DTensor outside of the program: gradients, states of optimizers,
+    results."""
 
     group: Any
     name: str
     reduction: Literal["sum", "avg"]
+    outside: bool = False
 
     @property
     def size(self) -> int:
@@ -75,15 +78,38 @@ class Axis:
 _axes: weakref.WeakValueDictionary[tuple, Axis] = weakref.WeakValueDictionary()
 
 
-def axis_of(group, name: str, reduction: Literal["sum", "avg"]) -> Axis:
+def axis_of(group, name: str, reduction: Literal["sum", "avg"], outside: bool = False) -> Axis:
     """The axis of a group, one object for all that ask. name: in the text of programs, where it is the first that the
     group is given."""
-    return _axes.setdefault((group, reduction), Axis(group, name, reduction))
+    return _axes.setdefault((group, reduction, outside), Axis(group, name, reduction, outside))
 
 
-def mesh_axis(mesh, i: int) -> Axis:
+def outside_axis(axis: Axis) -> Axis:
+    """The axis of the same ranks, for what is a DTensor outside."""
+    return axis_of(axis.group, axis.name, "sum", outside=True)
+
+
+def mesh_axis(mesh, i: int, outside: bool = False) -> Axis:
     """Dimension i of a DeviceMesh whose ranks share data."""
-    return axis_of(mesh.get_group(i), mesh.mesh_dim_names[i] if mesh.mesh_dim_names else "tp", "sum")
+    name = mesh.mesh_dim_names[i] if mesh.mesh_dim_names else "mesh" if outside else "tp"
+    return axis_of(mesh.get_group(i), name, "sum", outside)
+
+
+def steps_from(mesh, placements, shape) -> list[tuple[Axis, Layout]]:
+    """(axis, layout) of the parts that a DTensor of a shape lies in, in the order in which they divide it."""
+    sizes, steps = list(shape), []
+    for i in dividing(placements):
+        axis, dim = mesh_axis(mesh, i, outside=True), placements[i].dim
+        steps.append((axis, S(dim, sizes[dim] if sizes[dim] % axis.size else None)))
+        sizes[dim] = -(-sizes[dim] // axis.size)
+    return steps
+
+
+def dividing(placements) -> list[int]:
+    """The dimensions of a mesh along which a DTensor lies in parts, in the order in which they divide it: that of the
+    mesh, and those last that divide what ranks behind them have (`_StridedShard`)."""
+    strided = [i for i, placement in enumerate(placements) if hasattr(placement, "split_factor")]
+    return [i for i, placement in enumerate(placements) if placement.is_shard() and i not in strided] + strided[::-1]
 
 
 codegen.OBJECT_NAMES |= {Layout: str, Axis: str}

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from thunder import compat
-from thunder.distributed.layouts import I, R, S, axis_of, mesh_axis
+from thunder.distributed.layouts import I, R, S, axis_of, dividing, mesh_axis
 from thunder.distributed.placement import Held, Placement, is_dtensor, own, place, placement_of, placing_copies
 
 REMEDY = "compile the module first, then prepare the result, or use thunder.distributed"
@@ -110,11 +110,12 @@ def _placement_of(name: str, p, sharded: compat.FullyShard | None, path: str | N
     # of ranks that share data
     mesh, placements = (p.device_mesh, p.placements) if sharded is None else sharded.seen_on or (None, ())
     axes, shape = [], list(p.shape)
-    for i, layout in enumerate(placements):
-        if layout.is_partial():
-            raise NotImplementedError(f"thunder.jit of a module whose parameter {name} is a partial DTensor: {REMEDY}")
+    if any(layout.is_partial() for layout in placements):
+        raise NotImplementedError(f"thunder.jit of a module whose parameter {name} is a partial DTensor: {REMEDY}")
+    divides = dividing(placements)
+    for i in (*(i for i in range(len(placements)) if i not in divides), *divides):
         axis = mesh_axis(mesh, i)
-        axes.append(Held(axis, _parts(name, shape, layout.dim, axis.size) if layout.is_shard() else I, I))
+        axes.append(Held(axis, _parts(name, shape, placements[i].dim, axis.size) if i in divides else I, I))
     if sharded is not None:  # which divides what a rank has of a layer
         over = axis_of(sharded.shards, "dp", "avg")
         axes.append(Held(over, _parts(name, shape, sharded.dim, over.size), R))

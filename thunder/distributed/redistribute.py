@@ -30,7 +30,7 @@ from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, primitive, recording
 from thunder.core.trace import Trace
-from thunder.distributed.layouts import Axis, I, Layout, P
+from thunder.distributed.layouts import Axis, I, Layout, P, outside_axis
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.ops import ltorch
 from thunder.ops.families.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, wait
@@ -258,7 +258,7 @@ def redistribute_parameters(computation: Trace, placements: dict[Proxy, Placemen
         (operation.context for operation in computation.bound_symbols if operation.context is not None), None
     ) or Context(computation.names)
     context = context.replace(grad_enabled=True, autocast=None, checkpoint=())
-    waiting = dict(args)
+    waiting, written = dict(args), _written_to(computation, args)
 
     def made_whole(values) -> list[BoundSymbol]:
         return [
@@ -270,17 +270,48 @@ def redistribute_parameters(computation: Trace, placements: dict[Proxy, Placemen
 
     operations = []
     for operation in computation.bound_symbols:
+        target = operation.args[0] if operation.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE} else None
+        if isinstance(target, Proxy) and target in written:
+            operations += _written_back(operation, args[target], placements[target], context)
+            continue
         if not waiting.keys().isdisjoint(operation.inputs):
             operations += made_whole(operation.inputs)
         operations.append(operation)
     operations += made_whole(computation.output_proxies)
     paths = computation.info.parameters
+    # what is written to a value that is made of parts is not there in memory
+    memory: dict = {name: name for name in computation.info.written.values()}
+    memory |= {a.name: None if placements[a].is_split else held.name for a, held in args.items()}
     known = {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
     return computation.replace(
         args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
         bound_symbols=operations,
-        info=computation.info.replace(parameters={**paths, **known}),
+        info=computation.info.replace(
+            parameters={**paths, **known},
+            written={n: memory[v] for n, v in computation.info.written.items() if memory[v] is not None},
+        ),
     )
+
+
+def _written_to(computation: Trace, args: dict[Any, TensorProxy]) -> set[Proxy]:
+    """The tensors that a program writes to at its end, and of which a rank holds a part."""
+    return {
+        b.args[0]
+        for b in computation.bound_symbols
+        if b.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE} and isinstance(b.args[0], Proxy) and b.args[0] in args
+    }
+
+
+def _written_back(
+    operation: BoundSymbol, held: TensorProxy, placement: Placement, context: Context
+) -> list[BoundSymbol]:
+    """The write to a tensor, as that to what the rank holds."""
+    _, *values = operation.args
+    with recording(Recorder(context.replace(grad_enabled=False))) as recorder:
+        for q in placement.axes:
+            if q.layout.kind == "S":
+                values = [redistribute(x, outside_axis(q.axis), I, q.layout) for x in values]
+    return [*recorder.bound_symbols, operation.replace(args=(held, *values))]
 
 
 def _written(seen: TensorProxy, held: TensorProxy, placement: Placement, context: Context) -> list[BoundSymbol]:

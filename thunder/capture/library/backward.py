@@ -15,7 +15,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
-from thunder.capture.library import assigned_data, hooks, outside_hooks
+from thunder.capture.library import assigned_data, dtensors, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
@@ -23,7 +23,7 @@ from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import synchronizes
-from thunder.distributed.redistribute import gradient_of_held, leave_for_later
+from thunder.distributed.redistribute import leave_for_later
 from thunder.extend.passes import Lowering
 from thunder.ops import ltorch
 from thunder.ops.eager_calls import is_eager_backward, runs_python
@@ -301,11 +301,6 @@ def _check_leaf(c, p: TensorProxy) -> None:
             f"a backward inside of it reaches {name}, which is itself a result of operations outside",
             "pass x.detach().requires_grad_(), or call backward outside",
         )
-    if p in c.tensors.placements and c.tensors.placements[p].joining:
-        c.refuse(
-            f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
-            "call backward outside of the compiled function",
-        )
     if has_hooks and is_split:
         c.refuse(
             f"a backward inside of it reaches {name}, which has hooks, and of which the ranks hold a part each",
@@ -352,11 +347,6 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    if any(p in c.tensors.placements and not c.tensors.placements[p].is_whole for p in wanted):
-        c.refuse(
-            "torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each",
-            "call loss.backward(), or torch.autograd.grad outside",
-        )
     found = _hooked(c, pulled, wanted, pulled.write(wanted))
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
@@ -375,8 +365,8 @@ def _raise_unused(gradients: list) -> None:
 
 
 def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
-    """The gradient of this rank's part of a parameter, averaged over the ranks; under no_sync its own, None where
-    it is kept beside a shard until the block ends."""
+    """The gradient of a parameter, averaged over the ranks; under no_sync this rank's own, None where it is kept beside
+    a shard until the block ends."""
     placement = c.tensors.placements.get(p)
     if placement is None or g is None:
         return g
@@ -385,10 +375,10 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
             f"a backward with create_graph=True inside of it reaches {placement.name}, which the ranks hold together",
             "call it outside of the compiled function",
         )
-    if synchronizes(placement):
-        return gradient_of_held(g, placement)
+    if not placement.synchronizes or synchronizes(placement):
+        return dtensors.gradient(c, p, g, placement)
     leave_for_later(g, placement)
-    return None if placement.is_sharded else g
+    return None if placement.is_sharded else dtensors.marked_as(c, g, p)
 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
@@ -406,7 +396,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
             if g is None:
                 continue
             known = read_gradient(c, p)
-            if known is None and p in c.tensors.placements and not c.tensors.placements[p].is_whole:
+            if known is None and dtensors.spec_of(c, g) is not None:
                 write_gradient(c, p, g)
             elif known is None:
                 root = bases[g]

@@ -18,11 +18,13 @@ from thunder import compat
 from thunder.capture.ask import IDENTITY
 from thunder.capture.methods import TensorMethod
 from thunder.core.proxies import TensorProxy, map_structure, number_value, proxies_in
-from thunder.core.symbol import OpTags
-from thunder.distributed.layouts import I, P, S, mesh_axis
-from thunder.distributed.placement import is_dtensor
-from thunder.distributed.redistribute import redistribute
+from thunder.core.symbol import OpTags, recording
+from thunder.distributed.layers import is_elementwise
+from thunder.distributed.layouts import I, P, S, mesh_axis, outside_axis, steps_from
+from thunder.distributed.placement import Placement, is_dtensor
+from thunder.distributed.redistribute import gradient_of_held, redistribute
 from thunder.interpreter import NULL
+from thunder.ops.functionalize.histories import holding
 from thunder.ops.torch_types import to_torch_dtype
 
 Spec = tuple[Any, tuple]  # the mesh and the placements
@@ -32,6 +34,16 @@ def spec_of(c, p: Any) -> Spec | None:
     """The mesh and the placements of a value of the program; None for one that is no DTensor."""
     known = c.tensors.dtensors
     return known.get(c.recorder.memory.holder(p)) if known and type(p) is TensorProxy else None
+
+
+def held_as(c, p: TensorProxy) -> Spec | None:
+    """The mesh and the placements of the DTensor that stands outside for a parameter, which programs see as an ordinary
+    tensor, or as one on another mesh."""
+    holder = c.recorder.memory.holder(p) if c.recorder.memory is not None else p
+    if holder not in c.tensors.placements:
+        return None
+    real = c.tensors.real[holder][0]
+    return (real.device_mesh, real.placements) if is_dtensor(real) else None
 
 
 def kind() -> type:
@@ -125,14 +137,18 @@ METHODS: dict[str, Callable] = {"to_local": _to_local, "redistribute": _redistri
 
 def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any:
     """`run()`, which records a call of PyTorch's; its results are DTensors where operands are."""
-    if not any(spec_of(c, p) is not None for p in proxies_in((list(args), dict(kwargs)), [])):
+    specs = _specs(c, [p for p in proxies_in((list(args), dict(kwargs)), []) if type(p) is TensorProxy])
+    if not any(specs.values()):
         return run()
     start = len(c.recorder.bound_symbols)
     result = run()
     if any(OpTags.RANDOM_OP in b.sym.tags for b in c.recorder.bound_symbols[start:]):
         _refuse(c, f"{function.__name__} draws random numbers for a DTensor")
+    same = _of_elements(c, specs, result, c.recorder.bound_symbols[start:])
+    if same is not None:
+        return _mark(c, result, same)
     try:
-        examples = _of_examples(c, function, args, kwargs)
+        examples = _of_examples(c, function, args, kwargs, specs)
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
         _refuse(c, f"DTensor refuses {function.__name__}: {error}")
     if type(result) is TensorProxy:
@@ -142,18 +158,53 @@ def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any
     for value, example in pairs:
         if isinstance(example, torch.Tensor) and is_dtensor(example):
             made: Any = example
-            c.tensors.dtensors[c.recorder.memory.holder(value)] = made.device_mesh, made.placements
+            _mark(c, value, (made.device_mesh, made.placements))
     return result
 
 
-def _of_examples(c, function: Callable, args, kwargs) -> Any:
+def _mark(c, value: TensorProxy, spec: Spec) -> TensorProxy:
+    holder = c.recorder.memory.holder(value)
+    if holder not in c.tensors.placements:  # a parameter is what programs see it as
+        c.tensors.dtensors[holder] = spec
+    return value
+
+
+def _specs(c, operands: list[TensorProxy]) -> dict[TensorProxy, Spec | None]:
+    """What the operands of a call are. Under no_grad, where optimizers compute, a parameter is the DTensor that the
+    ranks hold, beside others of its kind; in the forward it is what the program sees."""
+    specs = {p: spec_of(c, p) for p in operands}
+    if torch.is_grad_enabled():
+        return specs
+    held = {p: spec for p in operands if (spec := held_as(c, p)) is not None}
+    meshes = {id(spec[0]) for p, spec in specs.items() if spec is not None and p not in held}
+    for p, spec in held.items():
+        own = specs[p]
+        if own is None or id(own[0]) not in meshes:
+            specs[p] = spec
+    is_mixed = any(spec is None and p.shape for p, spec in specs.items())
+    return dict.fromkeys(operands) if is_mixed and not meshes else specs
+
+
+def _of_elements(c, specs: dict[TensorProxy, Spec | None], result: Any, operations) -> Spec | None:
+    """The mesh and the placements of what is computed of elements at the same place of DTensors that are alike."""
+    alike = {(id(spec[0]), spec[1]): spec for spec in specs.values() if spec is not None}
+    if type(result) is not TensorProxy or len(alike) != 1:
+        return None
+    (spec,) = alike.values()
+    shapes = {tuple(p.shape) for p, known in specs.items() if known is not None}
+    if shapes != {tuple(result.shape)} or any(placement.is_partial() for placement in spec[1]):
+        return None
+    return spec if operations and all(is_elementwise(b) or b.sym is holding for b in operations) else None
+
+
+def _of_examples(c, function: Callable, args, kwargs, specs: dict[TensorProxy, Spec | None]) -> Any:
     """The call's result for DTensors without data."""
     from torch.distributed.tensor import DTensor
 
     def example(x):
         if type(x) is not TensorProxy:
-            return x
-        shape, spec = [number_value(n) for n in x.shape], spec_of(c, x)
+            return torch.device("meta") if isinstance(x, torch.device) else number_value(x)
+        shape, spec = [number_value(n) for n in x.shape], specs.get(x)
         tensor = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device="meta")
         if spec is None:
             return tensor
@@ -173,10 +224,44 @@ def _of_examples(c, function: Callable, args, kwargs) -> Any:
         return results
 
 
-def check_results(c, result: Any) -> None:
-    """Raises CaptureError for a result that is a DTensor."""
-    if any(spec_of(c, p) is not None and p not in c.tensors.real for p in proxies_in(result, [])):
-        _refuse(c, "it returns a DTensor that it computes")
+def gradient(c, p: TensorProxy, g: TensorProxy, placement: Placement) -> TensorProxy:
+    """The gradient of a parameter, of that of this rank: reduced to what the rank holds, and whole again in the
+    program, where nobody joins it who needs a part only."""
+    for axis, layout, _ in reversed(placement.joining):
+        g = redistribute(g, axis, I, layout)
+    local = gradient_of_held(g, placement)
+    for q in reversed(placement.axes):
+        if q.layout.kind == "S":
+            local = redistribute(local, outside_axis(q.axis), q.layout, I)
+    return marked_as(c, local, p)
+
+
+def marked_as(c, value: TensorProxy, p: TensorProxy) -> TensorProxy:
+    """A value that is a DTensor as a parameter is outside."""
+    held = held_as(c, p)
+    return value if held is None else _mark(c, _same(c, value, held[0]), held)
+
+
+def part_that_leaves(c, p: TensorProxy) -> tuple[TensorProxy, Spec, tuple] | None:
+    """What this rank returns of a value that is a DTensor, with the mesh, the placements and the shape of that. None
+    for another value."""
+    spec = spec_of(c, p)
+    if spec is None:
+        return None
+    from torch.distributed.tensor import Replicate
+
+    mesh, placements = spec[0], tuple(Replicate() if x.is_partial() else x for x in spec[1])
+    shape, value = tuple(map(number_value, p.shape)), c.recorder.latest(p)
+    steps = steps_from(mesh, placements, shape)
+    dims = [layout.dim for _, layout in steps]
+    if len(dims) != len(set(dims)) and any(layout.size is not None for _, layout in steps):
+        _refuse(c, "a DTensor leaves it that two dimensions of a mesh divide into parts of different sizes")
+    with recording(c.recorder):
+        for axis, layout in steps:
+            value = redistribute(value, axis, I, layout)
+        if not steps:
+            value = _same(c, value, mesh)
+    return value, (mesh, placements), shape
 
 
 def _marked(c, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
@@ -187,7 +272,7 @@ def _marked(c, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
 
 def _same(c, value: TensorProxy, mesh) -> TensorProxy:
     """The same value under another name, whose placements are others."""
-    axis, _ = _along(c, mesh, _replicated(mesh))[0]
+    axis = mesh_axis(mesh, 0, outside=True)
     return redistribute(value, axis, I, I)
 
 

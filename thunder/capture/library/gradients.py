@@ -47,10 +47,8 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)
     placement = c.tensors.placements.get(p)
-    shape, dtype = tuple(p.shape), p.dtype
-    if placement is not None:
-        shape, dtype = placement.held_shape, from_tensor_dtype(placement.held_dtype)
-    fits = type(now) is TensorProxy and value is not p and now.dtype is dtype and tuple(now.shape) == shape
+    dtype = p.dtype if placement is None else from_tensor_dtype(placement.held_dtype)
+    fits = type(now) is TensorProxy and value is not p and now.dtype is dtype and tuple(now.shape) == tuple(p.shape)
     if value is not None and not fits:
         with compat.DisableTorchFunction():
             tensor = fake(p)
