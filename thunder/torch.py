@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from thunder.core.proxies import METHODS, proxies_in
 from thunder.ops import LTORCH
@@ -30,12 +32,22 @@ def __getattr__(name: str):
     return operation
 
 
+# names of Lightning Thunder that PyTorch spells otherwise
+_OTHER_NAMES: dict[str, Callable] = {
+    "torch_type": torch.Tensor.type, "setitem_": torch.Tensor.__setitem__, "zeta": torch.special.zeta,
+    "all_tensor": torch.all, "any_tensor": torch.any, "torch_max": torch.max, "_softmin": torch.nn.functional.softmin,
+    "checkpoint": torch.utils.checkpoint.checkpoint,
+}  # fmt: skip
+
+
 @functools.cache
 def _of_torch(name: str) -> Callable | None:
     """PyTorch's function or method of that name (`softsign`, `add_`, `numel`), which is recorded where a program is."""
+    if isinstance(getattr(torch.Tensor, name, None), types.GetSetDescriptorType):  # is_cuda
+        return lambda a: getattr(a, name)
     spaces = (torch.nn.functional, torch, torch.Tensor)
     found = (f for space in spaces if callable(f := getattr(space, name, None)) and not isinstance(f, type))
-    function: Any = next(found, None)
+    function: Any = _OTHER_NAMES.get(name) or next(found, None)
     if name.startswith("__") or function is None:
         return None
     recorded = METHODS.get(name)

@@ -84,7 +84,7 @@ class Captured:
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constants = constants(c)
-        self.effects = frozenset(source.describe(c.parameters) for source in c.writes.written)
+        self.effects = frozenset(source.describe(c.parameters) for source in c.effects.places)
         self._computation(c, output)
         if self.output_requires_grad:
             _check_written(c)
@@ -440,7 +440,7 @@ def _read(c: Capture) -> Captured:
                         location=c.user_location(),
                         remedy="use the context manager (with torch.device(...): ...)",
                     )
-                c.writes.left = compat.changed_settings(before)
+                c.effects.settings = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
             check_apart(c)

@@ -66,7 +66,7 @@ def effect_of_writes(c, function, args, kwargs: dict, reads: bool) -> str:
         if isinstance(value.example, numpy.ndarray)
         and any(numpy.may_share_memory(array, value.example) for array in written)
     ]
-    c.writes.written |= dict.fromkeys(outside)
+    c.effects.note(dict.fromkeys(outside))
     return "outside" * bool(outside)
 
 

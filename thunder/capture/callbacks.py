@@ -222,7 +222,7 @@ def _hashed_in_python(c, k) -> bool:
     if not called_in(c, type(k)):
         return False
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
-    if methods and not (all(map(is_pure, methods)) and not any(i == id(k) for i, _ in c.writes.overlay)):
+    if methods and not (all(map(is_pure, methods)) and not c.effects.names(k)):
         refuse(c, k, "a hash table")
     return bool(methods)
 

@@ -184,7 +184,7 @@ def outgrown_sizes(c, held: Container[str]) -> set[str]:
     """The paths of sizes of arguments that the program holds for one value of, and in whose places it puts tensors of
     another size: what a cache grows by. held: the paths of `constants`."""
     found = set()
-    for source, value in c.writes.written.items():
+    for source, value in c.effects.places.items():
         sizes = c.tensors.shapes.get(source)
         if sizes is not None and isinstance(value, TensorProxy) and len(value.shape) == len(sizes):
             paths = (source.child("size", i).describe(c.parameters) for i in range(len(sizes)))

@@ -8,6 +8,7 @@ import types
 import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
+from thunder.capture.effects import DELETED
 from thunder.capture.identities import known_itself
 from thunder.capture.native import ENUM, IDENTICAL
 from thunder.capture.policy import bound_method, class_of_library
@@ -17,13 +18,6 @@ from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute
 
 PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
-
-
-class _Deleted:
-    """The value of an attribute or name that the program has deleted."""
-
-
-DELETED = _Deleted()
 
 
 UNKNOWN = object()
@@ -51,8 +45,8 @@ def _look_up(c, kind, name, after):
     mro = kind.__mro__
     passed, found, owner = [], NULL, None
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
-        if c.writes.overlay and (id(base), name) in c.writes.overlay:
-            found, owner = c.writes.overlay[id(base), name], None
+        if c.effects and (written := c.effects.value(base, name)) is not NULL:
+            found, owner = written, None
             if found is DELETED:
                 found = NULL
                 continue

@@ -231,7 +231,7 @@ def has_key(c, s, k) -> bool:
     if k in s:
         return True
     if (known := c.containers.attribute_dicts.get(id(s))) is not None:
-        written = c.writes.overlay.get((id(known.owner), k), NULL)
+        written = c.effects.value(known.owner, k)
         if written is not NULL:
             return not _is_deleted(written)
     return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
@@ -332,7 +332,7 @@ def _attribute(c, known: AttributeDict, look: Look, name):
     """One entry of `o.__dict__`, as the program has it; MISSING where there is none."""
     copy, o, was = known
     if name not in copy:
-        found = c.writes.overlay.get((id(o), name), NULL)
+        found = c.effects.value(o, name)
         if found is NULL:
             found = _outside_attribute(c, o, look, name)
         if found is MISSING or _is_deleted(found):
@@ -359,7 +359,7 @@ def _fill_attributes(c, known: AttributeDict, look: Look) -> None:
     """Somebody looks at all of an `o.__dict__`."""
     copy, o, was = known
     c.ask(look.source, KEYS)
-    names = [*look.original, *(n for i, n in c.writes.overlay if i == id(o) and n not in look.original)]
+    names = [*look.original, *(n for n in c.effects.names(o) if n not in look.original)]
     found = {name: x for name in names if (x := _attribute(c, known, look, name)) is not MISSING}
     for table in (copy, was):
         table.clear()
@@ -395,17 +395,17 @@ def changes(c) -> list[tuple]:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
             place = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
-            c.writes.written[place] = value
+            c.effects.note({place: value})
         elif kind == "replace":
             n = native_length(original)
-            c.writes.written |= dict.fromkeys(source.item(i) for i in range(n))
-            c.writes.written |= {source.item(i): x for i, x in enumerate(value[:n])}
+            c.effects.note(dict.fromkeys(source.item(i) for i in range(n)))
+            c.effects.note({source.item(i): x for i, x in enumerate(value[:n])})
     return found
 
 
 def state(c) -> dict[Any, Any]:
     """The program's writes to attributes, variables and containers outside so far, to compare with later ones."""
-    found: dict[Any, Any] = {key: id(value) for key, value in c.writes.overlay.items()}
+    found: dict[Any, Any] = {key: id(value) for key, value in c.effects.held.items()}
     for kind, original, _, key, value in changes(c):
         found[kind, id(original), id(key)] = _identities(kind, value)
     return found

@@ -63,7 +63,7 @@ class Reading:
         self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
 
     def __enter__(self) -> None:
-        self.happened, self.outer, self.writes = self.c.path.happened, self.c.library, len(self.c.writes.overlay)
+        self.happened, self.outer, self.writes = self.c.path.happened, self.c.library, len(self.c.effects.held)
         self.recorded = len(self.c.recorder.bound_symbols)
         if not _is_of_library(self.function):
             self.c.library = None
@@ -75,7 +75,7 @@ class Reading:
         if isinstance(error, (CaptureError, UnsupportedError)):
             if library is self:
                 note_library(c, self)
-            stores = any(map(_has_gradient, itertools.islice(c.writes.overlay.values(), self.writes, None)))
+            stores = any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None)))
             holds = self.recorded <= c.reaches_back_to and not stores
             if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
                 _note_function(c, self.function, self.args, self.kwargs, self.happened)
@@ -289,7 +289,7 @@ def _check_nesting(c, f: Callable) -> None:
 def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
     """The writes of the program so far that the function may look at: those to tensors and to attributes of objects
     are carried out for the duration of the call. Refuses an eager call that could look at others."""
-    effects, tensors = c.writes.effects.items(), list(c.tensors.mutated)
+    effects, tensors = list(c.effects), list(c.tensors.mutated)
     written = [original for _, original, *_ in containers.changes(c)]
     if not (tensors or written or effects):
         return ()
@@ -300,13 +300,12 @@ def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
             now = c.recorder.latest(p)
             hidden = hidden or p.requires_grad or now.requires_grad
             shown.append((p, None, now))
-    for key, (kind, owner, name) in effects:
+    for kind, owner, name, value in effects:
         if kind == "global":
             hidden = hidden or reach.reads_global(owner, name)
         elif kind == "context":
             hidden = True
         elif reach.reaches(_seen_by(c, owner)):
-            value = c.writes.overlay[key]
             hidden = hidden or kind != "attr" or not _is_plain(owner) or type(value) is TensorProxy
             shown.append((owner, name, value))
     if hidden:

@@ -18,6 +18,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
+from thunder.capture.effects import Effect
 from thunder.capture.identities import Id
 from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
@@ -76,7 +77,7 @@ class EpilogueWriter:
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
-        writes = c.writes.effects or c.writes.left or c.tensors.written_after or c.tensors.frozen
+        writes = c.effects.is_carried_out or c.effects.settings or c.tensors.written_after or c.tensors.frozen
         self.writes = bool(writes or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
@@ -312,7 +313,7 @@ class EpilogueWriter:
             f"{value.__name__!r}, {defaults}, {closure})",
         )
         for cell in filled:
-            contents = self.c.writes.overlay.get((id(cell), None), cell_value(cell, MISSING))
+            contents = self.c.effects.value(cell, None, cell_value(cell, MISSING))
             if contents is not MISSING:
                 self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
         for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
@@ -360,23 +361,22 @@ class EpilogueWriter:
     def effects(self) -> None:
         """Statements that write back, values first: nothing is written before everything was computed."""
         c = self.c
-        writes, of_own = [], {}
-        for key, (kind, o, n) in list(c.writes.effects.items()):
-            if type(o) is TensorProxy and not self._is_outside(o):
-                of_own[key] = kind, o, n
+        writes, of_own = [], list[Effect]()
+        for effect in list(c.effects):
+            if type(effect.owner) is TensorProxy and not self._is_outside(effect.owner):
+                of_own.append(effect)
             else:
-                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
+                writes.append(self._write(*effect))
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
-        while leaving := [key for key, (_, o, _) in of_own.items() if self._leaves(o)]:  # with what is written to them
-            for key in leaving:
-                kind, o, n = of_own.pop(key)
-                writes.append(self._write(kind, o, n, c.writes.overlay[key]))
+        while leaving := [effect for effect in of_own if self._leaves(effect.owner)]:  # with what is written to them
+            of_own = [effect for effect in of_own if not any(effect is other for other in leaving)]
+            writes += [self._write(*effect) for effect in leaving]
         self.lines += [w for w in writes if w]
         for p in c.tensors.frozen:
             if p not in c.tensors.leaves or id(p) in self.values:
                 self.lines.append(f"{self.itself(p)}.requires_grad_(False)")
-        if left := c.writes.left:
+        if left := c.effects.settings:
             values = ", ".join(f"{name!r}: {self.literal(value)}" for name, value in left.items())
             self.lines.append(f"{self.pin(compat.set_settings)}({{{values}}})")
 

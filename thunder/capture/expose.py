@@ -208,7 +208,7 @@ def attributes(c, o, source) -> list:
     filled = ((n, plain_attribute(o, n, MISSING) is not MISSING) for n in names)  # else `__getattr__` would answer
     places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
     children += [found for place in places if (found := c.reach(place)) is not MISSING]
-    if any(i == id(o) for i, _ in c.writes.overlay) or any(containers.is_changed(c, x) for x in children):
+    if c.effects.names(o) or any(containers.is_changed(c, x) for x in children):
         path = source.describe(c.parameters)
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"
         c.refuse(reason, "give the code the attributes that it needs")
@@ -283,7 +283,7 @@ def keeps(values: tuple, kinds) -> bool:
 
 def is_written(c, value) -> bool:
     """Whether the program has written to an object from outside, or to something that it keeps."""
-    written = {owner for owner, _ in c.writes.overlay}
+    written = {owner for owner, _ in c.effects.held}
     looks = c.containers.looks.items()
     written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.keep[sid])}
     return bool(written) and any(id(x) in written for x in kept(value))

@@ -46,6 +46,7 @@ from thunder.capture import (
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
 from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
+from thunder.capture.effects import Effects
 from thunder.capture.expose import expose
 from thunder.capture.identities import COPIED, place, same_number, told_apart
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
@@ -55,7 +56,7 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import Eager, is_library, native_row
 from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
-from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors, Writes
+from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors
 from thunder.capture.strides import layout
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -126,7 +127,7 @@ class Capture(Host):
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
-        self.containers, self.writes, self.known, self.locks = Containers(), Writes(), Known(), Locks()
+        self.containers, self.effects, self.known, self.locks = Containers(), Effects(), Known(), Locks()
         self.library: eager.Reading | None = None  # what of the standard library the user's code has entered
         self.candidate: Candidate | None = None  # where the program is refused
         self.reaches_back_to = sys.maxsize  # the first operation that what is refused has to do with
@@ -262,8 +263,8 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ functions
 
     def load_cell(self, f, cell, name):
-        if self.writes.overlay and (id(cell), None) in self.writes.overlay:
-            return self.writes.overlay[id(cell), None]
+        if self.effects and (written := self.effects.value(cell, None)) is not NULL:
+            return written
         owner = self.outside.cells.get(id(cell))
         try:
             value = super().load_cell(f, cell, name)
@@ -289,10 +290,9 @@ class Capture(Host):
         if owner is None:
             cell.cell_contents = v
             return
-        self.writes.written[self.cell_source(owner, cell)] = None
+        self.effects.note({self.cell_source(owner, cell): None})
         self.keep[id(cell)] = cell
-        self.writes.overlay[id(cell), None] = v
-        self.writes.effects[id(cell), None] = ("cell", cell, None)
+        self.effects.write("cell", cell, None, v)
 
     def delete_cell(self, f, cell):
         if id(cell) in self.outside.cells:
@@ -435,12 +435,7 @@ class Capture(Host):
 
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them, and settings."""
-        for variable, token in self.writes.context_tokens.items():
-            self.keep[id(variable)] = variable
-            self.writes.overlay[id(variable), None] = variable.get()
-            self.writes.effects[id(variable), None] = ("context", variable, None)
-            variable.reset(token)
-        self.writes.context_tokens = {}
+        self.keep |= {id(variable): variable for variable in self.effects.restore_variables()}
         self.recorder.context.names.settings = ()
 
     # ------------------------------------------------------------------------------------------------ trouble
@@ -482,7 +477,7 @@ class Capture(Host):
         leaves = [self.tensors.real[p][1] for p in self.engine.leaves.values() if p not in self.tensors.mutated]
         if self.tensors.required or self.tensors.rebound:  # no other argument is one of these
             leaves = list(dict.fromkeys([*leaves, *self.tensors.shapes]))
-        if not self.writes.effects and not containers.changes(self):
+        if not self.effects.is_carried_out and not containers.changes(self):
             return [(leaves, "tensors"), (list(self.outside.apart), "objects")]
         boxes = list(self.outside.apart) + [
             s for i, s in self.sources.items()

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
-from thunder.capture.classes import UNKNOWN
 from thunder.capture.identities import known_itself
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, plain_base
 from thunder.capture.native_calls import call_native
 from thunder.capture.policy import bound_method, is_library
 from thunder.capture.sources import Source
-from thunder.interpreter import attributes
+from thunder.interpreter import NULL, attributes
 from thunder.interpreter.instructions import builtin_namespace
 
 
@@ -73,17 +72,16 @@ def namespace(c, f):
 
 
 def _check_namespace(c, space) -> None:
-    if id(space) in c.outside.namespaces and any(i == id(space) for i, _ in c.writes.overlay):
+    if id(space) in c.outside.namespaces and c.effects.names(space):
         c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
 
 
 def load_global(c, f, n):
     space = f.__globals__
-    known = None if c.writes.overlay else c.known.names.get((id(space), n))
+    known = None if c.effects else c.known.names.get((id(space), n))
     if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
         return known
-    written = c.writes.overlay.get((id(space), n), UNKNOWN) if c.writes.overlay else UNKNOWN
-    if written is not UNKNOWN:
+    if c.effects and (written := c.effects.value(space, n)) is not NULL:
         return written
     if n in space:
         return namespace_value(c, space, "global", n, space[n])
@@ -94,7 +92,7 @@ def load_global(c, f, n):
     if c.ask(source, PRESENT) is False:
         return c.load_builtin(space, n)  # raises
     found = c.reach(source)
-    if not c.writes.overlay:
+    if not c.effects:
         c.known.names[id(space), n] = found
         c.known.builtins.add((id(space), n))
     return found
@@ -102,10 +100,9 @@ def load_global(c, f, n):
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.writes.written[c.const(space, "global").item(n)] = v
-    c.writes.overlay[id(space), n] = v
+    c.effects.note({c.const(space, "global").item(n): v})
+    c.effects.write("global", space, n, v)
     _check_namespace(c, space)
-    c.writes.effects[id(space), n] = ("global", space, n)
 
 
 def delete_global(c, f, n) -> None:

@@ -74,10 +74,10 @@ def _class_method(cls: type, name: str):
 
 def _context_variable(c, f, args):
     """get, set and reset: the program's values are set while it is captured only, and at its end by the epilogue."""
-    variable, first = f.__self__, c.writes.context_tokens.get(f.__self__)
+    variable, first = f.__self__, c.effects.token(f.__self__)
     if f.__name__ == "set":
         token = f(*args)
-        c.writes.context_tokens.setdefault(variable, token)
+        c.effects.note_token(variable, token)
         c.keep[id(token)] = token
         return token
     if f.__name__ == "reset":
@@ -85,7 +85,7 @@ def _context_variable(c, f, args):
             c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
         f(*args)
         if args[0] is first:
-            del c.writes.context_tokens[variable]
+            c.effects.note_token(variable, None)
         return None
     if first is not None:
         return f(*args)

@@ -15,7 +15,8 @@ import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import PRESENT, TYPE, VALUE
-from thunder.capture.classes import DELETED, entry, is_fixed, lookup, of_library, owner_of
+from thunder.capture.classes import entry, is_fixed, lookup, of_library, owner_of
+from thunder.capture.effects import DELETED
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
@@ -45,8 +46,7 @@ def origin(c, o) -> Source | None:
 
 def own(c, o, name):
     """The entry of an object's `__dict__` under a name, or NULL."""
-    if c.writes.overlay and (id(o), name) in c.writes.overlay:
-        found = c.writes.overlay[id(o), name]
+    if c.effects and (found := c.effects.value(o, name)) is not NULL:
         return NULL if found is DELETED else found
     t = type(o)
     if not t.__dictoffset__:
@@ -74,8 +74,8 @@ def own(c, o, name):
 
 def own_of_class(c, kind, name):
     """An attribute of a class itself, or NULL."""
-    if c.writes.overlay and (id(kind), name) in c.writes.overlay:
-        return NULL if c.writes.overlay[id(kind), name] is DELETED else c.writes.overlay[id(kind), name]
+    if c.effects and (found := c.effects.value(kind, name)) is not NULL:
+        return NULL if found is DELETED else found
     c.ask(entry(c, kind, name), PRESENT)
     return kind.__dict__.get(name, NULL)
 
@@ -92,8 +92,8 @@ def native_get(c, get, found, o, kind, name):
         if type(found.__func__) is types.MethodType or bound_method(found.__func__) is not None:
             return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
-    if c.writes.overlay and (id(o), name) in c.writes.overlay:
-        return _written(c, get, found, o, kind, name)
+    if c.effects and (written := c.effects.value(o, name)) is not NULL:
+        return _written(c, get, found, o, kind, name, written)
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(found, o, kind), c.const(o).attr(name))
     if type(o) is types.CellType:
@@ -103,9 +103,8 @@ def native_get(c, get, found, o, kind, name):
     return _read_outside(c, get, found, o, kind, name, source)
 
 
-def _written(c, get, found, o, kind, name):
+def _written(c, get, found, o, kind, name, value):
     """The result of a descriptor that the program has written to, or deleted."""
-    value = c.writes.overlay[id(o), name]
     if value is not DELETED:
         return value
     if type(found) is types.MemberDescriptorType:
@@ -133,7 +132,7 @@ def _attributes_as_one(c, o, value, source):
     """The `__dict__` of an object from outside, or the view of a class's."""
     if isinstance(value, dict):
         return containers.attribute_dict(c, o, value, source)
-    if isinstance(o, type) and any(i == id(o) for i, _ in c.writes.overlay):
+    if isinstance(o, type) and c.effects.names(o):
         reason = f"the attributes of {o.__qualname__}, which the program has written to, are read as one"
         c.refuse(reason, "read them by name")
     return c.read(value, source.attr("__dict__"))
@@ -152,9 +151,9 @@ def _no_attribute(o, name: str) -> AttributeError:
 def missing(c, getattribute, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). An attribute that the
     program deleted is still there for native code."""
-    if c.writes.overlay:
+    if c.effects:
         places = (o, *type(o).__mro__, *(o.__mro__ if issubclass(type(o), type) else ()))
-        if any(c.writes.overlay.get((id(place), name)) is DELETED for place in places):
+        if any(c.effects.value(place, name) is DELETED for place in places):
             raise _no_attribute(o, name)
     if (source := origin(c, o)) is None:
         return getattribute(o, name)
@@ -207,8 +206,8 @@ def _attribute_function(t: type):
 
 
 def _of_builtin(c, o, n):
-    if c.writes.overlay and (id(o), n) in c.writes.overlay:
-        return _overlaid(c, o, n)
+    if c.effects and (written := c.effects.value(o, n)) is not NULL:
+        return _overlaid(o, n, written)
     value, source = getattr(o, n), c.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
 
@@ -226,8 +225,8 @@ def _of_frame(c, o, n):
 
 
 def _of_module(c, o, n):
-    if c.writes.overlay and (id(o), n) in c.writes.overlay:
-        return _overlaid(c, o, n)
+    if c.effects and (written := c.effects.value(o, n)) is not NULL:
+        return _overlaid(o, n, written)
     try:
         value = getattr(o, n)
     except AttributeError:
@@ -240,8 +239,7 @@ def _of_module(c, o, n):
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
 
 
-def _overlaid(c, o, n):
-    value = c.writes.overlay[id(o), n]
+def _overlaid(o, n, value):
     if value is DELETED:
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
     return value
@@ -294,10 +292,9 @@ def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
     if type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} is set on a tensor", "set it outside of the compiled function")
     c.keep[id(p)] = p
-    c.writes.overlay[id(p), n] = v
-    c.writes.effects[id(p), n] = ("attr", p, n)
+    c.effects.write("attr", p, n, v)
     if p in c.tensors.real:
-        c.writes.written[c.tensors.real[p][1].attr(n)] = v
+        c.effects.note({c.tensors.real[p][1].attr(n): v})
 
 
 def native_set(c, found, o, n, v) -> None:
@@ -351,15 +348,14 @@ def own_store(c, o, n, v) -> None:
         v = stored(found, o, v)
     if id(o) not in c.sources:
         c.know(o, c.const(o))
-    c.writes.overlay[id(o), n] = v
     if native and id(o) in c.containers.looks:  # native code reads the default_factory of what stands for it
         found.__set__(o, v)
     hidden = hasattr(type(found), "__set__") and not native
-    c.writes.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    c.effects.write("entry" if hidden else "attr", o, n, v)
     copy = c.containers.attribute_dicts_of.get(id(o))
     if copy is not None and type(found) is not types.MemberDescriptorType:
         copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
-    c.writes.written[c.sources[id(o)].attr(n)] = v
+    c.effects.note({c.sources[id(o)].attr(n): v})
 
 
 def delete_attr(c, o, n) -> None:
@@ -378,7 +374,7 @@ def _delete_on_tensor(c, p: TensorProxy, n: str) -> None:
     c.load_attr(p, n)  # raises where there is none
     if p in c.tensors.real and n in c.tensors.real[p][0].__dict__ or type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} of a tensor is deleted", "delete it outside of the compiled function")
-    del c.writes.overlay[id(p), n], c.writes.effects[id(p), n]
+    c.effects.drop(p, n)
 
 
 def native_delete(c, found, o, n) -> None:
@@ -405,7 +401,7 @@ def own_delete(c, o, n) -> None:
         raise _no_attribute(o, n)
     else:
         _check_filled(c, o, n)
-    c.writes.overlay[id(o), n] = DELETED
+    c.effects.hold(o, n, DELETED)
     if (copy := c.containers.attribute_dicts_of.get(id(o))) is not None:
         copy.pop(n, None)
         c.containers.attribute_dicts[id(copy)].was.pop(n, None)
@@ -413,9 +409,10 @@ def own_delete(c, o, n) -> None:
     source = c.sources[id(o)]
     place = source.find(n) if native else source.attr("__dict__").item(n)
     if c.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
-        c.writes.effects[id(o), n] = ("delattr", o, n)
+        c.effects.write("delattr", o, n, DELETED)
     else:  # the program made it
-        del c.writes.effects[id(o), n]
+        c.effects.drop(o, n)
+        c.effects.hold(o, n, DELETED)
 
 
 def _check_filled(c, o, n) -> None:

@@ -114,8 +114,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if n == "grad":
         return gradients.read_gradient(c, p)
     p = c.recorder.memory.holder(p)
-    if c.writes.overlay and (id(p), n) in c.writes.overlay:
-        return c.writes.overlay[id(p), n]
+    if c.effects and (written := c.effects.value(p, n)) is not NULL:
+        return written
     real, source = c.tensors.real.get(p, (None, None))
     if real is not None:
         with compat.DisableTorchFunction():

@@ -46,7 +46,7 @@ class Reading:
 def load_attr(c, o, n):
     """`o.n`, of a class with a `__getattribute__` in Python."""
     known, outer = c.known.answers.get((id(o), n)), c.reading
-    if known is None or c.writes.overlay or any(is_changed(c, s) for s in known[1]):
+    if known is None or c.effects or any(is_changed(c, s) for s in known[1]):
         c.reading = Reading()
         try:
             value, reading = attributes.load_attr(c, o, n), c.reading
@@ -55,7 +55,7 @@ def load_attr(c, o, n):
                 outer.only_looks &= c.reading.only_looks
                 outer.looked_at += c.reading.looked_at
             c.reading = outer
-        if reading.only_looks and id(o) in c.sources and not c.writes.overlay:
+        if reading.only_looks and id(o) in c.sources and not c.effects:
             c.known.answers[id(o), n] = value, reading.looked_at
         return value
     if outer is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import types
 from collections import Counter
@@ -244,18 +243,6 @@ class Containers:
     data: set[int] = field(default_factory=set)  # ids of snapshots that were asked for their content at once
     attribute_dicts: dict[int, AttributeDict] = field(default_factory=dict)  # by the id of the copy
     attribute_dicts_of: dict[int, dict] = field(default_factory=dict)  # id(object) -> the copy
-
-
-@dataclass(slots=True)
-class Writes:
-    """The program's writes to the outside (`objects`, `host`, `library.gradients`), which the epilogue carries out."""
-
-    overlay: dict[tuple, Any] = field(default_factory=dict)  # (id of the owner, name) -> the value
-    effects: dict[tuple, tuple] = field(default_factory=dict)  # the same key -> (kind, owner, name)
-    written: dict[Source, Any] = field(default_factory=dict)  # -> the value, None where it is not known
-    # of variables that the program has set: the token of its first `set`
-    context_tokens: dict[contextvars.ContextVar, contextvars.Token] = field(default_factory=dict)
-    left: dict[str, Any] = field(default_factory=dict)  # settings of PyTorch's that stay in force
 
 
 @dataclass(slots=True)

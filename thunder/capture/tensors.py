@@ -69,7 +69,7 @@ def check_apart(c) -> None:
     if not t.passed_twice:
         return
     touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values()}
-    touched.update(owner for _, owner, _ in c.writes.effects.values() if type(owner) is TensorProxy)
+    touched.update(effect.owner for effect in c.effects if type(effect.owner) is TensorProxy)
     with compat.DisableTorchFunction():
         memory = {_memory_of(c.keep[i]) for i in t.passed_twice}
         written = any(_memory_of(t.real[p][0]) in memory for p in touched if p in t.real)

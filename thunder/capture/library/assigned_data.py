@@ -41,8 +41,7 @@ def assign(c, p: TensorProxy, value) -> None:
         if p in c.tensors.mutated:
             c.tensors.mutated = {inner if base is p else base: None for base in c.tensors.mutated}
     real, _ = c.tensors.real[p]
-    c.writes.effects.setdefault((id(real), "data"), ("data", p, "data"))
-    c.writes.overlay[id(real), "data"] = p
+    c.effects.write_to_tensor(real, p, "data", p)
 
 
 def _check(c, p: TensorProxy) -> None:

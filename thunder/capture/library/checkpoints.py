@@ -80,7 +80,7 @@ def _repeatable(c) -> tuple:
     """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
     to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
     tensors = {base: id(c.recorder.memory.latest(base)) for base in c.tensors.mutated}
-    written = ((key, v) for key, v in c.writes.overlay.items() if _is_number(v) and _was_read(c, *key))
+    written = ((key, v) for key, v in c.effects.held.items() if _is_number(v) and _was_read(c, *key))
     numbers = {key: id(v) if isinstance(v, NumberProxy) else v for key, v in written}
     changed = [_described(*change) for change in containers.changes(c)]
     return tensors, numbers, [change for change in changed if change is not None]

@@ -8,33 +8,34 @@ from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
+from thunder.interpreter import NULL
 from thunder.ops.infer import fake
 from thunder.ops.torch_types import from_tensor_dtype
 
 A_TENSOR = torch.empty(())  # made before any capture, which would record it
 
 
-def _place(c, p: TensorProxy) -> tuple:
-    """The key of a tensor's `.grad` among the program's writes: one for all proxies of a tensor from outside."""
+def _owner(c, p: TensorProxy) -> torch.Tensor | TensorProxy:
+    """The owner of a tensor's `.grad` among the program's writes: one for all proxies of a tensor from outside."""
     if p not in c.tensors.real:
-        return id(p), "grad"
+        return p
     real, source = c.tensors.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
         c.ask(source, SAME, c.tensors.real[first][1])
-    return id(real), "grad"
+    return real
 
 
 def first_proxy(c, p: TensorProxy) -> TensorProxy:
     """The one of a tensor's proxies that gradients are kept under."""
-    return c.engine.leaves[_place(c, p)[0]] if p in c.tensors.real else p
+    return c.engine.leaves[id(_owner(c, p))] if p in c.tensors.real else p
 
 
 def read_gradient(c, p: TensorProxy):
     """`p.grad`."""
     p = c.recorder.memory.holder(p)
-    if (key := _place(c, p)) in c.writes.overlay:
-        return c.writes.overlay[key]
+    if (written := c.effects.value(_owner(c, p), "grad")) is not NULL:
+        return written
     if p not in c.tensors.real:
         return None
     real, source = c.tensors.real[p]
@@ -53,15 +54,17 @@ def write_gradient(c, p: TensorProxy, value) -> None:
         with compat.DisableTorchFunction():
             tensor = fake(p)
             tensor.grad = tensor if value is p else fake(now) if type(now) is TensorProxy else value
-    key = _place(c, p)
+    owner = _owner(c, p)
     c.keep[id(p)] = p
     if p in c.tensors.real:
         with compat.DisableTorchFunction():
             filled = c.tensors.real[p][0].grad is not None
-        if value is None and key not in c.writes.overlay and filled and (placement is None or placement.is_whole):
+        is_new = c.effects.value(owner, "grad") is NULL
+        if value is None and is_new and filled and (placement is None or placement.is_whole):
             drop_gradient(p)
-        c.writes.effects.setdefault(key, ("grad", p, "grad"))
-    c.writes.overlay[key] = value
+        c.effects.write_to_tensor(owner, p, "grad", value)
+    else:
+        c.effects.hold(p, "grad", value)
 
 
 # the memory of the last step's gradients is free for this one, which the effect at the end would be too late for

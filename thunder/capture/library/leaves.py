@@ -130,7 +130,7 @@ def copied(c, f, args, kwargs) -> TensorProxy:
     p, memo = c.recorder.memory.holder(args[0]), args[1]
     if id(p) not in memo and gradients.read_gradient(c, p) is not None:
         c.refuse("a tensor with a gradient is copied, and the gradient with it", "give it x.detach().clone()")
-    if id(p) not in memo and any(kind == "attr" and o is p for kind, o, _ in c.writes.effects.values()):
+    if id(p) not in memo and any(effect.kind == "attr" and effect.owner is p for effect in c.effects):
         c.refuse("a tensor with attributes of the program is copied, and these with it", "give it x.detach().clone()")
     values = c.recorder.latest(p)
     kind = type(c.tensors.real[p][0]) if p in c.tensors.real else torch.Tensor
