@@ -17,7 +17,7 @@ import thunder
 import thunder.torch as ltorch
 from thunder.core.symbol import OpTags
 from thunder.core.transforms import get_grad, put_grad, put_grads
-from thunder.extend import OperatorExecutor
+from thunder.extend import FusionExecutor, OperatorExecutor
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 CASES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {}
@@ -377,6 +377,169 @@ case("transform before the prologue: raises", "WrongOne")(lambda: transformed("t
 case("transform of a module: raises", "WrongOne")(lambda: transformed("transform_module", raising, module=True))
 case("transform: that is none", "transforms")(lambda: thunder.jit(torch.tanh, transforms=[3]))
 case("transform: whose executors are none", "WrongOne")(lambda: transformed("executors", [3]))
+
+
+# -------------------------------------------------------------------------------------------- operators of PyTorch's
+LIBRARIES = []
+
+
+def of_library(backward=None, setup=None, fake=lambda x, y: torch.empty_like(x), vmap=None, run=lambda x, y: x * y):
+    def compiled():
+        name = f"thunder_bad::wrong{next(NUMBERS)}"
+        operator = torch.library.custom_op(name, run, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
+        operator.register_fake(fake)
+        if backward is not None:
+            operator.register_autograd(backward, setup_context=setup or (lambda ctx, inputs, output: None))
+        if vmap is not None:
+            operator.register_vmap(vmap)
+            return thunder.jit(torch.func.vmap(lambda x: operator(x, x)))(X)
+        return trained(lambda x: operator(x, x.detach()))
+
+    return compiled
+
+
+OPERATORS = {
+    "one gradient of two": dict(backward=lambda ctx, g: (g,)),
+    "three gradients of two": dict(backward=lambda ctx, g: (g, g, g)),
+    "a row": dict(backward=lambda ctx, g: (g[0, :2], None)),
+    "a number": dict(backward=lambda ctx, g: (2.0, None)),
+    "complex": dict(backward=lambda ctx, g: (g * 1j, None)),
+    "backward raises": dict(backward=raising),
+    "setup raises": dict(backward=lambda ctx, g: (g, None), setup=raising),
+    "setup of one parameter": dict(backward=lambda ctx, g: (g, None), setup=lambda ctx: None),
+    "fake of another shape": dict(fake=lambda x, y: x.new_empty(5)),
+    "fake of another dtype": dict(fake=lambda x, y: torch.empty_like(x, dtype=torch.float64)),
+    "fake on another device": dict(fake=lambda x, y: torch.empty_like(x, device="meta")),
+    "fake raises": dict(fake=raising),
+    "fake of one parameter": dict(fake=lambda x: x),
+    "no derivative": dict(),
+    "vmap raises": dict(vmap=raising),
+    "vmap returns a tensor": dict(vmap=lambda info, dims, x, y: x * y),
+    "vmap of another dimension": dict(vmap=lambda info, dims, x, y: (x * y, 5)),
+    "vmap of another size": dict(vmap=lambda info, dims, x, y: ((x * y)[:1], 0)),
+}
+# some are eager's words
+WORDS = "raised by the user's code", "expected Variable", "Expected isFloatingType", "keyword argument 'inputs'", "vmap"
+for what, given in OPERATORS.items():
+    case(f"operator: {what}", "wrong", *WORDS)(of_library(**given))
+
+# -------------------------------------------------------------------------------------------- halves of derivatives
+
+
+def halves(forward, backward):
+    def run():
+        executor = OperatorExecutor(f"bad{next(NUMBERS)}")
+        operation = executor.register_operator("wrong", like=lambda x, y: x * y, fn=lambda x, y: x * y)
+        thunder.core.transforms.register_augmented_forward(operation)(lambda x, y: forward(operation, x, y))
+        if backward is not None:
+            thunder.core.transforms.register_backward(operation)(backward)
+        return trained(lambda x: operation(x, x.detach() * 2), executors=[executor])
+
+    return run
+
+
+def dual(operation, x, y):
+    return thunder.core.transforms.VJPDual(operation(x, y), (x, y))
+
+
+HALVES = {
+    "no backward": (dual, None),
+    "no pair": (lambda op, x, y: op(x, y), lambda x, y, g: (g, g)),
+    "a triple": (lambda op, x, y: (op(x, y), x, y), lambda x, y, g: (g, g)),
+    "another shape": (lambda op, x, y: (op(x, y)[0], (x, y)), lambda x, y, g: (g, g)),
+    "one gradient": (dual, lambda x, y, g: (g,)),
+    "three gradients": (dual, lambda x, y, g: (g, g, g)),
+    "a row": (dual, lambda x, y, g: (g[0, :2], g)),
+    "a number": (dual, lambda x, y, g: (1, g)),
+    "one residual less": (lambda op, x, y: (op(x, y), (x,)), lambda x, y, g: (g * x, g * y)),
+    "raises": (dual, raising),
+}
+for what, parts in HALVES.items():
+    case(f"halves: {what}", "wrong")(halves(*parts))
+
+# ------------------------------------------------------------------------------------------------------ fusions
+
+
+def fused(fuse):
+    kind = type("WrongFuser", (FusionExecutor,), {"can_fuse": lambda self, operation: True, "fuse": fuse})
+    executor = kind(f"wrong{next(NUMBERS)}")
+    thunder.jit(lambda x: (torch.tanh(x) * 2).sum(0), executors=[executor])(X)
+
+
+FUSIONS = {
+    "raises": raising,
+    "the trace": lambda self, region, number: region,
+}
+for what, fuse in FUSIONS.items():
+    case(f"fusion: {what}", "wrong", "WrongFuser")(lambda fuse=fuse: fused(fuse))
+case("fusion: can_fuse raises", "wrong", "WrongFuser")(
+    lambda: thunder.jit(
+        lambda x: torch.tanh(x),
+        executors=[
+            type("WrongFuser", (FusionExecutor,), {"can_fuse": raising, "fuse": raising})(f"wrong{next(NUMBERS)}")
+        ],
+    )(X)
+)
+
+# -------------------------------------------------------------------------------------------------- rules, once more
+
+
+def ruled_at(at, pattern, replacement):
+    x = leaf()
+    rules = [thunder.rule(pattern, replacement, name="wrong", at=at)]
+    thunder.jit(lambda x: torch.exp(torch.tanh(x)) * 2, rules=rules)(x).sum().backward()
+
+
+for at in ("captured", "joint", "cut"):
+    case(f"rule at {at}: another shape", "wrong")(lambda at=at: ruled_at(at, torch.tanh, lambda x: torch.tanh(x)[0]))
+    case(f"rule at {at}: another shape in the program", "wrong")(
+        lambda at=at: ruled_at(at, torch.tanh, lambda x: torch.tanh(x) if x.shape[-1] == 2 else torch.tanh(x)[:1])
+    )
+    case(f"rule at {at}: raises in the program", "wrong")(
+        lambda at=at: ruled_at(at, torch.tanh, lambda x: torch.tanh(x) if x.shape[-1] == 2 else raising())
+    )
+case("rule: a stage that is none", "wrong")(lambda: ruled_at("after", torch.tanh, torch.tanh))
+case("rule: a result without derivative", "wrong")(
+    lambda: ruled_at("captured", torch.tanh, lambda x: torch.tanh(x).detach())
+)
+case("rule: examples that do not fit", "wrong")(lambda: thunder.rule(pattern, pattern, name="wrong", examples=[]))
+case("rule: a pattern with a parameter that nothing reads", "wrong")(
+    lambda: thunder.rule(lambda x, y: torch.exp(x), lambda x, y: torch.exp(x), name="wrong")
+)
+
+# ------------------------------------------------------------------------------------------- modules and options
+
+
+def overridden(change):
+    module = thunder.jit(
+        torch.nn.Linear(3, 3), transforms=[type("WrongOne", (thunder.Transform,), {"transform_module": change})()]
+    )
+    module(X)
+
+
+MODULES = {
+    "a parameter of another shape": lambda self, m: m._overrides_parameters.update(
+        weight=torch.nn.Parameter(torch.ones(2, 2))
+    ),
+}
+for what, change in MODULES.items():
+    case(f"module: {what}", "weight", "WrongOne")(lambda change=change: overridden(change))
+OPTIONS = {
+    "cache": dict(cache="sometimes"),
+    "numerics": dict(numerics="exactly"),
+    "rng": dict(rng="mine"),
+    "fallback": dict(fallback="perhaps"),
+    "sharp_edges": dict(sharp_edges="dull"),
+    "tiers": dict(tiers=-1),
+    "dynamic": dict(dynamic="yes"),
+    "executors": dict(executors=["no_such_executor"]),
+    "transforms": dict(transforms=3),
+    "rules": dict(rules=3),
+    "graphs": dict(graphs="no"),
+    "memory_budget": dict(memory_budget=7),
+}
+for what, options in OPTIONS.items():
+    case(f"option: {what}", what, "no_such_executor")(lambda options=options: thunder.jit(torch.tanh, **options)(X))
 
 
 @pytest.mark.filterwarnings("error")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thunder
+import thunder.torch as ltorch
 from tests import fresh
 from thunder.compat import lightning
 from thunder.core.trace import tracectx
@@ -164,3 +165,25 @@ def test_plugins_by_name():
     assert lightning.get_plugin("fp8") is thunder.recipes.FP8 and "ddp" in lightning.get_plugin_names()
     with pytest.raises(ValueError, match="'tpu' is no plugin; valid: 'auto'"):
         lightning.get_plugin("tpu")
+
+
+OTHER_NAMES = {
+    "is_cuda": lambda x: x + (1 if ltorch.is_cuda(x) else 2),
+    "is_cpu": lambda x: x + (1 if ltorch.is_cpu(x) else 2),
+    "is_nested": lambda x: x + int(ltorch.is_nested(x)),
+    "zeta": lambda x: ltorch.zeta(x, x + 1),
+    "all_tensor": lambda x: ltorch.all_tensor(x > 1, 0),
+    "any_tensor": lambda x: ltorch.any_tensor(x > 2),
+    "torch_max": lambda x: ltorch.torch_max(x, 1)[0],
+    "_softmin": lambda x: ltorch._softmin(x, 0),
+    "torch_type": lambda x: ltorch.torch_type(x, torch.float64),
+    "checkpoint": lambda x: ltorch.checkpoint(torch.sin, x, use_reentrant=False),
+    "setitem_": lambda x: (lambda y: (ltorch.setitem_(y, 0, 1.0), y)[1])(x.clone()),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_that_pytorch_spells_otherwise(name):
+    program, x = OTHER_NAMES[name], torch.linspace(1, 3, 9).reshape(3, 3)
+    assert torch.equal(thunder.jit(program)(x), program(x))
+    assert torch.equal(thunder.trace()(program, x).python_callable()(x), program(x))

@@ -438,3 +438,10 @@ def test_rules_of_thunder_jit_are_checked():
     compiled = thunder.jit(lambda x, y: x + y, rules=[exact], numerics="eager")
     compiled(torch.ones(2), torch.ones(2))
     assert hits(compiled) == {"mine": 1}
+
+
+def test_a_function_of_pytorch_is_a_pattern():
+    rule = thunder.rule(torch.tanh, lambda x: torch.sin(x), name="sines")
+    compiled = thunder.jit(lambda x: torch.tanh(x) + x.tanh(), rules=[rule])
+    x = torch.linspace(-1, 1, 5)
+    assert torch.equal(compiled(x), 2 * torch.sin(x))

@@ -21,8 +21,8 @@ __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "UnforeseenShapeError", "MissingImplementationError",
     "TraceCheckError", "DeclarationError", "DerivativeError", "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "FallbackWarning", "RecompileWarning", "ProgramFileError", "ProgramFileWarning",
-    "noted", "is_noted", "warn_user", "user_line", "calling_line", "add_location", "section_of", "with_section",
-    "did_you_mean",
+    "noted", "noting", "is_noted", "warn_user", "user_line", "calling_line", "add_location", "section_of",
+    "with_section", "did_you_mean",
 ]  # fmt: skip
 
 
@@ -208,6 +208,17 @@ def noted(what: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"{_RAISED}{what}")
         raise
+
+
+def noting(what: str, function: Callable) -> Callable:
+    """The function, called in a block that is `noted`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with noted(what):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def is_noted(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from thunder.core.regions import FusedFunction, Region, convex_regions, leading_
 from thunder.core.rematerialize import recompute_cheap
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import DataDependentError, MissingImplementationError
+from thunder.errors import DataDependentError, MissingImplementationError, noted
 from thunder.extend import Executor, Implementation, operation_id
 from thunder.extend.launches import share_launches
 from thunder.extend.memory_order import Piece, in_memory_order
@@ -99,7 +99,8 @@ class FusionExecutor(Executor):
         found = self._takes.get(operation)
         if found is None:
             try:
-                found = self.can_fuse(operation)
+                with noted(f"{type(self).__name__}.can_fuse"):
+                    found = self.can_fuse(operation)
             except DataDependentError:  # a question about a data-dependent size has no answer
                 found = False
             self._takes[operation] = found

@@ -15,6 +15,7 @@ matmul(t3, v)`. After: `t4 = scaled_dot_product_attention(q, k, v, None, 0.0, Fa
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ from thunder.errors import DataDependentError, DeclarationError, MissingImplemen
 from thunder.extend.own import finder_of
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops import ltorch
+from thunder.ops.registry import operation_of
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = ["CAPTURED", "CUT", "EVERY", "JOINT", "Match", "Rule", "check_rules", "rule"]
@@ -276,8 +278,8 @@ def rule(
     Parameters annotated float, int, bool or torch.dtype stand for arguments of operations that are no tensors. It
     matches tensors of any sizes, ranks and dtypes for which the function computes the same operations: operands of
     commutative operations in both orders, and across views that change nothing together. Values inside of the match
-    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation in the place of
-    a function matches each call of it, with its own arguments.
+    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation, or a
+    built-in function of PyTorch's that is one (torch.tanh), matches each call of it, with its own arguments.
     replacement: a function of the same parameters, whose results have the types of the pattern's.
     when: a function of the same parameters, and says whether a match is replaced. Shapes, dtypes and devices are those
     of the program. A keyword-only parameter `match` of both is a `Match`, with the operations and the flow of data.
@@ -300,6 +302,8 @@ def rule(
     for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
         if not callable(function) and function is not None:
             raise OptionError(f"the rule {name}: its {what} is a {type(function).__name__}, and no function")
+    if isinstance(pattern, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+        pattern = operation_of(pattern) or pattern
     one = Rule(name, pattern, replacement, when, at, exact, examples, cheaper=cheaper)
     assert one.patterns is not None  # refuses a wrong pattern here
     return one

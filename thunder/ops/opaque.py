@@ -13,7 +13,7 @@ import torch
 from thunder import compat
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, noting
 from thunder.ops.infer import typed_by_running
 from thunder.ops.registry import alias, lookup, torch_path
 
@@ -93,7 +93,8 @@ def _make(function) -> Symbol:
         module, name = custom
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
-        made = Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        typed = noting(f"the fake implementation of {identity}", meta)
+        made = Symbol(name, typed, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
         made.declared_outside = True
         return made
     made = Symbol(
