@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import pickle
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.coloring import for_html, for_terminal
+from thunder.core.pickling import dumps, kept
 from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
@@ -206,6 +208,20 @@ class Trace:
 
     __repr__ = __str__
 
+    def __reduce__(self):
+        """See `thunder.core.pickling`."""
+        objects = {name: kept(x) for name, x in self.info.objects.items()}
+        info = self.info.replace(objects=objects, compiled={}, cut=None, arguments=None)
+        fields = (self.name, self.args, self.bound_symbols, self.output, self.names)
+        others = {"provenance": self.provenance, "signature": self.signature, "tags": self.tags, "info": info}
+        return _loaded, (dumps((fields, others)),)
+
+    def __copy__(self) -> Trace:
+        return self  # it does not change
+
+    def __deepcopy__(self, memo: dict) -> Trace:
+        return self
+
     # --- names that Lightning Thunder's users know
     def get_provenance(self) -> str:
         return self.provenance
@@ -218,6 +234,11 @@ class Trace:
 
     def make_name(self, name: str | None = None, *, prefix: str = "t") -> str:
         return self.names.claim(name) if name is not None else self.names.make(prefix)
+
+
+def _loaded(pickled: bytes) -> Trace:
+    fields, others = pickle.loads(pickled)
+    return Trace(*fields, **others)
 
 
 @dataclasses.dataclass(frozen=True)
