@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
 from thunder.programs.text import function_of, written_text
@@ -113,6 +114,20 @@ def test_what_is_not_constant():
     compiled = thunder.jit(lambda x: x + torch.ones(n))
     compiled(torch.ones(1))
     assert held(compiled) == []
+
+
+class Doubles(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is torch.ops.aten.tril.default else result
+
+
+def test_dispatch_modes_see_them():
+    compiled, program = thunder.jit(lambda x: x @ mask()), lambda x: x @ mask()
+    for _ in range(2):
+        with Doubles():
+            assert torch.equal(compiled(X), program(X))
+        assert torch.equal(compiled(X), program(X))
 
 
 def test_programs_on_disk_have_them():

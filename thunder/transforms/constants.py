@@ -29,17 +29,25 @@ LARGEST = 1 << 26  # bytes of all constants of a program
 
 class Constant:
     """A function without arguments that computes a value in its first call and returns the same value in all calls.
-    trace: the program of the value. compute: the function of that program, where it was read from a file."""
+    Under a dispatch mode, which may see or change what is computed, it computes the value in each call.
+
+    trace: the program of the value. compute: the function of that program, where it was read from a file.
+    """
 
     def __init__(self, trace: Trace | None, compute: Callable[[], Any] | None = None):
         self.trace, self._compute, self._value = trace, compute, None
 
     def __call__(self) -> Any:
+        if compat.dispatch_modes():
+            return self._computed()
         if self._value is None:
-            compute = self._compute or self.trace.python_callable()  # type: ignore[union-attr]
-            with compat.without_function_modes(), torch.inference_mode(False), torch.no_grad():
-                self._value = compute()
+            self._value = self._computed()
         return self._value
+
+    def _computed(self) -> Any:
+        compute = self._compute or self.trace.python_callable()  # type: ignore[union-attr]
+        with compat.without_function_modes(), torch.inference_mode(False), torch.no_grad():
+            return compute()
 
 
 def constants(trace: Trace) -> Trace:
