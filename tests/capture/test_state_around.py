@@ -197,3 +197,60 @@ def test_a_variable_of_the_context_is_set_while_a_function_runs():
     for _ in range(2):
         torch.testing.assert_close(compiled(X), f(X))
     assert variable.get() is None and len(compiled.programs) == 1
+
+
+def _in_the_mode(x):
+    with torch.inference_mode():
+        y = torch.zeros(2, 3)
+        y.add_(x)
+        y[0] = 1.0
+    return y, y.is_inference()
+
+
+def _a_view_of_a_tensor_from_before(x):
+    before = x * 2
+    with torch.inference_mode():
+        y = before[0]
+    return y, y.is_inference(), before
+
+
+def _out_of_the_mode_inside(x):
+    with torch.inference_mode():
+        with torch.inference_mode(False):
+            y = torch.ones(3) * 2
+        z = torch.ones(3) * 3
+    return y, z, y.is_inference(), z.is_inference()
+
+
+def _stored(x):
+    held = {}
+    with torch.inference_mode():
+        held["y"] = x * 2
+    return x.sin(), held
+
+
+@pytest.mark.parametrize("program", [_in_the_mode, _a_view_of_a_tensor_from_before, _out_of_the_mode_inside, _stored])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_made_in_inference_mode_is_an_inference_tensor_outside(program, grad):
+    def shown(result):
+        return [
+            (x.tolist(), x.is_inference(), x.requires_grad) if isinstance(x, torch.Tensor) else x
+            for x in torch.utils._pytree.tree_leaves(result)
+        ]
+
+    compiled = thunder.jit(program, fallback="error")
+    for value in (1.0, 2.0):
+        x = torch.full((2, 3), value, requires_grad=grad)
+        assert shown(compiled(x)) == shown(program(x))
+    assert len(compiled.programs) == 1
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_tensors_of_inference_mode_that_share_memory_still_do_outside():
+    def program(x):
+        with torch.inference_mode():
+            y = x * 2
+            return y, y[0]
+
+    whole, row = thunder.jit(program, fallback="eager")(torch.ones(2, 3))
+    assert whole.is_inference() and row.data_ptr() == whole.data_ptr()

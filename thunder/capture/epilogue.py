@@ -20,6 +20,7 @@ from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.effects import Effect
 from thunder.capture.identities import Id
+from thunder.capture.inference import inference_tensor
 from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -224,6 +225,8 @@ class EpilogueWriter:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
             if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
                 self.built[id(value)] = self.variable(value, f"{self.pin(freed)}({found[0]})")
+            elif isinstance(value, TensorProxy) and self.c.inference.leaves(self.c, value):
+                self.variable(value, f"{self.pin(inference_tensor)}({found[0]})")
         return self.built.get(id(value), found[0])
 
     def _outside(self, value, source) -> str:
@@ -452,7 +455,7 @@ class EpilogueWriter:
         """(trace, function, the result of the computation). No trace and no function where the computation's value is
         the result."""
         c = self.c
-        if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
+        if not (self.writes or c.engine.freed or c.inference.made) and is_plain(c, result, set()):
             return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         afterwards.write(self)
         expression = self.build(result)

@@ -49,6 +49,7 @@ from thunder.capture.decisions import Path
 from thunder.capture.effects import Effects
 from thunder.capture.expose import expose
 from thunder.capture.identities import COPIED, place, same_number, told_apart
+from thunder.capture.inference import Inference
 from thunder.capture.library import backward, collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
@@ -134,6 +135,7 @@ class Capture(Host):
         self.eager_calls: list[Any] = []  # the functions
         self.raises = False  # whether a function that was called as it is for its exception raises by itself
         self.function_modes = 0  # PyTorch's, when the program begins
+        self.inference = Inference()
         self.ranges: list[str] = []  # names of the profiler's ranges that the program has entered
         self.sharp_edges: list[str] = []
         self.in_cached_call = 0
@@ -207,6 +209,7 @@ class Capture(Host):
             self.function_mode = innermost
             operations.check_mode(self, innermost)
             self.recorder.context = context = context.replace(default_device=compat.default_device())
+        self.inference.follow(self)
         now = grad, from_tensor_dtype(dtype), cast
         if now != (context.grad_enabled, context.default_dtype, getattr(context.autocast, "state", None)):
             grad, dtype, _ = now

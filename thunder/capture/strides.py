@@ -66,7 +66,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
     if base not in c.tensors.real and function in (torch.Tensor.is_inference, torch.is_inference):
-        return torch.is_inference_mode_enabled()
+        return c.inference.around or c.inference.is_made(c, base)
     if base not in c.tensors.real:
         return function is torch.Tensor.is_pinned and any(
             base in operation.outputs and operation.sym.name == "pin_memory" for operation in c.recorder.bound_symbols

@@ -1,0 +1,56 @@
+"""Inference mode inside of a program: tensors that it makes there are inference tensors outside, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+
+
+class Inference:
+    """What a program makes in inference mode, where it enters the mode itself.
+
+    start: how many bound symbols there were when it entered, None outside. made: results of those behind. leaving: of
+    these, by memory, those that leave the program.
+    """
+
+    __slots__ = ("around", "start", "made", "leaving")
+
+    def __init__(self) -> None:
+        self.around = torch.is_inference_mode_enabled()
+        self.start: int | None = None
+        self.made: set[Proxy] = set()
+        self.leaving: dict[TensorProxy, TensorProxy] = {}
+
+    def follow(self, c: Any) -> None:
+        """The program may have entered or left the mode."""
+        if self.around or torch.is_inference_mode_enabled() == (self.start is not None):
+            return
+        if self.start is None:
+            self.start = len(c.recorder.bound_symbols)
+        else:
+            self.made.update(p for b in c.recorder.bound_symbols[self.start :] for p in b.outputs)
+            self.start = None
+
+    def is_made(self, c: Any, p: TensorProxy) -> bool:
+        """Whether the memory of a tensor is one that the program makes in inference mode."""
+        if self.start is None and not self.made:
+            return False
+        base, inside = c.recorder.memory.base(p), () if self.start is None else c.recorder.bound_symbols[self.start :]
+        return base in self.made or any(base in b.outputs for b in inside)
+
+    def leaves(self, c: Any, p: TensorProxy) -> bool:
+        """Whether a tensor that leaves the program is an inference tensor. Refuses another one in its memory."""
+        if not self.is_made(c, p):
+            return False
+        if self.leaving.setdefault(c.recorder.memory.base(p), p) is not p:
+            c.refuse("two tensors that share memory leave inference mode", "return one, and make the other outside")
+        return True
+
+
+def inference_tensor(x: torch.Tensor) -> torch.Tensor:
+    """An inference tensor with the values of `x`, whose memory nobody else has."""
+    with torch.inference_mode():
+        return x.clone()
