@@ -1,5 +1,7 @@
 """What the generic tests of operations do not ask of linear algebra and Fourier transforms."""
 
+import random
+
 import pytest
 import torch
 
@@ -145,3 +147,26 @@ def test_out_gives_back_named_results():
     x = torch.eye(3) + 1
     got, want = [p(x, torch.empty(3), torch.empty(3, 3)) for p in (thunder.jit(program), program)]
     assert torch.equal(got[0], want[0]) and got[1] and want[1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gradients_of_random_equations(seed):
+    """Of two operands: labels that are summed alone, expanded, repeated, or in both."""
+    draw = random.Random(seed)
+    sizes = {x: draw.choice([1, 2, 3]) for x in "abcd"}
+    terms = [[x for x in draw.sample("abcd", draw.randint(1, 4))] for _ in range(2)]
+    if draw.random() < 0.2:
+        terms[0].append(terms[0][0])
+    known = sorted({x for term in terms for x in term})
+    output = draw.sample(known, draw.randint(0, len(known)))
+    equation = f"{','.join(map(''.join, terms))}->{''.join(output)}"
+    expanded = draw.choice("abcd") if len(set(terms[0])) == len(terms[0]) else ""
+    shapes = [[1 if x == expanded and i == 0 else sizes[x] for x in term] for i, term in enumerate(terms)]
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def f(a, b):
+        return torch.einsum(equation, a, b).sin().sum()
+
+    ours, theirs = (torch.autograd.grad(g(*operands), operands) for g in (thunder.jit(f), f))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -1,5 +1,7 @@
 """Every operation with samples goes through the same tests."""
 
+import collections
+
 import pytest
 import torch
 
@@ -191,8 +193,16 @@ MORE_CALLS = {
         "argument is a view of it", "resolve_conj": "as resolve_neg",
     "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is "
         "read by eager, which waits for it",
-    "matmul": "the rows of the left side, which eager saved folded", "setitem": "the functional form copies",
+    "einsum": "the cotangent, arranged for each operand", "matmul": "the rows of the left side, which eager saved folded", "setitem": "the functional form copies",
 }  # fmt: skip
+
+
+# each gradient is an operation of its own, which arranges operands: views are not counted
+ARRANGES = {"einsum"}
+VIEWS = {f"aten.{name}" for name in (
+    "permute.default", "transpose.int", "t.default", "view.default", "_unsafe_view.default", "unsqueeze.default",
+    "squeeze.dim", "squeeze.dims", "expand.default",
+)}  # fmt: skip
 
 
 @pytest.mark.sweep(6)
@@ -214,7 +224,8 @@ def test_training_is_never_heavier_than_eager(name):
         for run in (compiled, case.program):
             with CountCalls() as counter:
                 case.step(run)
-            calls.append(counter.calls)
+            hidden = VIEWS if name in ARRANGES else ()
+            calls.append(collections.Counter({n: k for n, k in counter.calls.items() if n not in hidden}))
         more = calls[0].total() - calls[1].total()
         detached = calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
         kept = any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols)

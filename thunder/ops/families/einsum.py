@@ -3,16 +3,19 @@ torch.einsum itself."""
 
 from __future__ import annotations
 
+import string
+
 import torch
 
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, current_recorder
-from thunder.ops import autocast, ltorch, opaque
+from thunder.ops import autocast, ltorch, opaque, pytorch_derivative
 from thunder.ops.families.linalg import matmul_prim
-from thunder.ops.families.shape import permute, reshape, unsqueeze
+from thunder.ops.families.shape import expand, permute, reshape, unsqueeze
 from thunder.ops.promotion import result_type, same_device
 from thunder.ops.registry import alias, composite
+from thunder.ops.rules import derivatives
 from thunder.ops.shape_rules import require
 
 
@@ -128,6 +131,36 @@ def einsum(equation, *operands):
     return permute(done, tuple(labels.index(x) for x in output))
 
 
+@einsum.vjp
+def _(equation, *operands):
+    """The gradient of an operand is a sum of products of the cotangent and the other operand."""
+    inputs, output = parse(equation, [len(t.shape) for t in operands])
+    if len(operands) != 2 or any(len(set(labels)) != len(labels) for labels in inputs):
+        return (yield from pytorch_derivative.derivative_of(einsum)(equation, *operands))
+    g = yield einsum(equation, *operands)
+    names = dict(zip(dict.fromkeys((*output, *inputs[0], *inputs[1])), string.ascii_letters, strict=False))
+
+    def gradient(operand, own: list, other, theirs: list):
+        if not operand.requires_grad:
+            return None
+        of_g, of_other = (dict(zip(x, t.shape, strict=True)) for x, t in ((output, g), (theirs, other)))
+        # a dimension of size 1 may have been expanded, and one that no other tensor has was summed alone
+        seen = {x: [of[x] for of in (of_g, of_other) if x in of] for x in own}
+        stays = [
+            x for x, n in zip(own, operand.shape, strict=True) if seen[x] and (n != 1 or all(k == 1 for k in seen[x]))
+        ]
+        given, wanted = (
+            ",".join("".join(map(names.__getitem__, x)) for x in xs) for xs in ((output, theirs), (stays,))
+        )
+        found = einsum(f"{given}->{wanted}", g, other)
+        for d, x in enumerate(own):
+            found = found if x in stays else unsqueeze(found, d)
+        return expand(found, operand.shape)
+
+    (a, b), (left, right) = operands, inputs
+    return None, gradient(a, left, b, right), gradient(b, right, a, left)
+
+
 @alias(torch.einsum, torch.functional.einsum, over=einsum)
 def _einsum(*args, **kwargs):
     """One operand of which nothing is summed is shown: views are recorded, so that writes are known to reach it."""
@@ -222,3 +255,5 @@ def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
 
 
 opaque.casts_inside(torch.einsum, when=_more_than_a_product)
+derivatives.inexact.add(einsum)
+derivatives.of_complex.set("PyTorch's", einsum)

@@ -508,7 +508,7 @@ def _(a, other):
 
 
 # PyTorch composes these of the same operations
-derivatives.composed.set(True, kron, vdot)
+derivatives.composed.set(True, kron, vdot, outer)
 memory.owns_result.add(ltorch.linear, ltorch.matmul, ltorch.mm, ltorch.bmm, ltorch.addmm, ltorch.baddbmm)
 
 

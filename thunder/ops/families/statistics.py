@@ -11,7 +11,7 @@ from thunder.ops import ltorch
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.registry import composite, torch_prim
-from thunder.ops.rules import effects
+from thunder.ops.rules import derivatives, effects
 from thunder.ops.shape_rules import require, wrap_dim, wrap_dims
 from thunder.ops.torch_types import named_results
 
@@ -146,3 +146,4 @@ def _cov_under_autocast(lower: dict, a, **options):
 
 casts_inside(torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef, typed=_cov_under_autocast)
 casts_inside(*trapezoid.torch_functions, *cumulative_trapezoid.torch_functions)
+derivatives.composed.set(True, trapezoid)
