@@ -483,7 +483,7 @@ def _run(c: Capture):
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
     elif isinstance(fn, Transformed):
-        c.sources[id(fn)], c.keep[id(fn)] = root, fn
+        c.know(fn, root)
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
     args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.request.args)]

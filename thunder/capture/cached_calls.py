@@ -216,5 +216,5 @@ def _own_cache(c, f):
     if found is None:
         function = f.__wrapped__
         found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: c.call(function, list(a), k))
-        c.known.own_caches[id(f)], c.keep[id(f)] = found, f
+        c.known.own_caches[c.hold(f)] = found
     return found

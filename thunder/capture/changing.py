@@ -67,7 +67,7 @@ def read(c, value, source: Source) -> HostProxy:
         found = HostProxy(c.recorder.context.names.make("h"), type(value), lambda: value)
         c.outside.host_values[source] = found
         c.path.comes_from(found, source)
-        c.keep[id(value)] = value
+        c.hold(value)
         ask(c, source, TYPE)
     return found
 
@@ -146,7 +146,7 @@ def tensor_of(c, value):
             c.values[place] = place.fetch(value.example, c.values)
     found = c.read(c.values[place], place)
     c.path.watch(found)
-    c.path.arrays.append(value.example)
+    c.path.share(value.example)
     return c.call(torch.Tensor.detach, [found], {}) if again else found  # another tensor of the same memory
 
 

@@ -83,7 +83,7 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
         ask_bases(c, kind)
         return
     if type(found) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
-        c.keep[id(found)], c.outside.origins[id(found)] = found, entry(c, owner, name)
+        c.know_whole(found, entry(c, owner, name))
     if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
         c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
     if not _by_class(c, kind, name, after, found):

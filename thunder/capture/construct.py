@@ -98,7 +98,7 @@ def _generator(c, args, kwargs) -> torch.Generator:
     """A generator that the program makes, which is a value of the program."""
     made = torch.Generator(*args, **kwargs)
     if current_recorder() is c.recorder and not c.outer_recorders and not c.recorder.context.checkpoint:
-        c.keep[id(made)] = made
+        c.hold(made)
         c.tensors.generators[id(made)] = random.new_generator(from_tensor_device(made.device))
     return made
 

@@ -74,7 +74,7 @@ def held(c, value):
 def _stand_for(c, s, value, source: Source) -> Look:
     look = c.containers.looks[id(s)] = Look(value, source)
     c.containers.snapshots[id(value)], c.sources[id(s)] = s, source
-    c.keep[id(value)], c.keep[id(s)] = value, s
+    c.hold(value), c.hold(s)
     return look
 
 

@@ -201,6 +201,16 @@ class Path:
         """A host call with a number is recorded."""
         self.host_calls += 1
 
+    def hold(self, result: Any) -> None:
+        """An eager call gives it; where it is an object, what it gives is such an object, too."""
+        if type(result) is HostProxy:
+            self.held.add(result)
+
+    def share(self, array: Any) -> None:
+        """A tensor of the program is in the memory of this array, where it is one."""
+        if isinstance(array, numpy.ndarray):
+            self.arrays.append(array)
+
     def watch(self, p: TensorProxy) -> None:
         """Host code has seen memory of a tensor: the program must not write to it any more."""
         memory = self.c.recorder.memory

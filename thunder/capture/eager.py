@@ -261,7 +261,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     for result, value in (*zip(results, results_of(outcome), strict=True), (graph, outcome.graph)):
         if isinstance(result, Proxy):
             c.path.knows(result, value)
-            c.path.held.update((result,) if type(result) is HostProxy else ())
+            c.path.hold(result)
             host_lines.share(c, result, (args, kwargs))
     return shown
 

@@ -249,7 +249,7 @@ class EpilogueWriter:
 
     def variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
-        self.c.keep[id(value)] = value
+        self.c.hold(value)
         self.lines.append(f"{name} = {expression}")
         return name
 

@@ -197,7 +197,7 @@ def attributes(c, o, source) -> list:
     """All attributes of an object from outside, asked. Raises CaptureError where the program has written to one, which
     native code would not see."""
     c.known.exposed.add(id(o))
-    c.keep[id(o)] = o
+    c.hold(o)
     own = plain_attribute(o, "__dict__")
     children = []
     if isinstance(own, dict):

@@ -165,14 +165,30 @@ class Capture(Host):
             if id(value) in self.outside.anew:
                 self.ask(self.sources[id(value)], IDENTITY)
             name = f"K{len(self.outside.constants)}"
-            self.outside.constants[name], self.keep[id(value)] = value, value
+            self.outside.constants[name] = value
+            self.hold(value)
             found = self.outside.constant_sources[id(value)] = Source(
                 None, "const", name, label or plain_attribute(value, "__name__", type(value).__name__)
             )
         return found
 
+    def hold(self, value) -> int:
+        """The value stays, so that its id, which is returned, stays its own."""
+        self.keep[id(value)] = value
+        return id(value)
+
     def know(self, value, source: Source) -> None:
-        self.sources[id(value)], self.keep[id(value)] = source, value
+        """The value stands at a source; the program depends on what it reads of it."""
+        self.sources[self.hold(value)] = source
+
+    def know_whole(self, value, source: Source) -> None:
+        """The value stands at a source, and leaves as the value there."""
+        self.outside.origins[self.hold(value)] = source
+
+    def note_own(self, value) -> Any:
+        """The value, a function that the program made."""
+        self.fresh.add(self.hold(value))
+        return value
 
     # what of the standard library may run as it is: see `eager`
     note_class, note_library = eager.note_class, eager.note_library
@@ -294,7 +310,7 @@ class Capture(Host):
             cell.cell_contents = v
             return
         self.effects.note({self.cell_source(owner, cell): None})
-        self.keep[id(cell)] = cell
+        self.hold(cell)
         self.effects.write("cell", cell, None, v)
 
     def delete_cell(self, f, cell):
@@ -438,7 +454,8 @@ class Capture(Host):
 
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them, and settings."""
-        self.keep |= {id(variable): variable for variable in self.effects.restore_variables()}
+        for variable in self.effects.restore_variables():
+            self.hold(variable)
         self.recorder.context.names.settings = ()
 
     # ------------------------------------------------------------------------------------------------ trouble

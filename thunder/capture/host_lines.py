@@ -129,8 +129,8 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
         c.path.count_host_call()
     _check_gradient(c, name, kind, args, kwargs)
     out, result = typed(c, name, kind, value, any_size, False)
-    if is_held and type(result) is HostProxy:  # an object that comes from one of an eager function's is one, too
-        c.path.held.add(result)
+    if is_held:
+        c.path.hold(result)
     c.path.note_text(result, pure, (args, kwargs))
     described = kind.__qualname__ if decision is None else str(kind_of(value, any_size))
     call = (index, function, args, kwargs, described, decision, *lending.without_nothing(effect, lent, frames))
@@ -280,7 +280,7 @@ def share(c, out, given) -> None:
                 c.recorder.memory.share(out, p)
             elif type(p) is HostProxy:
                 c.path.watch(out)
-                c.path.arrays += [p.example] if isinstance(p.example, numpy.ndarray) else []
+                c.path.share(p.example)
 
 
 def given(c, value, reads: bool):

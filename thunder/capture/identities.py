@@ -29,7 +29,7 @@ def known_itself(c, value) -> None:
     elsewhere, it stands there in all calls."""
     if type(value) is types.FunctionType:
         c.outside.itself.add(id(value))
-        c.keep[id(value)] = value
+        c.hold(value)
     if id(value) in c.outside.anew:
         c.ask(c.sources[id(value)], IDENTITY)
 

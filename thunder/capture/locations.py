@@ -55,7 +55,7 @@ def _module_path(c, frame) -> str | None:
     if path is None:
         source = c.sources.get(id(owner))
         path = type(owner).__name__ if source is None else source.describe(c.parameters).rpartition(" ")[2]
-        outside.module_paths[id(owner)], c.keep[id(owner)] = path, owner
+        outside.module_paths[c.hold(owner)] = path
     return path
 
 

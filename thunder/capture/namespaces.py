@@ -52,7 +52,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
                 if t is torch.Generator:
                     c.sources.setdefault(id(value), source)
                 elif t in _ITSELF or t in _MADE and is_own:
-                    c.keep[id(value)], c.outside.origins[id(value)] = value, source
+                    c.know_whole(value, source)
         return value
     if is_own:
         return c.read(value, answered or c.const(space, "global").item(n))

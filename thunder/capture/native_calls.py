@@ -78,7 +78,7 @@ def _context_variable(c, f, args):
     if f.__name__ == "set":
         token = f(*args)
         c.effects.note_token(variable, token)
-        c.keep[id(token)] = token
+        c.hold(token)
         return token
     if f.__name__ == "reset":
         if id(args[0]) not in c.keep:
@@ -343,8 +343,7 @@ def _makes_class(f) -> bool:
 def _note_made(c, f, args, result) -> None:
     """Native code has run: a cache that it made is the program's own; arrays from outside are as they were."""
     if f is functools._lru_cache_wrapper:
-        c.fresh.add(id(result))
-        c.keep[id(result)] = result
+        c.note_own(result)
     if c.outside.arrays:
         arrays.check_arrays(c)
 

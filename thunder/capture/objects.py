@@ -291,7 +291,7 @@ def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
     """An attribute that PyTorch does not know: an effect, where the tensor is from outside or leaves the program."""
     if type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} is set on a tensor", "set it outside of the compiled function")
-    c.keep[id(p)] = p
+    c.hold(p)
     c.effects.write("attr", p, n, v)
     if p in c.tensors.real:
         c.effects.note({c.tensors.real[p][1].attr(n): v})

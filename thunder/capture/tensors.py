@@ -53,7 +53,7 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
                 return opaque_values.read(c, value, source)
             found = _new_proxy(c, value, source)
         c.tensors.proxies.setdefault(id(value), {})[key] = found
-        c.keep[id(value)] = value
+        c.hold(value)
     elif c.tensors.real[found][1] is not source:
         ask(c, source, SAME, c.tensors.real[found][1])
     return found

@@ -86,7 +86,7 @@ def read(c, value, source: Source):
     if issubclass(t, _REMADE):
         _kept(c, value, source, found)
     if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
-        c.keep[id(found)], c.outside.origins[id(found)] = found, source
+        c.know_whole(found, source)
     return found
 
 
@@ -104,7 +104,7 @@ def _kept(c, value, source: Source, found):
     """`found`, which stands for the value wherever it is read again."""
     if found is not value:
         c.outside.remade[id(value)] = value, source, found
-        c.keep[id(found)], c.outside.standing[id(found)] = found, source
+        c.outside.standing[c.hold(found)] = source
     return found
 
 

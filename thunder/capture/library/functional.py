@@ -100,13 +100,6 @@ def original(fn):
     return fn
 
 
-def made(c, transformed):
-    """A transformed function that the program made itself."""
-    c.fresh.add(id(transformed))
-    c.keep[id(transformed)] = transformed
-    return transformed
-
-
 def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
     """The arguments that `argnums` names, by position or keyword, and whether it names one by itself."""
     single = not isinstance(argnums, (tuple, list))

@@ -55,7 +55,7 @@ def write_gradient(c, p: TensorProxy, value) -> None:
             tensor = fake(p)
             tensor.grad = tensor if value is p else fake(now) if type(now) is TensorProxy else value
     owner = _owner(c, p)
-    c.keep[id(p)] = p
+    c.hold(p)
     if p in c.tensors.real:
         with compat.DisableTorchFunction():
             filled = c.tensors.real[p][0].grad is not None

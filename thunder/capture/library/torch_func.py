@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder.capture.library.functional import JVP, VJP, Grad, VMap, made
+from thunder.capture.library.functional import JVP, VJP, Grad, VMap
 from thunder.capture.library.levels import flat_gradients
 from thunder.core.symbol import OpTags
 
@@ -35,7 +35,7 @@ def _linearize(c, f, args, kwargs):
     result = c.call(function, primals, {})
     if any(OpTags.RANDOM_OP in operation.sym.tags for operation in c.recorder.bound_symbols[before:]):
         c.refuse("linearize of a function that draws random numbers, once for all tangents", "draw them outside of it")
-    return result, made(c, PushforwardFunction(function, tuple(primals)))
+    return result, c.note_own(PushforwardFunction(function, tuple(primals)))
 
 
 HANDLERS = {torch.func.linearize: _linearize}
@@ -43,7 +43,7 @@ HANDLERS = {torch.func.linearize: _linearize}
 
 def _constructor(kind: Callable) -> Callable:
     def make(c, f, args, kwargs):
-        return made(c, kind(*args, **kwargs))
+        return c.note_own(kind(*args, **kwargs))
 
     return make
 
