@@ -33,6 +33,8 @@ def test_all_traces_of_a_module(options):
         thunder.last_epilogue_traces,
     )
     traces = [trace for of in kinds for trace in of(compiled)]
+    for trace in traces:  # before they were printed, which makes decompositions
+        assert str(pickle.loads(pickle.dumps(trace))) == str(trace)
     assert len(traces) > 12
     for trace in traces:
         read = pickle.loads(pickle.dumps(trace))

@@ -57,6 +57,8 @@ class _Pickler(pickle.Pickler):
             lines = obj.sym.python_printer(obj, Printer())
             symbol = Symbol(obj.sym.name, module=obj.sym.module, is_prim=True, python_printer=Printed(lines))
             return BoundSymbol, (symbol, (), {}, obj.output)
+        if isinstance(obj, BoundSymbol) and _place_of(obj.sym) is None:
+            _ = obj.subsymbols  # made now, since the function that makes them stays here
         if isinstance(obj, Proxy):  # whose own method is for programs that are captured
             return object.__reduce_ex__(obj, 2)
         if type(obj) is types.MappingProxyType:
