@@ -15,7 +15,7 @@ computed of, and a column-split layer gathers them: `z1 = redistribute(z0, tp, P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
@@ -26,6 +26,7 @@ from thunder.distributed.layouts import Axis, I, P, R, S, outside_axis
 from thunder.distributed.placement import Placement
 from thunder.distributed.redistribute import redistribute, redistribute_parameters, steps_of
 from thunder.ops import ltorch
+from thunder.ops.families import foreach
 from thunder.ops.functionalize.histories import holding
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
@@ -41,6 +42,9 @@ def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
         steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
         shared = {step[0]: dim for dim, step in steps if dim is not None}
         trace, parts = split_layers(trace, _shared_by_program(computation) | shared)
+    whole = {a.name for a, q in placements.items() if q.is_split}  # what is written to is not in its memory
+    written = {name: target for name, target in trace.info.written.items() if target not in whole}
+    trace = trace.replace(info=trace.info.replace(written=written))
     return with_layouts(trace, of_arguments, parts, has_parts)
 
 
@@ -53,7 +57,8 @@ def split_layers(trace: Trace, sequences: dict[Axis, int]) -> tuple[Trace, Parts
         state.write(operation)
     parts: dict = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
     parts |= {x: (axis, P) for x, axis in state.summands}
-    return dce(trace.replace(bound_symbols=state.operations)), parts
+    written = {**trace.info.written, **state.written(trace.info.written)}
+    return dce(trace.replace(bound_symbols=state.operations, info=trace.info.replace(written=written))), parts
 
 
 def _shared_by_program(trace: Trace) -> dict[Axis, int]:
@@ -115,7 +120,7 @@ class _Split:
             ltorch._foreach_norm: self.norms, ltorch.vector_norm: self.norm,
         }  # fmt: skip
         self.has_written |= operation.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE}
-        rule = rules.get(operation.sym)
+        rule = self.on_lists if operation.sym.name in foreach.OPTIMIZERS else rules.get(operation.sym)
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = None if rule is None else rule(operation, *operation.args, **operation.kwargs)
         made, aliases = (
@@ -169,6 +174,52 @@ class _Split:
             return self.part(x)
         finally:
             self.leaves = False
+
+    def written(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Parts that are written in memory where there is another part: the name of the one, and of the other."""
+        names = {x.name: part.value.name for x, part in (*self.joined.items(), *self.leaving.items()) if part}
+        same = ((x, self.same(x)) for x in self.producer)
+        names |= {x.name: names[other.name] for x, other in same if other is not x and other.name in names}
+        found = {}
+        for name, target in known.items():
+            while name in names and target in names:
+                name, target = names[name], names[target]
+                found[name] = target
+        return found
+
+    # --- optimizers on lists of tensors
+    def on_lists(self, operation: BoundSymbol, *args, **kwargs):
+        """A fused optimizer: what it computes of tensors at the same place of its lists it computes of parts."""
+        table: dict[Proxy, TensorProxy] = {}
+        divided: dict[Proxy, list[tuple[Axis, int, int]]] = {}
+        for i, parameter in enumerate(args[0]):
+            steps, value = [], parameter
+            while (part := self.part_outside(value)) is not None:
+                steps.append((part.axis, part.dim, value.shape[part.dim]))
+                value = part.value
+            for x in (one[i] for one in args if isinstance(one, (tuple, list)) and len(one) > i):
+                if steps and isinstance(x, TensorProxy) and x.shape == parameter.shape:
+                    divided[x], table[x] = steps, self._divided(x, steps)
+        if not table:
+            return None
+        given = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, (args, kwargs))
+        result = operation.sym(*given[0], **given[1])
+        form = operation.sym.in_place
+        assert form is not None and callable(form.overwrites), "a fused optimizer writes to its arguments"
+        found, sources = list(result), form.overwrites(operation)
+        outputs = [o for o in proxies_in(operation.output, [])]
+        assert len(outputs) == len(found) - 1 and found[0] is None, "a fused optimizer returns nothing"
+        for place, source in sources.items():
+            for axis, dim, size in reversed(divided.get(source, ())):
+                parts = S(dim, size if size % axis.size else None)
+                found[place + 1] = redistribute(found[place + 1], axis, parts, I)
+        return tuple(found)
+
+    def _divided(self, x: TensorProxy, steps: list[tuple[Axis, int, int]]) -> TensorProxy:
+        for axis, dim, _ in steps:
+            part = self.part_outside(x)
+            x = part.value if part is not None and (part.axis, part.dim) == (axis, dim) else self.cut(x, axis, dim)
+        return x
 
     # --- norms of DTensors
     def norm(self, operation: BoundSymbol, x, ord=2, dim=None, keepdim=False, dtype=None, **others):

@@ -279,16 +279,15 @@ def redistribute_parameters(computation: Trace, placements: dict[Proxy, Placemen
         operations.append(operation)
     operations += made_whole(computation.output_proxies)
     paths = computation.info.parameters
-    # what is written to a value that is made of parts is not there in memory
-    memory: dict = {name: name for name in computation.info.written.values()}
-    memory |= {a.name: None if placements[a].is_split else held.name for a, held in args.items()}
+    memory = {name: name for name in computation.info.written.values()}
+    memory |= {a.name: held.name for a, held in args.items() if not placements[a].is_split}
     known = {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
     return computation.replace(
         args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
         bound_symbols=operations,
         info=computation.info.replace(
             parameters={**paths, **known},
-            written={n: memory[v] for n, v in computation.info.written.items() if memory[v] is not None},
+            written={name: memory[target] for name, target in computation.info.written.items()},
         ),
     )
 

@@ -18,6 +18,10 @@ _UNARY = (
 _BINARY = "add sub mul div clamp_min clamp_max pow lerp"
 
 
+# PyTorch's, which write to what they compute of the tensors at the same place of their lists
+OPTIMIZERS = frozenset(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"))
+
+
 def _of(x, i: int):
     """What belongs to the i-th tensor."""
     return x[i] if isinstance(x, (tuple, list)) else x
