@@ -608,6 +608,26 @@ def test_parameters_that_move_all_the_time():
             torch.testing.assert_close(stopped(x), module(x))
 
 
+@pytest.mark.parametrize("executors", [["torch"], ["triton_fuser"]])
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_what_an_operation_in_place_reads_may_move(transform, device, executors):
+    if executors == ["triton_fuser"]:
+        pytest.importorskip("triton")
+
+    def f(cache, x, w):
+        cache.mul_(0.5).add_(x)
+        return (cache.sin() * x) @ w + 1
+
+    compiled = thunder.jit(f, transforms=[transform()], executors=executors)
+    cache, expected = (torch.zeros(4, 4, device=device) for _ in range(2))
+    for _ in range(5):
+        x, w = torch.randn(2, 4, 4, device=device)
+        torch.testing.assert_close(compiled(cache, x, w), f(expected, x, w))
+        torch.testing.assert_close(cache, expected)
+    (region,) = (operation.sym.fn for operation in graphs(thunder.last_traces(compiled)[-1]))
+    assert region.fixed == [0] and len(region.recordings) == 1
+
+
 def test_recordings_that_are_replayed_often_make_room_for_others():
     """As those of `generate`, which writes to a new cache in each call."""
 
