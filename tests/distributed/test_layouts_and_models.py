@@ -1,0 +1,245 @@
+"""Layouts x models: five steps of training under each layout, prepared by thunder or by PyTorch, called as modules and as
+whole steps, are those of one process: losses, gradients and weights."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import thunder
+from tests.distributed.training import batches, close
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, column_parallel, ddp, fsdp, row_parallel
+
+F = torch.nn.functional
+WIDTH, WORDS, STEPS = 8, 12, 5
+BOUND = 1e-11  # relative, in float64; roundings of five steps of AdamW
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, bias, rotates, causal):
+        super().__init__()
+        self.rotates, self.causal = rotates, causal
+        # softmax does not see a bias of k, whose gradient is a rounding
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH, bias=bias and n != "k") for n in "qkvo")
+
+    def forward(self, x):
+        q, k, v = (m(x).unflatten(-1, (-1, 2)).transpose(1, 2) for m in (self.q, self.k, self.v))
+        if self.rotates:
+            angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+            q, k = (y * angles.cos() + torch.stack([-y[..., 1], y[..., 0]], -1) * angles.sin() for y in (q, k))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.o(y.transpose(1, 2).flatten(-2))
+
+
+class Gelu(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(WIDTH, 12), torch.nn.Linear(12, WIDTH)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(WIDTH, 12, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(12, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Experts(torch.nn.Module):
+    """Two of three experts for each token, which all compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = torch.nn.Linear(WIDTH, 3, bias=False), torch.nn.ModuleList(Gated() for _ in "123")
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        shares = torch.zeros_like(self.router(x)).scatter(-1, chosen, weights / weights.sum(-1, keepdim=True))
+        return sum(expert(x) * shares[..., i : i + 1] for i, expert in enumerate(self.experts))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, norm, attention, mlp):
+        super().__init__()
+        self.first, self.attention, self.second, self.mlp = norm(WIDTH), attention, norm(WIDTH), mlp
+
+    def forward(self, x):
+        x = x + self.attention(self.first(x))
+        return x + self.mlp(self.second(x))
+
+
+class Language(torch.nn.Module):
+    def __init__(self, norm, attention, mlp):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(WORDS, WIDTH)
+        self.blocks = torch.nn.ModuleList(Block(norm, attention(), mlp()) for _ in range(2))
+        self.norm, self.head = norm(WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.roll(-1, 1).flatten())
+
+
+class Vision(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = torch.nn.Conv2d(1, WIDTH, 2, 2)
+        self.token, self.places = (torch.nn.Parameter(torch.randn(1, n, WIDTH)) for n in (1, 5))
+        self.blocks = torch.nn.ModuleList(
+            Block(torch.nn.LayerNorm, Attention(True, False, False), Gelu()) for _ in range(2)
+        )
+        self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, 5)
+
+    def forward(self, tokens):
+        images = torch.cos(tokens[:, :16].to(self.places.dtype) * 3).unflatten(1, (1, 4, 4))
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x[:, 0])), tokens[:, 0] % 5)
+
+
+RMS = torch.nn.RMSNorm
+MODELS = {
+    "gpt": lambda: Language(torch.nn.LayerNorm, lambda: Attention(True, False, True), Gelu),
+    "llama": lambda: Language(RMS, lambda: Attention(False, True, True), Gated),
+    "experts": lambda: Language(RMS, lambda: Attention(False, True, True), Experts),
+    "vision": Vision,
+}
+
+
+def made(model):
+    torch.manual_seed(0)
+    return MODELS[model]().double()
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def paths(module, names):
+    return [n for n, m in module.named_modules() if n.split(".")[-1] in names and isinstance(m, torch.nn.Linear)]
+
+
+COLUMNS, ROWS = ("q", "k", "v", "gate", "up"), ("o", "down")
+
+
+def split(module, group=None, **options):
+    column_parallel(module, paths(module, COLUMNS), group, **options)
+    return row_parallel(module, paths(module, ROWS), group, **options)
+
+
+def parallel(module, mesh):
+    plan = {n: ColwiseParallel() for n in paths(module, COLUMNS)} | {n: RowwiseParallel() for n in paths(module, ROWS)}
+    return parallelize_module(module, mesh, plan)
+
+
+def sharded(module, mesh=None, **options):
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(module, mesh=mesh, **options)
+
+
+def over(size):
+    return init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "inner"))
+
+
+BLOCKS = {"sharding_strategy": FSDPType.ZERO3, "bucketing_strategy": FSDPBucketingStrategy.BLOCK}
+# name -> (ranks, how many of them share data, what prepares a module)
+LAYOUTS = {
+    "ddp": (2, 1, lambda m, size: ddp(m)),
+    "zero2": (2, 1, lambda m, size: fsdp(m)),
+    "zero3": (2, 1, lambda m, size: fsdp(m, **BLOCKS)),
+    "hsdp": (4, 1, lambda m, size: fsdp(m, process_group=over(size), **BLOCKS)),
+    "tp": (2, 2, lambda m, size: split(m)),
+    "sp": (2, 2, lambda m, size: split(m, sequence_dim=1)),
+    "zero3 x tp": (4, 2, lambda m, size: fsdp(split(m, over(size)["inner"]), process_group=over(size)["outer"], **BLOCKS)),
+    "ddp x tp": (4, 2, lambda m, size: ddp(split(m, over(size)["inner"]), process_group=over(size)["outer"])),
+    "DistributedDataParallel": (2, 1, lambda m, size: DistributedDataParallel(m)),
+    "fully_shard": (2, 1, lambda m, size: sharded(m)),
+    "fully_shard, kept": (2, 1, lambda m, size: sharded(m, reshard_after_forward=False)),
+    "fully_shard over replicas": (4, 1, lambda m, size: sharded(m, over(size))),
+    "parallelize_module": (2, 2, lambda m, size: parallel(m, init_device_mesh("cpu", (size,)))),
+    "fully_shard x parallelize_module": (
+        4, 2, lambda m, size: sharded(parallel(m, over(size)["inner"]), over(size)["outer"]),
+    ),
+}  # fmt: skip
+
+
+def full(x):
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def optimizer_of(module):
+    """One for DTensors and one for other parameters, which no foreach operation takes together."""
+    kinds: dict = {}
+    for p in module.parameters():
+        kinds.setdefault(isinstance(p, DTensor), []).append(p)
+    return [torch.optim.AdamW(ps, lr=0.02) for ps in kinds.values()]
+
+
+def trains(rank, size, layout, model, whole_step):
+    """The largest relative distances of losses, gradients and weights to those of one process."""
+    _, sharing, prepare = LAYOUTS[layout]
+    one, module = made(model), prepare(made(model), size)
+    compiled = thunder.jit(module, fallback="error", executors=[])
+    optimizers = [optimizer_of(one), optimizer_of(module)]
+
+    def step(i, call, x):
+        for optimizer in optimizers[i]:
+            optimizer.zero_grad()
+        loss = call(x)
+        loss.backward()
+        for optimizer in optimizers[i]:
+            optimizer.step()
+        return loss.detach()
+
+    called = thunder.jit(lambda x: step(1, module, x), fallback="error", executors=[])
+    worst = dict.fromkeys(("losses", "gradients", "weights"), 0.0)
+
+    def hold(kind, found, wanted, what):
+        close(found, wanted, what, BOUND)
+        worst[kind] = max(worst[kind], float((found - wanted).norm() / wanted.norm().clamp(min=1e-300)))
+
+    parts, index = size // sharing, rank // sharing
+    data = batches(1, torch.float64, lambda g: torch.randint(0, WORDS, (4, 16), generator=g), steps=STEPS)
+    for number, x in enumerate(data):
+        expected, mine = step(0, one, x), x.chunk(parts)[index]
+        found = called(mine) if whole_step else step(1, compiled, mine)
+        torch.distributed.all_reduce(found)
+        hold("losses", found / size, expected, f"loss {number}")
+        for (name, p), q in zip(module.named_parameters(), one.parameters(), strict=True):
+            hold("gradients", full(p.grad), q.grad, f"gradient of {name} in step {number}")
+            hold("weights", full(p.detach()), q.detach(), f"{name} after step {number}")
+    return worst
+
+
+def shown(ranks, layout, model, whole_step):
+    found = ranks(LAYOUTS[layout][0])(trains, layout, model, whole_step, timeout=240.0)[0]
+    kind = "whole step" if whole_step else "module"
+    print(f"{layout:34} {model:8} {kind:10} " + "  ".join(f"{n} {d:.1e}" for n, d in found.items()))
+
+
+@pytest.mark.parametrize(
+    "layout, model, whole_step",
+    [("zero3", "llama", True), ("DistributedDataParallel", "vision", False), ("fully_shard", "experts", True)],
+)
+def test_some(ranks, layout, model, whole_step):
+    shown(ranks, layout, model, whole_step)
+
+
+@pytest.mark.slow  # all of them; the default suite has three
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all(ranks, layout, model):
+    for whole_step in (False, True):
+        shown(ranks, layout, model, whole_step)
