@@ -16,7 +16,7 @@ from thunder.capture.numbers import MARK
 from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.distributed.placement import is_under_fsdp
-from thunder.distributed.prepared import adopt
+from thunder.distributed.prepared import adopt, adopt_called_by
 from thunder.errors import OptionError, noted
 from thunder.extend import Executor, resolve_executors
 from thunder.extend.passes import Pass, PassList, resolve_passes
@@ -222,6 +222,8 @@ def jit_with(fn: Callable, options: JitOptions):
     if isinstance(fn, types.MethodType) and isinstance(method := getattr(fn, "_compiled", None), Compiled):
         fn = method.fn  # of a compiled module
     if not isinstance(fn, torch.nn.Module):
+        if compat.distributed_is_used():
+            adopt_called_by(fn)
         return Compiled(fn, options)
     _refuse_wrapped(fn)
     if compat.distributed_is_used():

@@ -140,39 +140,44 @@ def test_modules_of_distributed_data_parallel(ranks):
 
 def prepared_by_torch(size):
     mesh = init_device_mesh("cpu", (size,))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return {
-        "fully_shard": (fully_shard(mlp(), mesh=mesh), "FSDPSequential, a wrapper of PyTorch's"),
-        "parallelize_module": (
-            parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
-            None,
-        ),
-        "DistributedDataParallel": (
-            DistributedDataParallel(mlp()),
-            "DistributedDataParallel, a wrapper of PyTorch's",
-        ),
+        "fully_shard": fully_shard(mlp(), mesh=mesh),
+        "parallelize_module": parallelize_module(mlp(), mesh, plan),
+        "DistributedDataParallel": DistributedDataParallel(mlp()),
     }
 
 
 def inside_of_functions(rank, size):
-    """Modules that PyTorch prepared, called by a compiled function: right, or refused in words."""
+    """Modules that PyTorch prepared, called by a compiled function that names them: right. Those that it is given, and
+    those whose options programs do not follow, are refused in words."""
     data = batches(size, torch.float64, steps=3)
-    for name, (module, words) in prepared_by_torch(size).items():
+    for name, module in prepared_by_torch(size).items():
         whole, part = mlp(), (lambda x: x) if name == "parallelize_module" else lambda x: x.chunk(size)[rank]
-        with contextlib.nullcontext() if words is None else pytest.raises(thunder.errors.CaptureError, match=words):
-            thunder.jit(lambda x, m=module: m(x), fallback="error", executors=[])(part(data[0]))
-        if name == "DistributedDataParallel":
-            with pytest.raises(thunder.errors.CaptureError, match=words):
-                thunder.jit(lambda x, m=module: m.forward(x), fallback="error", executors=[])(part(data[0]))
-        compiled = thunder.jit(lambda x, m=module: m(x), fallback="eager", executors=[])
+        if name != "parallelize_module":  # whose DTensors say all
+            with pytest.raises(
+                thunder.errors.CaptureError, match="a wrapper of PyTorch's that communicates by effects"
+            ):
+                thunder.jit(lambda m, x: m(x), fallback="error", executors=[])(module, part(data[0]))
+        compiled = thunder.jit(lambda x, m=None: (m or module)(x), fallback="error", executors=[])  # noqa: B023
         for step, x in enumerate(data):  # the wrappers' state is another one in the second step
             for m in (module, whole):
                 m.zero_grad()
-            with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
-                compiled(part(x)).square().mean().backward()
+            compiled(part(x)).square().mean().backward()
             whole(x).square().mean().backward()
             for (key, p), q in zip(module.named_parameters(), whole.parameters(), strict=True):
                 assert p.grad is not None, f"{key} under {name} has no gradient"
                 close(whole_of(p.grad), q.grad, f"gradient of {key} under {name} in step {step}")
+        assert thunder.cache_misses(compiled) == 1
+    module = fully_shard(mlp(), mesh=init_device_mesh("cpu", (size,)))
+    module.set_gradient_divide_factor(3.0)
+    compiled, eager = thunder.jit(lambda x: module(x), fallback="eager", executors=[]), fully_shard(mlp())
+    eager.set_gradient_divide_factor(3.0)
+    with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
+        compiled(data[0]).sum().backward()  # the original, with PyTorch's hooks
+    eager(data[0]).sum().backward()
+    for p, q in zip(module.parameters(), eager.parameters(), strict=True):
+        close(whole_of(p.grad), whole_of(q.grad), "gradient")
 
 
 @pytest.mark.parametrize("size", [2, 4])

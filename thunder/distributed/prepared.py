@@ -7,7 +7,10 @@ reducer communicate is the programs' affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -48,6 +51,25 @@ def adopt(module: torch.nn.Module) -> None:
                 place(p, found[id(p)])
     for p, placement in averaged.values():
         place(p, placement)
+
+
+def adopt_called_by(fn: Callable) -> None:
+    """The same for modules that a function names: in its closure, its globals, or the object that it is a method of.
+    What programs do not communicate is refused when it is called."""
+    if isinstance(fn, functools.partial):
+        return adopt_called_by(fn.func)
+    found: list = []
+    if isinstance(fn, types.MethodType):
+        found, fn = [*getattr(fn.__self__, "__dict__", {}).values()], fn.__func__
+    if isinstance(fn, types.FunctionType):
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                found.append(cell.cell_contents)
+        found += (fn.__globals__.get(n) for n in fn.__code__.co_names)
+    for module in found:
+        if isinstance(module, torch.nn.Module) and not is_adopted(module):
+            with contextlib.suppress(NotImplementedError):
+                adopt(module)
 
 
 def renew(module: torch.nn.Module) -> None:

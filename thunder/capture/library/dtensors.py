@@ -158,7 +158,10 @@ def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any
     for value, example in pairs:
         if isinstance(example, torch.Tensor) and is_dtensor(example):
             made: Any = example
-            _mark(c, value, (made.device_mesh, made.placements))
+            meshes = (spec[0] for spec in specs.values() if spec is not None)
+            # DTensor remembers the results of operands on the first of meshes that are equal
+            mesh = next((mesh for mesh in meshes if mesh == made.device_mesh), made.device_mesh)
+            _mark(c, value, (mesh, made.placements))
     return result
 
 
