@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests import fresh
@@ -179,6 +180,34 @@ def test_forward_and_backward_of_a_call_are_of_one_tier():
     before = executor.ran
     y.sum().backward()
     assert executor.ran > before > 0
+
+
+@pytest.mark.parametrize("call", [2, 4])
+def test_a_checkpoint_runs_forward_and_recomputation_in_one_tier(call):
+    """It takes what the recomputation saves, in order, for what the forward has saved: another tier saves others."""
+    executor = Ahead(f"checkpoint {call}")
+    executor.may.set()
+    compiled = in_tiers(executor, call=call)
+    for _ in range(4):
+        ours, theirs = (X.clone().requires_grad_() for _ in range(2))
+        checkpoint(compiled, ours, use_reentrant=False).sum().backward()
+        program(theirs).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert executor.ran == 0
+    assert str(compiled.programs[0].tiers) == "first tier: hooks see its saved tensors, as a checkpoint's do"
+
+
+def test_a_program_that_has_its_kernels_keeps_them_in_a_checkpoint():
+    executor = Ahead("checkpoint of kernels")
+    executor.may.set()
+    compiled = in_tiers(executor, call=2)
+    for _ in range(2):
+        compiled(X.clone().requires_grad_()).sum().backward()
+    before, x, y = executor.ran, X.clone().requires_grad_(), X.clone().requires_grad_()
+    checkpoint(compiled, x, use_reentrant=False).sum().backward()
+    program(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert executor.ran > before
 
 
 def test_what_cannot_be_compiled_stays_in_the_first_tier_with_one_warning():

@@ -11,6 +11,9 @@ with its own saved values.
 A program that is compiled under torch.use_deterministic_algorithms(True) has one tier by default: the same call gives
 the same bits, also behind a resumption from a checkpoint.
 
+A checkpoint runs a program twice, and takes the tensors that the second call saves for those of the first: a program
+that is called under hooks of saved tensors while it is in its first tier stays there.
+
 A program whose kernels another process has left on the disk begins with them. One whose second tier cannot be compiled
 stays in the first, with a warning. A forked process stays in the first tier. Programs of several ranks have one.
 """
@@ -26,6 +29,7 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.cache.entry import CacheEntry, Lowered, lower_captured, lowered
 from thunder.cache.graphs import FunctionGraphs, call_of, graph_tier
 from thunder.capture import Captured
@@ -179,6 +183,8 @@ class Tiers:
     def __call__(self, *inputs):
         with self._choosing:
             self._calls += 1
+            if self._settled is None and compat.saved_hooks(False) is not None:
+                self._settle(self._first, "first", "hooks see its saved tensors, as a checkpoint's do")
             if self._calls > 1 and self._settled is None:
                 self._start()
             if self._calls >= self.call and self._settled is None:
@@ -192,7 +198,7 @@ class Tiers:
 
     def _start(self) -> None:
         """The first call has ended: before, passes would have kept it waiting."""
-        if not self._begun:
+        if not self._begun and self._settled is None:
             self._begun, self.reason = True, "the second tier is being compiled"
             background.submit(self._compile)
 
