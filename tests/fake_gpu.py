@@ -183,12 +183,12 @@ class FakeGraph:
 
     def _is_view(self, func, args, kwargs) -> bool:
         """Whether an operation that may copy does not."""
-        given, typed = _on_meta(func, args, kwargs)
+        given, typed = _typed(func, args, kwargs)
         return {t.untyped_storage()._cdata for t in _tensors(typed)} <= {t.untyped_storage()._cdata for t in given}
 
     def _results(self, func, args, kwargs):
         """Results of the types that an operation gives, in memory of the pool."""
-        return tree_map_only(torch.Tensor, self._allocated, _on_meta(func, args, kwargs)[1])
+        return tree_map_only(torch.Tensor, self._allocated, _typed(func, args, kwargs)[1])
 
     def _allocated(self, like: torch.Tensor) -> torch.Tensor:
         nbytes = like.untyped_storage().nbytes()
@@ -272,16 +272,17 @@ def _like(t: torch.Tensor, device: str) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
 
 
-def _on_meta(func, args, kwargs):
-    """Tensors without memory in the place of the arguments, and the results for them."""
-    given = []
+def _typed(func, args, kwargs):
+    """Zeros in the place of the arguments, and the results for them: types of results are those of the CPU's kernels.
+    What draws numbers runs on the meta device."""
+    given, device = [], "meta" if torch.Tag.nondeterministic_seeded in func.tags else "cpu"
 
     def moved(t):
-        given.append(_like(t, "meta"))
-        return given[-1]
+        given.append(_like(t, device))
+        return given[-1] if device == "meta" else given[-1].zero_()
 
-    kwargs = {k: torch.device("meta") if k == "device" and v is not None else v for k, v in kwargs.items()}
-    with torch.no_grad():
+    kwargs = {k: torch.device(device) if k == "device" and v is not None else v for k, v in kwargs.items()}
+    with torch.no_grad(), _disable_current_modes():
         return given, func(*tree_map_only(torch.Tensor, moved, args), **tree_map_only(torch.Tensor, moved, kwargs))
 
 
