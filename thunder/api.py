@@ -62,6 +62,7 @@ def jit(
     rng: RNG_OPTIONS | str | None = None,
     tiers: int | str | None = AUTOMATIC,
     graphs: bool | str = "auto",
+    autotune: bool = False,
     sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
     fallback: FALLBACK_OPTIONS | str | None = None,
     dynamic: bool | None = None,
@@ -96,6 +97,8 @@ def jit(
     graphs: whether programs on a GPU run as CUDA graphs, which the host launches as one. "auto" (the default): the 16th
     call of a program decides by the times of the host and the device at the calls before it; results do not depend on
     that. True: from the second call on, as `CUDAGraphTransform` does. False: never.
+    autotune: whether the second call measures kernels on a GPU with several tiles each. The fastest are taken from then
+    on, and later processes find them on disk. Nothing is measured under torch.use_deterministic_algorithms(True).
     sharp_edges: "allow", "warn" (the default) or "error".
     fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
     "error" raises CaptureError and runs nothing. With transforms other than CUDA graphs, or where parameters are
@@ -124,7 +127,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, graphs, sharp_edges, fallback, dynamic,
+    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, graphs, autotune, sharp_edges,
+    fallback, dynamic,
     disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """The arguments of `thunder.jit`, checked."""
@@ -135,7 +139,11 @@ def _resolved(
     if "executors_list" in compile_options:
         warnings.warn("executors_list is an old spelling of executors", stacklevel=3)
         executors = compile_options.pop("executors_list")
-    for name, value in (("disable_torch_autograd", disable_torch_autograd), ("record_history", record_history)):
+    for name, value in (
+        ("disable_torch_autograd", disable_torch_autograd),
+        ("record_history", record_history),
+        ("autotune", autotune),
+    ):
         if not isinstance(value, bool):
             raise OptionError(f"{name}={value!r} is not an option; valid: True, False")
     check_interpretation(interpretation)
@@ -169,6 +177,7 @@ def _resolved(
         rng=resolve_rng(rng, numerics),
         tiers=resolve_tiers(tiers),
         graphs=resolved_graphs,
+        autotune=autotune,
         debug=debug,
         default_executors=executors is None,
         compile_options=compile_options,

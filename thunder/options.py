@@ -17,7 +17,8 @@ __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "FALLBACK_OPTIONS",
     "resolve_dynamic", "resolve_fallback", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
     "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "resolve_tiers", "resolve_graphs", "RECOMPILE_WARNING_LIMIT", "cache_directory",
+    "resolve_numerics", "resolve_rng", "resolve_tiers", "resolve_graphs",
+    "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
 
@@ -441,7 +442,8 @@ class JitOptions:
     numbers_may_change: a number that had another value before stays symbolic the second time (a position in a
     cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
     programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they
-    are. graphs: whether programs are recorded as CUDA graphs; None where measurements say it.
+    are. graphs: whether programs are recorded as CUDA graphs; None where measurements say it. autotune: whether kernels
+    are measured at the second call.
     """
 
     executors: tuple = ()
@@ -458,6 +460,7 @@ class JitOptions:
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     tiers: int | str | None = AUTOMATIC
     graphs: bool | None = None
+    autotune: bool = False
     debug: DebugOptions = field(default_factory=DebugOptions)
     default_executors: bool = True
     device: Any = None

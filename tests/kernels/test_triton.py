@@ -22,7 +22,7 @@ from thunder.executors import triton_fuser
 from thunder.executors.triton_fuser import TileRegion, TritonFuser
 from thunder.executors.triton_kernels.binary import Request
 from thunder.executors.triton_kernels.launcher import POINTERS
-from thunder.kernels import ir, lower, tiled, triton_cuda
+from thunder.kernels import ir, lower, tiled, tiles, triton_cuda
 from thunder.kernels.index import Part, opened, strides_of
 from thunder.kernels.machine import planned_gpu
 from thunder.kernels.numbers import Scalar
@@ -303,7 +303,7 @@ def test_a_value_that_takes_long_is_stored_for_later_kernels():
 
     launches = schedule_of(f, torch.randn(1000, 700))
     kernels = [k for launch in launches for k, _ in launch.kernels]
-    sines = [sum(n.op == "sin" for n in tiled.nodes_of(k)) for k in kernels]
+    sines = [sum(n.op == "sin" for n in tiles.nodes_of(k)) for k in kernels]
     assert sines == [3, 0]
 
 
@@ -417,9 +417,9 @@ def test_a_value_that_is_read_in_two_orders_is_computed_once():
         return (y + y.flip(1),)
 
     kernels = [k for launch in schedule_of(f, torch.randn(4096, 700)) for k, _ in launch.kernels]
-    assert [sum(n.op == "sin" for n in tiled.nodes_of(k)) for k in kernels] == [1, 0]
+    assert [sum(n.op == "sin" for n in tiles.nodes_of(k)) for k in kernels] == [1, 0]
     kernels = [k for launch in schedule_of(f, torch.randn(16, 32)) for k, _ in launch.kernels]
-    assert [sum(n.op == "sin" for n in tiled.nodes_of(k)) for k in kernels] == [2]  # another launch takes longer
+    assert [sum(n.op == "sin" for n in tiles.nodes_of(k)) for k in kernels] == [2]  # another launch takes longer
 
 
 def test_what_reads_a_long_reduction_over_columns_need_not_read_in_its_order():

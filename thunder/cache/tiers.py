@@ -32,6 +32,7 @@ import torch
 from thunder import compat
 from thunder.cache.entry import CacheEntry, Lowered, lower_captured, lowered
 from thunder.cache.graphs import FunctionGraphs, call_of, graph_tier
+from thunder.cache.search import search_later
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
@@ -59,6 +60,7 @@ def lower_in_tiers(
     watch = _unwatched if tier is None else tier.watched
     entry, last = _in_tiers_of_kernels(captured, options, modes, model, lock, is_written, watch)
     found.append(last)
+    search_later(entry, options)
     if tier is not None:
         tier.begin(entry, call_of(entry.tiers))
     return entry

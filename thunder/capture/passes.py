@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import types
 from itertools import repeat
@@ -101,7 +100,7 @@ def _build(compiler: str, key: str) -> None:
 
 def build(compiler: str) -> bytes | None:
     """The shared library that a C compiler makes of the functions, None where it cannot."""
-    with tempfile.TemporaryDirectory(prefix="thunder") as directory:
+    with disk_cache.scratch_directory() as directory:
         made = Path(directory, "passes.so")
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
         options = ["-O2", "-fPIC", *shared, f"-I{sysconfig.get_path('include')}"]

@@ -243,7 +243,7 @@ class _Split:
         found: list = [None] * len(tensors)
         for axes in dict.fromkeys(axes for _, axes in held):
             places = [i for i, (_, known) in enumerate(held) if known == axes]
-            sums = ltorch.stack([ltorch.sum(ltorch.square(held[i][0])) for i in places])
+            sums = ltorch.square(ltorch.stack([ltorch.vector_norm(held[i][0]) for i in places]))
             for axis in axes:
                 self.summands.append((sums, axis))
                 sums = redistribute(sums, axis, P, I)

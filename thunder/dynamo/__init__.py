@@ -130,8 +130,8 @@ def _sizes(x: Any) -> Sequence:
 _MODES: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "reduce-overhead": lambda: {"transforms": [CUDAGraphTransform()]},
-    "max-autotune": lambda: {"transforms": [CUDAGraphTransform()]},
-    "max-autotune-no-cudagraphs": lambda: {"graphs": False},
+    "max-autotune": lambda: {"transforms": [CUDAGraphTransform()], "autotune": True},
+    "max-autotune-no-cudagraphs": lambda: {"graphs": False, "autotune": True},
 }
 
 

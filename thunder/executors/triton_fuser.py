@@ -9,10 +9,13 @@ row for. Under Triton's interpreter it takes tensors of any device.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 
@@ -31,6 +34,7 @@ from thunder.executors.triton_kernels.executor import TritonExecutor, runs_on
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launched import LaunchedRegion
 from thunder.executors.triton_kernels.launcher import (
+    ALIGNMENT,
     POINTERS,
     Launch,
     entry_lines,
@@ -40,9 +44,10 @@ from thunder.executors.triton_kernels.launcher import (
     interpreting,
     launch_line,
 )
+from thunder.executors.triton_kernels.search import stopwatch
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
-from thunder.kernels import lower, overwriting, tiled, triton_cuda
+from thunder.kernels import lower, overwriting, tiled, tiles, triton_cuda
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import strides_of
@@ -57,8 +62,12 @@ from thunder.ops.families.random import uniform_philox
 from thunder.ops.layout import padded_row, padded_strides
 from thunder.ops.rules import products
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.runtime import disk_cache
 
 DEAR = 60  # instructions for an element
+WORTH = 4  # launches that a kernel takes for other tiles to be measured
+TRIED = 5  # other tiles of a kernel
+NOISE = 0.03  # of a measured time
 SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
 TABLES = {prims.sin.name, prims.cos.name}  # functions of positions, of which each layer reads the same table
 
@@ -183,7 +192,7 @@ def _is_dear(primitive: BoundSymbol) -> bool:
     name = lower.NAMES.get(primitive.sym.name, primitive.sym.name)
     names = functions_in(name) if lower.is_formula(primitive) else (name,)
     return lower.ROWS[primitive.sym.id] in lower.DEAR_ROWS or any(
-        n in TABLES or tiled.INSTRUCTIONS.get(n, 1) >= DEAR for n in names
+        n in TABLES or tiles.INSTRUCTIONS.get(n, 1) >= DEAR for n in names
     )
 
 
@@ -251,6 +260,8 @@ class TileRegion(LaunchedRegion):
             planned_gpu() if interpreting() or is_planned or device.type != "cuda" else _measured(device)
         )
         self._schedules: dict[tuple, tuple[list[tiled.Launch], list[tuple]]] = {}
+        self._fastest: dict[tuple, list[tiled.Launch]] = {}  # by strides
+        self._trials: dict[tuple, Trial] = {}
         self._shown = self.usual_strides()
         try:
             launches, _ = self.scheduled(self._shown)
@@ -271,6 +282,57 @@ class TileRegion(LaunchedRegion):
 
     def layout(self, strides: tuple) -> list[tuple]:
         return self.scheduled(strides)[1]
+
+    def chosen(self, strides: tuple) -> list[tiled.Launch]:
+        """The launches for inputs of these strides, with the tiles that were measured to be the fastest."""
+        return self._fastest.get(strides) or self.scheduled(strides)[0]
+
+    # ---------------------------------------------------------------------------------------------- measured tiles
+    def prepare_trials(self) -> None:
+        """Compiles kernels with other tiles in the background, for inputs as calls have had them."""
+        for strides in [*self.launches]:
+            if strides not in self._trials and strides not in self._fastest and not self.region.numbers:
+                self._trials[strides] = Trial(self, strides)
+
+    def measure_trials(self) -> None:
+        """Lets the next call measure these kernels, and take the fastest from then on."""
+        for strides in [*self._trials, *self._fastest]:
+            if self._variants.pop(strides, None) is not None:
+                self._usual = None
+
+    def _measured(self, trial: Trial, args: tuple) -> list[tiled.Launch]:
+        if any(t.data_ptr() % ALIGNMENT for t in args) or not self.can_measure():
+            return trial.launches
+        clock = stopwatch(self.device)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            trial.launch().function(self.device, self.called() | {"fastest": clock.fastest})(*args)
+        fastest = trial.fastest(clock.times)
+        tiles = [launch.kernels[0][1] if len(launch.kernels) == 1 else None for launch in fastest]
+        disk_cache.store(self._key_of_tiles(trial.sources), {}, json.dumps(tiles).encode())
+        return fastest
+
+    def can_measure(self) -> bool:
+        return self.interpreted or not torch.cuda.is_current_stream_capturing()
+
+    def _key_of_tiles(self, sources: Sequence[triton_cuda.Emitted]) -> str:
+        texts = [(source.text, source.programs, source.warps) for source in sources]
+        return disk_cache.key_of("tiles", tiles.VERSION, str(self.machine), torch.__version__, texts)
+
+    def kept_tiles(
+        self, strides: tuple, launches: list[tiled.Launch], sources: Sequence[triton_cuda.Emitted]
+    ) -> list[tiled.Launch]:
+        """The launches with the tiles that another process has measured."""
+        if strides in self._fastest or self.region.numbers or self.is_planned:
+            return launches
+        kept = disk_cache.load(self._key_of_tiles(sources))
+        if kept is None:
+            return launches
+        result = []
+        for launch, tile in zip(launches, json.loads(kept[1].read_bytes()), strict=True):
+            known = {other.kernels[0][1]: other for other in launch.alternatives(self.machine)} if tile else {}
+            result.append(known.get(tiles.Tile(*tile), launch) if tile else launch)
+        self._fastest[strides] = result
+        return result
 
     def usual_strides(self) -> tuple:
         """The expected strides of inputs: row-major ones, of padded rows where they are padded."""
@@ -337,11 +399,14 @@ class TileRegion(LaunchedRegion):
         """Compiles kernels for inputs of these strides in the background."""
         is_known = strides in self._variants or strides in self._expected
         if not is_known and not self.interpreted and not self.is_planned:
-            self._expected[strides] = Variant(self, strides)
+            with contextlib.suppress(TooComplex, Undecided):  # which its first call says
+                self._expected[strides] = Variant(self, strides)
 
     # ---------------------------------------------------------------------------------------------- calls
     def _first(self, key: tuple, args: tuple) -> Callable:
         self._shown = key
+        if (trial := self._trials.pop(key, None)) is not None:
+            self._fastest[key] = self._measured(trial, args)
         variant = self._expected.pop(key, None) or Variant(self, key)
         try:
             launch = variant.launch()
@@ -372,14 +437,28 @@ class Variant:
     wide: for any sizes. Raises Undecided.
     """
 
-    def __init__(self, region: TileRegion, strides: tuple, aligned: Sequence[bool] | None = None, wide: bool = False):
-        launches, layout = region.scheduled(strides)
+    def __init__(
+        self,
+        region: TileRegion,
+        strides: tuple,
+        aligned: Sequence[bool] | None = None,
+        wide: bool = False,
+        is_trial: bool = False,
+    ):
+        launches, layout = region.chosen(strides), region.layout(strides)
         self.region, self.strides, self.is_checked, self.is_wide = region, strides, aligned is None, wide
         over = region.overwritten(strides) if self.is_checked else {}
-        memory = region.memory(strides, over)
+        memory = region.memory(strides, region.overwritten(strides) if is_trial else over)
         inputs, outputs = region.program.inputs, region.outputs()
-        launches = overwriting.without_copies(launches, {outputs[o]: inputs[i] for o, i in over.items()})
-        self.sources = [triton_cuda.emitted(launch, region.interpreted, wide, memory) for launch in launches]
+        copies = {outputs[o]: inputs[i] for o, i in over.items()}
+
+        def emit(launches: Sequence[tiled.Launch]) -> list[triton_cuda.Emitted]:
+            self.launches = overwriting.without_copies(launches, copies)
+            return [triton_cuda.emitted(launch, region.interpreted, wide, memory) for launch in self.launches]
+
+        self.sources = emit(launches)
+        if (fastest := region.kept_tiles(strides, launches, self.sources)) is not launches:
+            self.sources = emit(fastest)
         self.names: dict[Buffer, str] = {b: f"in{i}" for i, b in enumerate(region.program.inputs)}
         self.inputs = [*self.names.values()]
         self.parameters = [*self.inputs, *region.numbers.names]
@@ -436,9 +515,26 @@ class Variant:
             lines.append(f"if {' or '.join(tests)}: return wide({', '.join(self.parameters)})")
         return lines
 
+    def _launched(self, number: int, source: triton_cuda.Emitted, kernels: dict[str, Any]) -> list[str]:
+        """The lines of a launch, whose kernel is added to `kernels`."""
+        binary = None if self.region.interpreted else self.binaries[number]
+        return [self._launch_of(f"kernel{number}", source, binary, kernels)]
+
+    def _launch_of(
+        self, name: str, source: triton_cuda.Emitted, binary: Future[Binary] | None, kernels: dict[str, Any]
+    ) -> str:
+        tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
+        if binary is None:
+            kernels[name] = source.name, source.text
+            return interpreted_line(name, grid, source.warps, [*tensors, *(n.name for n in source.numbers)])
+        kernels[name] = loaded = binary.result()
+        size = "l" if self.is_wide else "i"
+        numbers = [("d" if isinstance(n, Scalar) else size, n.name) for n in source.numbers]
+        return launch_line(name, loaded, grid, source.warps, tensors, numbers)
+
     def launch(self) -> Launch:
         region = self.region
-        lines, kernels = self._numbers(), {}
+        lines, kernels = self._numbers(), dict[str, Any]()
         if not region.interpreted:
             index = index_of(region.device)
             lines += entry_lines(self.inputs, self.parameters, index, self.is_checked)
@@ -447,21 +543,52 @@ class Variant:
         else:
             lines += self.allocations
         for i, source in enumerate(self.sources):
-            tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
-            if region.interpreted:
-                kernels[f"kernel{i}"] = source.name, source.text
-                arguments = [*tensors, *(n.name for n in source.numbers)]
-                lines.append(interpreted_line(f"kernel{i}", grid, source.warps, arguments))
-            else:
-                kernels[f"kernel{i}"] = binary = self.binaries[i].result()
-                size = "l" if self.is_wide else "i"
-                numbers = [("d" if isinstance(n, Scalar) else size, n.name) for n in source.numbers]
-                lines.append(launch_line(f"kernel{i}", binary, grid, source.warps, tensors, numbers))
+            lines += self._launched(i, source, kernels)
         if any(s.scatter is not None for s in region.program.stores):
             lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
         text = function_text("launch", self.parameters, [*lines, f"return [{results}]"])
         return Launch(text, self.dtypes, kernels)
+
+
+class Trial(Variant):
+    """A region for inputs of certain strides that begin at multiples of 16 bytes: a function that measures its kernels
+    beside the same ones with other tiles. It writes no results over inputs, which every kernel reads.
+
+    others: by launch, the same kernels with other tiles, their text and their machine code.
+    """
+
+    def __init__(self, region: TileRegion, strides: tuple):
+        super().__init__(region, strides, (True,) * len(strides), is_trial=True)
+        memory = region.memory(strides, region.overwritten(strides))
+        begins = dict.fromkeys(region.program.inputs, True)
+        self.others: list[list[tuple[tiled.Launch, triton_cuda.Emitted, Future[Binary] | None]]] = []
+        for launch in self.launches:
+            is_long = launch.seconds(region.machine) > WORTH * region.machine.launch
+            others = launch.alternatives(region.machine)[:TRIED] if is_long else []
+            texts = [triton_cuda.emitted(other, region.interpreted, False, memory) for other in others]
+            binaries = [None if region.interpreted else self._binary(text, begins) for text in texts]
+            self.others.append([*zip(others, texts, binaries, strict=True)])
+
+    def _launched(self, number: int, source: triton_cuda.Emitted, kernels: dict[str, Any]) -> list[str]:
+        (own,) = super()._launched(number, source, kernels)
+        runs, compiled = [own], []
+        for i, other in enumerate(self.others[number]):
+            with contextlib.suppress(RuntimeError):  # it has no machine code
+                runs.append(self._launch_of(f"kernel{number}_{i}", other[1], other[2], kernels))
+                compiled.append(other)
+        self.others[number] = compiled
+        return [f"fastest({number}, [{', '.join(f'lambda: {run}' for run in runs)}])"]
+
+    def fastest(self, times: Mapping[int, Sequence[float]]) -> list[tiled.Launch]:
+        """The launches with the fastest tiles. times: by number of a launch, the seconds of its kernel and of others.
+        The chosen tile stays where others are no faster than measurements differ."""
+        result = list(self.launches)
+        for number, (own, *others) in times.items():
+            best = min(range(len(others)), key=others.__getitem__)
+            if others[best] < own * (1 - NOISE):
+                result[number] = self.others[number][best][0]
+        return result
 
 
 def _is_default() -> bool:

@@ -15,7 +15,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,7 +203,7 @@ def _run_compiler(text: str, *flags: str) -> bytes:
     program = compiler()
     if program is None:
         raise RuntimeError("there is no C++ compiler")
-    with tempfile.TemporaryDirectory(prefix="thunder") as directory:
+    with disk_cache.scratch_directory() as directory:
         source, result = os.path.join(directory, "kernel.cpp"), os.path.join(directory, "kernel.so")
         Path(source).write_text(text)
         # the source first: libraries are searched for what is missing before them

@@ -240,6 +240,20 @@ def opened(index: Index) -> Index:
     return total
 
 
+def bare(index: Index) -> Index:
+    """An equal index that has the bounds of its variables alone, also in its quotients and remainders."""
+    total = Index.of(index.constant)
+    for atom, factor in index.terms.items():
+        if not isinstance(atom, Part):
+            inner = Index.of(atom)
+        else:
+            inner = bare(atom.index)
+            if atom.remainder is not None:
+                inner = inner % atom.by if atom.remainder else inner // atom.by
+        total = total + inner * factor
+    return total
+
+
 def strides_of(shape: Sequence[int | Extent]) -> tuple:
     """Row-major strides."""
     out, step = [], 1

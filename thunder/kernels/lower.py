@@ -251,6 +251,25 @@ def _flipped_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> lis
     return [i * -1 + (n - 1) if d in dims else i for d, (i, n) in enumerate(zip(here, shape, strict=True))]
 
 
+def _shifts(b: BoundSymbol) -> dict[int, int] | None:
+    """By dimension, how far a roll moves elements; None where it is of a flat tensor, or sizes are symbolic."""
+    shifts, dims = b.args[1], b.args[2] if len(b.args) > 2 else b.kwargs.get("dims", ())
+    shifts, dims = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (shifts, dims))
+    shape = b.args[0].shape
+    if not dims or any(type(n) is not int for n in (*shifts, *dims, *shape)):
+        return None
+    by: dict[int, int] = {}
+    for shift, d in zip(shifts, dims, strict=True):
+        by[d % len(shape)] = by.get(d % len(shape), 0) + shift
+    return by
+
+
+def _rolled_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list[Index]:
+    by, shape = _shifts(b), b.args[0].shape
+    assert by is not None, "a primitive roll has dimensions"
+    return [(i + -by[d] % shape[d]) % shape[d] if d in by else i for d, i in enumerate(here)]
+
+
 def _cat(to: Lowering, b: BoundSymbol) -> Node:
     tensors, dim = b.args[0], b.args[1]
     here, kind = _here(to.shape(_out(b))), computed(_out(b).dtype)
@@ -615,6 +634,7 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node | tuple[Node, ...]]] = {
     "prims.broadcast_in_dim": _view(_broadcast_index), "prims.reshape": _view(_reshape_index),
     "prims.squeeze": _view(_reshape_index), "prims.transpose": _view(_permuted_index),
     "prims.slice_prim": _view(_sliced_index), "prims.flip": _view(_flipped_index),
+    "ltorch.roll": _view(_rolled_index),
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
     **_SCATTERS, "aten.cumprod_backward.default": _product_gradient,
@@ -649,6 +669,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return False
     if row is _elementwise:
         return _is_function(b)
+    if b.sym.id == "ltorch.roll":
+        return _shifts(b) is not None
     if row in (_scan, _extremes, _product_gradient):
         return _is_scanned(b)
     if is_scatter(b):

@@ -37,7 +37,7 @@ class Gpu:
     multiprocessors; warps: of which a multiprocessor needs as many to be busy. instruction: seconds of one instruction
     for one element, all multiprocessors busy. byte: by where memory is ("L2", "memory"). launch: of a kernel that does
     next to nothing. cache: bytes of the L2. atomic: seconds of an atomic operation on an element, of those that lie
-    together in memory. registers, most_warps: of a multiprocessor.
+    together in memory. registers, most_warps, most_programs: of a multiprocessor.
     """
 
     multiprocessors: int
@@ -49,6 +49,7 @@ class Gpu:
     atomic: float = 1e-12
     registers: int = 1 << 16
     most_warps: int = 64
+    most_programs: int = 32
 
     def share(self, warps: float) -> float:
         """How much of the GPU so many warps keep busy."""
@@ -57,7 +58,7 @@ class Gpu:
     def resident(self, warps: int, registers: float) -> int:
         """How many warps a multiprocessor has at once, of programs of so many, whose threads have so many registers."""
         most = min(self.most_warps, int(self.registers / (32 * min(255.0, registers))))
-        return max(warps, most // warps * warps)
+        return max(warps, min(most // warps, self.most_programs) * warps)
 
     def moving(self, size: float) -> float:
         """Seconds for so many bytes."""

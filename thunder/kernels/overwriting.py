@@ -16,7 +16,8 @@ from thunder.kernels.index import Index, opened
 from thunder.kernels.ir import Buffer, Node, variables_of
 from thunder.kernels.schedule import Kernel, Write, above_reductions
 from thunder.kernels.sizes import hint
-from thunder.kernels.tiled import Launch, Tile, nodes_of
+from thunder.kernels.tiled import Launch
+from thunder.kernels.tiles import Tile, nodes_of
 
 
 def places(

@@ -12,12 +12,12 @@ import functools
 import math
 import operator
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, int64
-from thunder.kernels.index import Index
-from thunder.kernels.ir import COMBINES, EXTREMES, Combine, Graph, Node
+from thunder.kernels.index import Index, Part, Variable, opened
+from thunder.kernels.ir import BINDERS, COMBINES, EXTREMES, Combine, Graph, Node, in_order, replaced, variables_of
 from thunder.kernels.sizes import Extent, Undecided, at_least
 
 Found = dict[str, Node]
@@ -26,7 +26,8 @@ Size = int | Extent
 
 class Rule(NamedTuple):
     """pattern: of the node that is replaced. condition: of the nodes that the names stand for ("it": the whole one).
-    replacement: a name, a pattern whose nodes have the type of the whole one, or a function of graph and nodes."""
+    replacement: a name, a pattern whose nodes have the type of the whole one, or a function of graph and nodes, which
+    may find that the rule does not fit: None."""
 
     pattern: tuple
     condition: Callable[[Found], bool]
@@ -85,6 +86,159 @@ def _only_piece(graph: Graph, f: Found) -> Node:
     return next(
         piece for piece, (lo, hi) in zip(f["it"].args, _ranges(f["it"]), strict=True) if index.is_inside(lo, hi)
     )
+
+
+def _like_pieces(concat: Node) -> bool:
+    first, *others = concat.args
+    return first.op != "constant" and all(p.op == first.op and p.dtype is first.dtype for p in others)
+
+
+def _rotated(graph: Graph, f: Found) -> Node | None:
+    """`x[j + 3] for j < 53, x[j - 53] from there on`, where x has 56 elements, is `x[(j + 3) % 56]`."""
+    along, starts, end = opened(f["it"].what[0]), *f["it"].what[1:]
+    (v, factor), *others = along.terms.items() or [(None, 0)]
+    if len(starts) != 2 or starts[0] != 0 or others or factor != 1 or not isinstance(v, Variable):
+        return None
+    first, second = f["it"].args
+    around, rest = {v: Index.of(v) + -end}, end - starts[1]
+    plain = graph.reindexed(first, {v}, lambda there: replaced(opened(there), around))
+    if v not in first.axes or plain is not graph.reindexed(second, {v}, opened):
+        return None
+    return _at_any(graph, first, {v: (along + rest) % end + (-rest - along.constant)})
+
+
+def _joined(graph: Graph, f: Found) -> Node | None:
+    """`x[0, j] for j < 8, x[1, j - 8] from there on` is `x[j // 8, j % 8]`."""
+    along, starts, end = opened(f["it"].what[0]), *f["it"].what[1:]
+    pieces, count, size = f["it"].args, len(starts), starts[1] if len(starts) > 1 else end
+    if not 1 < count <= MOST_LIKE or any(n != k * size for k, n in enumerate((*starts, end))):
+        return None
+    number, by = Variable("piece", count), dict[Variable, Index]()
+    (v, factor), *others = along.terms.items() or [(None, 0)]
+    if not others and factor == 1 and isinstance(v, Variable):
+        inner = Variable("within", size)
+        start = Index.of(inner) + -along.constant
+        pieces = [
+            graph.reindexed(piece, {v}, functools.partial(_reindexed, v, start + k * size))
+            for k, piece in enumerate(pieces)
+        ]
+        by[inner] = along % size
+    elif size != 1:
+        return None
+    merged = _merged(graph, pieces, Index.of(number))
+    return None if merged is None else _at_any(graph, merged, by | {number: along // size})
+
+
+def _at_any(graph: Graph, node: Node, by: dict[Variable, Index]) -> Node | None:
+    """A piece at all indices of its concatenation; None where it reads outside of a buffer there, as far as that is
+    known."""
+
+    def change(index: Index) -> Index:
+        for v in by:
+            index = _opened_by(v, index)
+        return replaced(index, by)
+
+    result = graph.reindexed(node, {*by}, change)
+    loads = [n for n in in_order([result]) if n.op == "load"]
+    inside = (i.is_inside(0, size) for n in loads for i, size in zip(n.what[1], n.what[0].shape, strict=True))
+    return result if all(inside) else None
+
+
+def _reindexed(v: Variable, by: Index, index: Index) -> Index:
+    return replaced(_opened_by(v, index), {v: by})
+
+
+def _opened_by(v: Variable, index: Index) -> Index:
+    """An equal index that says no more of the range of parts in which a variable is than their terms do."""
+    total = Index.of(index.constant)
+    for atom, factor in index.terms.items():
+        is_open = isinstance(atom, Part) and atom.remainder is None and v in variables_of(atom.index)
+        total = total + (_opened_by(v, atom.index) if is_open else Index({atom: 1}, 0)) * factor
+    return total
+
+
+MOST_LIKE = 16  # pieces that are compared
+
+
+def _merged(graph: Graph, pieces: Sequence[Node], number: Index) -> Node | None:
+    """One node for pieces that differ in constants of indices alone, which are an index by the number of the piece."""
+    known: dict[tuple[Node, ...], Node] = {}
+    stack = [tuple(pieces)]
+    while stack:
+        nodes = stack[-1]
+        first = nodes[0]
+        if nodes in known or all(n is first for n in nodes):
+            known.setdefault(nodes, first)
+            stack.pop()
+            continue
+        is_like = all(n.op == first.op and n.dtype is first.dtype and len(n.args) == len(first.args) for n in nodes)
+        if not is_like or first.op in BINDERS:  # a reduction at quotients of axes is computed more often than once
+            return None
+        below = [*zip(*(n.args for n in nodes), strict=True)]
+        if missing := [those for those in below if those not in known]:
+            stack += missing
+            continue
+        what = _merged_what([n.what for n in nodes], first.op, number)
+        if what is None:
+            return None
+        known[nodes] = graph.make(first.op, [known[those] for those in below], first.dtype, what.value)
+    return known[tuple(pieces)]
+
+
+class _What(NamedTuple):
+    value: Any
+
+
+def _merged_what(each: Sequence[Any], op: str, number: Index) -> _What | None:
+    if all(what == each[0] for what in each):
+        return _What(each[0])
+    if op == "load" and all(what[0] is each[0][0] and what[2] == each[0][2] for what in each):
+        indices = [_merged_index(those, number) for those in zip(*(what[1] for what in each), strict=True)]
+        return None if None in indices else _What((each[0][0], tuple(indices), each[0][2]))
+    if op == "index":
+        index = _merged_index(each, number)
+        return None if index is None else _What(index)
+    return None
+
+
+def _merged_index(indices: Sequence[Index], number: Index) -> Index | None:
+    """`3 * j + 2 * (k // 2)` for `3 * j, 3 * j, 3 * j + 2, 3 * j + 2`, where k is the number."""
+    first, constants = indices[0], [i.constant for i in indices]
+    if any((i + -i.constant).key != (first + -first.constant).key for i in indices):
+        return None
+    steps = [n - constants[0] for n in constants]
+    for period in range(1, len(steps) + 1):
+        if len(steps) % period:
+            continue
+        small, large = (steps[1] if period > 1 else 0), (steps[period] if period < len(steps) else 0)
+        if all(n == small * (k % period) + large * (k // period) for k, n in enumerate(steps)):
+            return first + number % period * small + number // period * large
+    return None
+
+
+def _are_apart(f: Found) -> bool:
+    """Two concatenations of the same ranges, of which one at least is a constant in each, or they are apart there."""
+    x, y = f["x"], f["y"]
+    if x.op != "concat" or y.op != "concat" or x.what[0].key != y.what[0].key or x.what[1:] != y.what[1:]:
+        return False
+    pairs = zip(x.args, y.args, strict=True)
+    return all("constant" in (a.op, b.op) or _are_apart({"x": a, "y": b}) for a, b in pairs)
+
+
+def _added_apart(graph: Graph, f: Found) -> Node:
+    kind, x, y = f["it"].dtype, f["x"], f["y"]
+    pieces = [graph.make("add", (a, b), kind) for a, b in zip(x.args, y.args, strict=True)]
+    return graph.make("concat", pieces, kind, x.what)
+
+
+def _is_padded(f: Found) -> bool:
+    x, c = f["x"], f["c"]
+    return c.op == "constant" and x.op == "concat" and any(piece.op == "constant" for piece in x.args)
+
+
+def _added_inside(graph: Graph, f: Found) -> Node:
+    kind, x = f["it"].dtype, f["x"]
+    return graph.make("concat", [graph.make("add", (piece, f["c"]), kind) for piece in x.args], kind, x.what)
 
 
 def _binds_nothing(f: Found) -> bool:
@@ -295,6 +449,13 @@ RULES: list[Rule] = [
     Rule(("add", "x", "y"), _are_indices, lambda g, f: _index_of(g, f, f["x"].what + f["y"].what)),
     Rule(("sub", "x", "y"), _are_indices, lambda g, f: _index_of(g, f, f["x"].what + f["y"].what * -1)),
     Rule(("concat", "..."), _is_between, _only_piece),
+    Rule(("concat", "..."), lambda f: _like_pieces(f["it"]), _rotated),
+    Rule(("concat", "..."), lambda f: _like_pieces(f["it"]), _joined),
+    # sums of what is apart, as of gradients of slices
+    Rule(("add", "x", "y"), _are_apart, _added_apart),
+    Rule(("add", 0, "x"), _of(FLOAT), lambda g, f: g.make("add", f["it"].args[::-1], f["it"].dtype)),
+    Rule(("add", ("add", "x", "c"), "c"), lambda f: f["c"].op == "constant" and f["c"].what == 0, ("add", "x", "c")),
+    Rule(("add", "x", "c"), _is_padded, _added_inside),
     Rule(("reduce", "x"), _binds_nothing, _of_equal),
     Rule(("scan", "x"), _is_read_backwards, _turned),
     Rule(("scan", "x"), _is_read_at_an_end, _reduced),
@@ -316,7 +477,9 @@ def rewrite(graph: Graph, node: Node) -> Node | None:
         names: Found = {"it": node}
         with contextlib.suppress(Undecided):
             if _matches(rule.pattern, node, names) and rule.condition(names):
-                return _built(graph, rule.replacement, names)
+                result = _built(graph, rule.replacement, names)
+                if result is not None:
+                    return result
     return None
 
 
@@ -334,10 +497,11 @@ def _matches(pattern: Any, node: Node, names: Found) -> bool:
     return node.op == "constant" and node.what == pattern
 
 
-def _built(graph: Graph, replacement: Any, names: Found) -> Node:
+def _built(graph: Graph, replacement: Any, names: Found) -> Node | None:
     if isinstance(replacement, str):
         return names[replacement]
     if isinstance(replacement, tuple):
         args = [_built(graph, r, names) for r in replacement[1:]]
-        return graph.make(replacement[0], args, names["it"].dtype)
+        assert None not in args, "patterns fit"
+        return graph.make(replacement[0], args, names["it"].dtype)  # type: ignore[arg-type]
     return replacement(graph, names)

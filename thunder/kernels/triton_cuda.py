@@ -19,6 +19,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
+from thunder.kernels.accesses import written_over
 from thunder.kernels.combining import neutral, neutrals
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened, strides_of
@@ -27,7 +28,8 @@ from thunder.kernels.ir import BINDERS, EXTREMES, Buffer, Combine, Node, in_orde
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import Kernel, Write
 from thunder.kernels.sizes import Atom, Extent, at_least, atoms_of, divides, factor_text, text
-from thunder.kernels.tiled import Launch, Tile, programs_of, written_over
+from thunder.kernels.tiled import Launch
+from thunder.kernels.tiles import Tile, programs_of
 from thunder.kernels.triton_helpers import HELPERS as SHARED_HELPERS
 
 Size = int | Extent

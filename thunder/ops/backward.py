@@ -191,11 +191,13 @@ def _(g, y):
 def _(g, sizes, dim, start, end, step):
     dim = dim % len(sizes)
     start = _begin(start, sizes[dim])
-    if step != 1:  # zeros behind each element
+    if step != 1:  # zeros around each element, so that slices of one step are apart in each row of `step`
         before, behind = g.shape[:dim], g.shape[dim + 1 :]
+        ahead = start % step if isinstance(start, int) and isinstance(step, int) else 0
         apart = prims.reshape(g, (*before, g.shape[dim], 1, *behind))
-        apart = prims.pad(apart, 0, tuple((0, step - 1 if d == dim + 1 else 0) for d in range(len(sizes) + 1)))
-        g = prims.reshape(apart, (*before, g.shape[dim] * step, *behind))
+        around = [(ahead, step - 1 - ahead) if d == dim + 1 else (0, 0) for d in range(len(sizes) + 1)]
+        g = prims.reshape(prims.pad(apart, 0, tuple(around)), (*before, g.shape[dim] * step, *behind))
+        start = start - ahead
     return prims.pad(g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes)))
 
 

@@ -12,9 +12,11 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,17 @@ if hasattr(os, "register_at_fork"):
 def _temporary() -> Path:
     with _ONE_AT_A_TIME:  # what a second thread makes meanwhile would be removed while it is written to
         return Path(_temporary_directory().name)
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[str]:
+    """A directory for the time of the block. A process that is forked meanwhile does not remove it, as it would a
+    `tempfile.TemporaryDirectory` when it ends."""
+    directory = tempfile.mkdtemp(prefix="thunder")
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import types
 from pathlib import Path
@@ -96,7 +95,7 @@ def build(compiler: str) -> bytes | None:
     flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-w", *(f"-I{folder}" for folder in folders)]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
-    with tempfile.TemporaryDirectory(prefix="thunder") as directory:
+    with disk_cache.scratch_directory() as directory:
         made = Path(directory, "library.so")
         try:
             command = [compiler, *flags, abi, str(_SOURCES / "module.cpp"), "-o", str(made), *libraries]
