@@ -63,7 +63,7 @@ PROGRAMS = {
     "rows": lambda x: torch.softmax(x * 2, -1),
     "columns": lambda x: (x * x).sum(0),
     "map": lambda x: F.gelu(x) * x.sigmoid(),
-    "transposed": lambda x: x[:70, :70].sin() + x[:70, :70].t(),
+    "transposed": lambda x: x[:40, :40].sin() + x[:40, :40].t(),
     "two passes": lambda x: F.layer_norm(x, (x.shape[-1],)) * x.amax(0),
     "squares": lambda x: torch.exp(-x.t()).contiguous() * 2 + 1,
 }
@@ -71,9 +71,9 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_tile_computes_the_same(name, monkeypatch, tmp_path):
-    x, program = torch.randn(70, 90, device=DEVICE), PROGRAMS[name]
+    x, program = torch.randn(40, 50, device=DEVICE), PROGRAMS[name]
     counts = []
-    for number in (1, 3, 9, 40):
+    for number in (2, 40):
         monkeypatch.setattr(fuser_module, "TRIED", number)
         monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path / str(number)))  # where nothing was measured
         compiled = jit(program, autotune=True)

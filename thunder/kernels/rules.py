@@ -161,7 +161,8 @@ MOST_LIKE = 16  # pieces that are compared
 
 
 def _merged(graph: Graph, pieces: Sequence[Node], number: Index) -> Node | None:
-    """One node for pieces that differ in constants of indices alone, which are an index by the number of the piece."""
+    """One node for pieces that differ in the constants of their indices alone; None where there is none. number: of the
+    piece."""
     known: dict[tuple[Node, ...], Node] = {}
     stack = [tuple(pieces)]
     while stack:
@@ -190,6 +191,8 @@ class _What(NamedTuple):
 
 
 def _merged_what(each: Sequence[Any], op: str, number: Index) -> _What | None:
+    if op == "constant":  # 0.0 and -0.0 are two
+        return _What(each[0]) if len({repr(what) for what in each}) == 1 else None
     if all(what == each[0] for what in each):
         return _What(each[0])
     if op == "load" and all(what[0] is each[0][0] and what[2] == each[0][2] for what in each):
