@@ -63,6 +63,7 @@ QUESTIONS = {
     "overrides": "replaced-parameters", "present": "come-or-gone", "same": "shared-memory", "shared": "shared-memory",
     "history": "shared-memory", "views": "shared-memory",
     "metadata": "other-kinds-of-tensor", "hooks": "hooks", "tensor_hooks": "hooks", "module_hooks": "hooks",
+    "sharded_with": "other-values",
 }  # fmt: skip
 
 

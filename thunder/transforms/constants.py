@@ -23,6 +23,7 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceInfo, TraceTag
 from thunder.transforms.dce import dce
+from thunder.transforms.phases import marked
 
 LARGEST = 1 << 26  # bytes of all constants of a program
 
@@ -123,6 +124,6 @@ def _constant(value: TensorProxy, trace: Trace, operations: list[BoundSymbol]) -
         bound_symbols=leading_to(operations, [value], lambda _: False),
     )  # fmt: skip
     symbol = Symbol("constant", lambda: like(value), is_prim=True, fn=Constant(program))
-    last = program.bound_symbols[-1]
+    (last,) = marked(program.bound_symbols[-1:], 0)  # it stands before all phases
     made = BoundSymbol(symbol, (), {}, value, context=last.context, location=last.location)
     return made.replace(subsymbols=program.bound_symbols)

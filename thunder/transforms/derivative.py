@@ -127,7 +127,7 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
             "returns the gradients"
         )
     if not gradients:
-        _check_put(rule, operation, recorder)
+        _check_put(rule, operation, result, recorder)
     who, number = _who(operation), len(operation.args)
     left_out = operation.args[len(gradients) :]
     # none at all: they are put, or there are none; thunder's own rules leave out what they take for constants
@@ -142,9 +142,14 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
     return result
 
 
-def _check_put(rule: Callable, operation: BoundSymbol, recorder: Recorder) -> None:
-    """Raises DerivativeError where a user's rule, which returns no gradients, puts none either."""
-    if is_outside(rule) and not any(b.sym is put_grad_symbol for b in recorder.bound_symbols):
+def _check_put(rule: Callable, operation: BoundSymbol, result: Any, recorder: Recorder) -> None:
+    """Raises DerivativeError where a user's rule, which returns no gradients, puts none either. A result that is an
+    argument gets its gradient without."""
+    results = proxies_in(result, [])
+    is_passed_on = any(r is i for r in results for i in operation.inputs)
+    has_all = len(results) == len(operation.outputs)  # others are refused where results are taken
+    has_put = any(b.sym is put_grad_symbol for b in recorder.bound_symbols)
+    if is_outside(rule) and has_all and not is_passed_on and not has_put:
         raise DerivativeError(
             f"{_who(operation)} gives no gradients: put_grads(arguments, gradients) gives them, with None for an "
             "argument that has none"
@@ -190,7 +195,7 @@ def differentiate(
                 result = _run_generator(rule, operation, recorder, gets, puts)
             else:
                 result = rule(*operation.args, **operation.kwargs)
-                _check_put(rule, operation, recorder)
+                _check_put(rule, operation, result, recorder)
         if result is NotImplemented:
             return None
         operations = []
