@@ -44,7 +44,7 @@ class Clock:
 def clock(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(Clock, "made", [])
-    monkeypatch.setattr(fuser_module, "stopwatch", lambda device: Clock())
+    monkeypatch.setattr(fuser_module, "Stopwatch", lambda device: Clock())
     monkeypatch.setattr(fuser_module, "WORTH", 0)
     monkeypatch.setattr(fuser_module, "TRIED", 40)
 

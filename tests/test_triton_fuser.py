@@ -14,7 +14,7 @@ from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
 from thunder.executors.triton_kernels import executor as executor_module
-from thunder.kernels import tiled, triton_cuda
+from thunder.kernels import tiled, tiles, triton_cuda
 from thunder.kernels.schedule import TooComplex
 from thunder.ops import LTORCH, lookup
 
@@ -55,7 +55,7 @@ def others(compiled, backward=False):
 def split_all(monkeypatch):
     """As if rows did not fit on the chip, and each program had little to do."""
     monkeypatch.setattr(fuser_module, "planned_gpu", lambda: EAGER_TO_SPLIT)
-    monkeypatch.setattr(tiled, "WIDEST", 16)
+    monkeypatch.setattr(tiles, "WIDEST", 16)
 
 
 def on_device(x):

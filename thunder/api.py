@@ -127,9 +127,8 @@ def jit(
 
 
 def _resolved(
-    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, graphs, autotune, sharp_edges,
-    fallback, dynamic,
-    disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
+    *, executors, transforms, rules, passes, cache, numerics, rng, tiers, graphs, autotune, sharp_edges, fallback,
+    dynamic, disable_torch_autograd, debug_options, record_history, interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """The arguments of `thunder.jit`, checked."""
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}

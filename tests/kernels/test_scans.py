@@ -21,7 +21,7 @@ from tests.kernels.test_triton import (
 )
 from thunder.core.dtypes import float32
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.kernels import combining, ir, lower, rules, tiled
+from thunder.kernels import combining, ir, lower, rules, tiled, tiles
 from thunder.kernels.index import Index
 from thunder.kernels.ir import Buffer, Graph, Program, Store, axis
 
@@ -68,7 +68,7 @@ def test_scans(name, shape, interpreted):  # noqa: F811
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rows_that_are_no_whole_tile(name, interpreted, monkeypatch):  # noqa: F811
     """A loop over the sweep goes on with what the tiles before are combined to."""
-    monkeypatch.setattr(tiled, "WIDEST", 2048)
+    monkeypatch.setattr(tiles, "WIDEST", 2048)
     monkeypatch.setattr(tiled, "WHOLE", 2048)
     torch.manual_seed(0)
     shape = (2300, 2) if "columns" in name else (2, 2300)

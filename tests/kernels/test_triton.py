@@ -55,7 +55,7 @@ def schedules(request, monkeypatch):
     """Schedules for small tensors, and those that larger ones have."""
     if request.param == "loops and ranges":
         monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_SPLIT)
-        monkeypatch.setattr(tiled, "WIDEST", 64)
+        monkeypatch.setattr(tiles, "WIDEST", 64)
     if request.param == "stored values":
         monkeypatch.setattr(triton_fuser, "planned_gpu", lambda: EAGER_TO_STORE)
     if request.param == "column sums":

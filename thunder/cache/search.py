@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from thunder.cache.entry import CacheEntry
+from thunder.core.regions import FusedFunction
 from thunder.options import JitOptions
 
 
@@ -19,12 +20,6 @@ def search_later(entry: CacheEntry, options: JitOptions) -> None:
 
 
 def _measure(entry: CacheEntry) -> None:
-    for function in _fused(entry):
-        function.prepare_trials()
-    for function in _fused(entry):
-        function.measure_trials()
-
-
-def _fused(entry: CacheEntry) -> list:
-    functions = (b.sym.fn for trace in entry.executed for b in trace.bound_symbols if b.sym.is_fusion)
-    return [f for f in dict.fromkeys(functions) if hasattr(f, "prepare_trials")]
+    functions = (b.sym.fn for trace in entry.executed for b in trace.bound_symbols)
+    for function in dict.fromkeys(f for f in functions if isinstance(f, FusedFunction)):
+        function.measure_next()

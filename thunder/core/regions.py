@@ -97,6 +97,9 @@ class FusedFunction:
         """The strides of the results for inputs of these strides; None where that is not known."""
         return None
 
+    def measure_next(self) -> None:
+        """Lets the next call measure kernels with several schedules, where there are, and take the fastest."""
+
 
 def leading_to(
     operations: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None

@@ -44,7 +44,7 @@ from thunder.executors.triton_kernels.launcher import (
     interpreting,
     launch_line,
 )
-from thunder.executors.triton_kernels.search import stopwatch
+from thunder.executors.triton_kernels.search import Stopwatch
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
 from thunder.kernels import lower, overwriting, tiled, tiles, triton_cuda
@@ -288,31 +288,27 @@ class TileRegion(LaunchedRegion):
         return self._fastest.get(strides) or self.scheduled(strides)[0]
 
     # ---------------------------------------------------------------------------------------------- measured tiles
-    def prepare_trials(self) -> None:
-        """Compiles kernels with other tiles in the background, for inputs as calls have had them."""
-        for strides in [*self.launches]:
-            if strides not in self._trials and strides not in self._fastest and not self.region.numbers:
+    def measure_next(self) -> None:
+        for strides in [*self.launches] if not self.region.numbers else ():
+            if strides not in self._trials and strides not in self._fastest:
                 self._trials[strides] = Trial(self, strides)
-
-    def measure_trials(self) -> None:
-        """Lets the next call measure these kernels, and take the fastest from then on."""
-        for strides in [*self._trials, *self._fastest]:
             if self._variants.pop(strides, None) is not None:
                 self._usual = None
 
     def _measured(self, trial: Trial, args: tuple) -> list[tiled.Launch]:
-        if any(t.data_ptr() % ALIGNMENT for t in args) or not self.can_measure():
+        """The launches with the fastest tiles; those of the model where a call cannot measure."""
+        is_recorded = not self.interpreted and torch.cuda.is_current_stream_capturing()
+        if is_recorded or any(t.data_ptr() % ALIGNMENT for t in args):
             return trial.launches
-        clock = stopwatch(self.device)
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
+            clock = Stopwatch(self.device)
             trial.launch().function(self.device, self.called() | {"fastest": clock.fastest})(*args)
+        except torch.OutOfMemoryError:
+            return trial.launches
         fastest = trial.fastest(clock.times)
-        tiles = [launch.kernels[0][1] if len(launch.kernels) == 1 else None for launch in fastest]
-        disk_cache.store(self._key_of_tiles(trial.sources), {}, json.dumps(tiles).encode())
+        chosen = [launch.kernels[0][1] if len(launch.kernels) == 1 else None for launch in fastest]
+        disk_cache.store(self._key_of_tiles(trial.sources), {}, json.dumps(chosen).encode())
         return fastest
-
-    def can_measure(self) -> bool:
-        return self.interpreted or not torch.cuda.is_current_stream_capturing()
 
     def _key_of_tiles(self, sources: Sequence[triton_cuda.Emitted]) -> str:
         texts = [(source.text, source.programs, source.warps) for source in sources]
@@ -434,7 +430,8 @@ class Variant:
 
     aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
     Without it the function takes any inputs, and passes those that it is not compiled for to `TileRegion.unusual`.
-    wide: for any sizes. Raises Undecided.
+    wide: for any sizes. is_trial: whether the text is that of the function for any inputs, which may write results over
+    inputs, though this one does not. Raises Undecided.
     """
 
     def __init__(
@@ -465,7 +462,7 @@ class Variant:
         self.allocations: list[str] = []
         self.dtypes: dict[str, torch.dtype] = {}
         self.results: dict[int, str] = {}
-        self.rows = memory.rows
+        self.memory = memory
         self.over = {o: (self.inputs[i], region.program.inputs[i].shape, strides[i]) for o, i in over.items()}
         for buffer in (*(b for source in self.sources for b in source.buffers), *outputs):
             if buffer not in self.names:
@@ -489,8 +486,8 @@ class Variant:
             name, *there = self.over[buffer.number]
             shown = "" if there == [shape, strides] else f".as_strided({tuple_text(shape)}, {steps})"
             return f"{name}{shown}.detach()"  # the input may be a view for autograd, and a result is none
-        if buffer in self.rows:
-            d, (count, step) = row_of(shape, strides), self.rows[buffer]
+        if buffer in self.memory.rows:
+            d, (count, step) = row_of(shape, strides), self.memory.rows[buffer]
             whole = tuple(step if i == d else n for i, n in enumerate(shape))
             return f"allocate({tuple_text(whole)}, {steps}, dtype{number}).narrow({d}, 0, {count})"
         return f"allocate({tuple_text(shape)}, {steps}, dtype{number})"
@@ -560,14 +557,12 @@ class Trial(Variant):
 
     def __init__(self, region: TileRegion, strides: tuple):
         super().__init__(region, strides, (True,) * len(strides), is_trial=True)
-        memory = region.memory(strides, region.overwritten(strides))
-        begins = dict.fromkeys(region.program.inputs, True)
         self.others: list[list[tuple[tiled.Launch, triton_cuda.Emitted, Future[Binary] | None]]] = []
         for launch in self.launches:
             is_long = launch.seconds(region.machine) > WORTH * region.machine.launch
             others = launch.alternatives(region.machine)[:TRIED] if is_long else []
-            texts = [triton_cuda.emitted(other, region.interpreted, False, memory) for other in others]
-            binaries = [None if region.interpreted else self._binary(text, begins) for text in texts]
+            texts = [triton_cuda.emitted(other, region.interpreted, memory=self.memory) for other in others]
+            binaries = [None if region.interpreted else self._binary(text, {}) for text in texts]
             self.others.append([*zip(others, texts, binaries, strict=True)])
 
     def _launched(self, number: int, source: triton_cuda.Emitted, kernels: dict[str, Any]) -> list[str]:

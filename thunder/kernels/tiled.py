@@ -65,7 +65,7 @@ from thunder.kernels.tiles import (
     elements_at_once,
     estimate,
     instructions,
-    least_rows,
+    is_too_wide,
     live_values,
     programs_of,
     tiled,
@@ -444,7 +444,7 @@ def _carried(
     width = elements(columns.loops[: columns.outer])
     if kernel.rows and not tile.is_whole:  # a program has whole rows
         moved = sum(size for _, size, _ in accesses(kernel))
-        if power_of_two(width) * least_rows(across(kernel)) > WIDEST:
+        if is_too_wide(kernel, width):
             return None
         _, tile = best_tile(work_of(kernel, moved), machine, is_whole=True)
     roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]

@@ -264,6 +264,11 @@ def least_rows(items: Sequence[int]) -> int:
     return SEGMENT // 2 // max(items) if items else 1
 
 
+def is_too_wide(kernel: Kernel, width: int) -> bool:
+    """Whether no tile has whole rows of this width."""
+    return power_of_two(width) * least_rows(across(kernel)) > WIDEST
+
+
 def _seconds(work: Work, tile: Tile, machine: Gpu) -> float:
     """What a kernel takes with a tile. The shares of a launch in it were fitted to 2,600 tiles of 200 kernels of
     random programs and of models on an H200."""

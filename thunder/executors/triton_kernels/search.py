@@ -38,8 +38,3 @@ class Stopwatch:
                 own.append((start, end))
         spans[-1][-1][1].synchronize()
         self.times[number] = [sorted(a.elapsed_time(b) for a, b in own)[ROUNDS // 2] * 1e-3 for own in spans]
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """For kernels on this device."""
-    return Stopwatch(device)
