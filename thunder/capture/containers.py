@@ -74,7 +74,8 @@ def held(c, value):
 def _stand_for(c, s, value, source: Source) -> Look:
     look = c.containers.looks[id(s)] = Look(value, source)
     c.containers.snapshots[id(value)], c.sources[id(s)] = s, source
-    c.hold(value), c.hold(s)
+    c.hold(value)
+    c.hold(s)
     return look
 
 
