@@ -1,10 +1,10 @@
 """What the choices for attention, for a linear layer with its loss, in float8, of few rows and for norms are made from:
 the tables of docs/lab_log.md, on a GPU.
 
-    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms]
+    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms] [epilogues] [tiles]
 
-One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from
-CUDA graphs: few rows with weights that are in no cache.
+One line a measurement. Times are medians, in milliseconds; in microseconds for float8, for few rows and for epilogues,
+which run from CUDA graphs: few rows with weights that are in no cache.
 """
 
 from __future__ import annotations
@@ -290,6 +290,132 @@ def norms() -> None:
                 print(f"  {found}", flush=True)
 
 
+def programs_of_products(device: str = "cuda") -> dict[str, tuple]:
+    """By name, a matrix product with what is computed before and after, and its inputs."""
+
+    def random(*shape):
+        return torch.randn(shape, device=device, dtype=torch.bfloat16)
+
+    def layer(rows, columns, deep):
+        return random(rows, deep), random(columns, deep), random(columns)
+
+    def quantized(rows, columns, deep):
+        weight = torch.randint(-127, 128, (columns, deep), dtype=torch.int8, device=device)
+        return random(rows, deep), weight, random(columns, 1)
+
+    def gated(x, a, b):
+        return F.silu(x @ a) * (x @ b)
+
+    def gated_by_halves(x, w):
+        a, b = F.linear(x, w).chunk(2, -1)
+        return F.silu(a) * b
+
+    def dequantized(x, w, scale):
+        return F.linear(x, w.to(x.dtype) * scale)
+
+    positions = torch.arange(128, device=device)
+    slopes = torch.linspace(0.1, 1, 16, device=device, dtype=torch.bfloat16).repeat(16)[:, None, None]
+
+    def scores(q, k):
+        return (q @ k.mT) * 0.125 + slopes * (positions - positions[:, None])
+
+    return {
+        "GELU 8192x3072x768": (lambda x, w, b: F.gelu(F.linear(x, w, b)), *layer(8192, 3072, 768)),
+        "residual 8192x768x3072": (lambda x, w, b, r: F.linear(x, w, b) + r, *layer(8192, 768, 3072), random(8192, 768)),
+        "GELU tanh 16384x4096x1024": (
+            lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), *layer(16384, 4096, 1024),
+        ),
+        "squared ReLU 8192x4096x1024": (lambda x, w: F.relu(F.linear(x, w)).square(), *layer(8192, 4096, 1024)[:2]),
+        "residual 8192x1024x1024": (lambda x, w, r: F.linear(x, w) + r, *layer(8192, 1024, 1024)[:2], random(8192, 1024)),
+        "float32 4096x4096x512": (lambda x, w, b: F.linear(x, w, b).float() * 0.5, *layer(4096, 4096, 512)),
+        "gated 4096x8192x2048": (gated, random(4096, 2048), random(2048, 8192), random(2048, 8192)),
+        "gated by halves 8192x2048x1024": (gated_by_halves, random(8192, 1024), random(4096, 1024)),
+        "LoRA 8192x4096x16": (lambda x, w, r: F.linear(x, w) * 2.0 + r, *layer(8192, 4096, 16)[:2], random(8192, 4096)),
+        "int8 16x4096x4096": (dequantized, *quantized(16, 4096, 4096)),
+        "int8 2048x4096x4096": (dequantized, *quantized(2048, 4096, 4096)),
+        "scores 256 of 128x128x64": (scores, random(256, 128, 64), random(256, 128, 64)),
+    }  # fmt: skip
+
+
+MAX_AUTOTUNED = ("GELU 8192x3072x768", "gated 4096x8192x2048")
+
+
+def epilogues(tiles: bool = False) -> None:
+    """Matrix products with what is computed before and after: as PyTorch runs them, by torch.compile, by thunder with
+    PyTorch's products, and in one kernel. tiles: of the latter, the times of other tiles, which the model predicts."""
+    import time
+
+    from thunder.executors import triton_fuser
+
+    begin = time.perf_counter()
+    for name, (program, *inputs) in programs_of_products().items():
+        forced = thunder.jit(program, executors=[triton_fuser.TritonFuser("products", always=True)])
+        chosen = thunder.jit(program)
+        want, got = program(*[x.double() if x.is_floating_point() else x for x in inputs]), forced(*inputs)
+        chosen(*inputs)
+        scale = float(want.abs().max())
+        far = [float((y.double() - want).abs().max()) / scale for y in (got, program(*inputs))]
+        regions = [
+            b.sym.fn for b in thunder.last_traces(forced)[-1].bound_symbols if b.sym.name.startswith("TritonProduct")
+        ]
+        is_fused = "TritonProduct" in str(thunder.last_traces(chosen)[-1])
+        runs = {"eager": program, "thunder": chosen, "one kernel": forced}
+        if not tiles:
+            mode = "max-autotune-no-cudagraphs" if name in MAX_AUTOTUNED else None
+            torch.compiler.reset()
+            runs["torch.compile"] = torch.compile(program, dynamic=False, mode=mode)
+        times = {n: graphed([functools.partial(run, *inputs)] * 8) for n, run in runs.items()}
+        predicted = 1e6 * sum(r.seconds for r in regions)
+        print(
+            f"{name}: {', '.join(f'{n} {t:.1f}' for n, t in times.items())}; predicted {predicted:.1f}, chosen: "
+            f"{'one kernel' if is_fused else 'two'}; deviations {far[0]:.1e} {far[1]:.1e} ({time.perf_counter() - begin:.0f} s)",
+            flush=True,
+        )
+        for region in regions if tiles else ():
+            times_of_tiles(region, inputs)
+
+
+def times_of_tiles(region, inputs) -> None:
+    """The time of a region's kernel by tile."""
+    from thunder.executors.triton_fuser import Variant
+    from thunder.kernels import products, tiled
+
+    strides = tuple(region.launches)[0]
+    ((kernel, own),) = region.chosen(strides)[0].kernels
+    known = products.candidates(kernel, region.machine)
+    some = {tile: seconds for seconds, tile in known[:6]} | {own: kernel.seconds}
+    best = min(some, key=some.__getitem__)
+    for stages in (3, 5):
+        some.setdefault(best._replace(stages=stages), some[best])
+    some.setdefault(best._replace(warps=12 - best.warps), some[best])
+    some.setdefault(best._replace(deep=max(16, best.deep // 2)), some[best])
+    variants = []
+    for tile in some:
+        region._fastest[strides] = [tiled.Launch([(kernel, tile)])]
+        variants.append((tile, Variant(region, strides, (True,) * len(strides))))
+    arguments = in_order_of(region, inputs)
+    for tile, variant in variants if arguments is not None else ():
+        try:
+            run = variant.launch().function(region.device, region.called())
+            time = graphed([functools.partial(run, *arguments)] * 8)
+        except RuntimeError as error:
+            print(f"    {tuple(tile)[:5]}: {str(error)[:80]}")
+            continue
+        print(f"    {tuple(tile)[:5]}: {time:.1f}, predicted {1e6 * some[tile]:.1f}", flush=True)
+
+
+def in_order_of(region, inputs) -> list | None:
+    """The inputs of a program in the order of a region; None where it has others."""
+    left, result = list(inputs), []
+    for p in region.region.inputs:
+        x = next((t for t in left if t.shape == p.shape and str(t.dtype).endswith(str(p.dtype.name))), None)
+        if x is None:
+            return None
+        left = [t for t in left if t is not x]
+        result.append(x)
+    return result
+
+
 if __name__ == "__main__":
     with torch.no_grad():
         for name, measure in (
@@ -299,6 +425,8 @@ if __name__ == "__main__":
             ("float8", float8),
             ("rows", few),
             ("norms", norms),
+            ("epilogues", epilogues),
+            ("tiles", functools.partial(epilogues, tiles=True)),
         ):
             if name in sys.argv[1:] or not sys.argv[1:]:
                 measure()

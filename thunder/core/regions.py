@@ -168,7 +168,7 @@ def convex_regions(operations: Sequence[BoundSymbol], takes: Callable[[BoundSymb
         unfused += _is_unfused(operation, accepts)
         group_of.append(group)
         producer |= dict.fromkeys(operation.outputs, i)
-    ordered = _in_order(operations, [sorted(g) for g in groups.members if g], producer)
+    ordered = groups_in_order(operations, [sorted(g) for g in groups.members if g], producer)
     for shared in (_tensors, _small_space):
         taken = [groups.taken[groups.current(group_of[g[0]])] for g in ordered]
         ordered = _join_sharing(operations, ordered, taken, producer, shared)
@@ -323,7 +323,7 @@ def _join_sharing(
     return [sorted(members[g]) for g in placed]
 
 
-def _in_order(
+def groups_in_order(
     operations: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]
 ) -> list[list[int]]:
     """Groups in an order in which they can run, as close to program order as possible, which keeps lifetimes short.

@@ -27,6 +27,7 @@ from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.errors import warn_user
+from thunder.executors import product_regions
 from thunder.executors.thin_products import is_thin_layer, is_thin_product, thin_layer, thin_product
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.by_strides import KeptRegion
@@ -47,11 +48,18 @@ from thunder.executors.triton_kernels.launcher import (
 from thunder.executors.triton_kernels.search import Stopwatch
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
-from thunder.kernels import lower, overwriting, tiled, tiles, triton_cuda
+from thunder.kernels import (
+    lower,
+    overwriting,
+    tiled,
+    tiles,
+    triton_cuda,
+    triton_products,  # noqa: F401  whose kernels `triton_cuda` writes by its table
+)
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import strides_of
-from thunder.kernels.ir import Buffer, Program
+from thunder.kernels.ir import Buffer, Node, Program, in_order
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.kernels.numbers import Scalar
 from thunder.kernels.schedule import TooComplex
@@ -112,6 +120,56 @@ class TritonFuser(TritonExecutor):
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Elementwise operations are; tables of sines are stored once and not recomputed in each layer."""
         return not any(map(_is_dear, lower.primitives(operation)))
+
+    def fusion_pass(self, trace: Trace) -> Trace:
+        return super().fusion_pass(self._with_products(trace))
+
+    def _with_products(self, trace: Trace) -> Trace:
+        """The program with matrix products and what is computed beside them as one operation where that is faster.
+
+        Before: `t0 = linear(x, w, b)`, `t1 = gelu(t0)`. After: `[t1] = TritonProduct0(x, w, b)`."""
+        finder = product_regions.Finder(trace, self.takes, self._multiplies)
+        if not finder.product:
+            return trace
+        fused: dict[frozenset[int], BoundSymbol] = {}
+        for group in finder.groups():
+            if not finder.is_taken(group) and finder.is_convex(group):
+                operation = self._product(product_regions.region_of(finder, group), finder, group, len(fused))
+                if operation is not None:
+                    finder.take(group)
+                    fused[group] = operation
+        if not fused:
+            return trace
+        by_first = {finder.operations[min(g)]: b for g, b in fused.items()}
+        made: list[BoundSymbol] = []
+        for region in product_regions.in_order(finder):
+            operation = by_first.get(region.bound_symbols[0])
+            made += [operation] if operation is not None else region.bound_symbols
+        return trace.replace(bound_symbols=made)
+
+    def _multiplies(self, operation: BoundSymbol) -> bool:
+        return self.is_on_one(operation) and self.has_triton()
+
+    def _product(
+        self, region: Region, finder: product_regions.Finder, group: frozenset[int], number: int
+    ) -> BoundSymbol | None:
+        """The operation of a product's region; None where PyTorch's product and kernels for the rest are faster."""
+        device = to_torch_device(next(o.device for o in region.outputs if isinstance(o, TensorProxy)))
+        saving = product_regions.Saving(finder, group, self._machine(device))
+        if saving.least > saving.separate and not self.always:
+            return None
+        try:
+            run = self.once(region, lambda: self.region_of(region, device))
+        except (Unfused, TooLarge, Undecided):
+            return None
+        if run.seconds + saving.reading > saving.separate and not self.always:
+            return None
+        return self.register_temporary_operation(
+            f"TritonProduct{number}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
+        )
+
+    def _machine(self, device: torch.device) -> Gpu:
+        return planned_gpu() if interpreting() or device.type != "cuda" else _measured(device)
 
     def should_fuse(self, region: Region) -> bool:
         """Not for one operation, unless PyTorch has no kernel for it, or sorts for it. Several operations that only
@@ -326,7 +384,7 @@ class TileRegion(LaunchedRegion):
         result = []
         for launch, tile in zip(launches, json.loads(kept[1].read_bytes()), strict=True):
             known = {other.kernels[0][1]: other for other in launch.alternatives(self.machine)} if tile else {}
-            result.append(known.get(tiles.Tile(*tile), launch) if tile else launch)
+            result.append(known.get(tuple(tile), launch) if tile else launch)
         self._fastest[strides] = result
         return result
 
@@ -497,7 +555,7 @@ class Variant:
         size = "i64" if self.is_wide else "i32"
         numbers = [("fp64" if isinstance(n, Scalar) else size, False) for n in source.numbers]
         major, minor = torch.cuda.get_device_capability(self.region.device)
-        request = Request(source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor)
+        request = Request(source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor, (), source.stages)
         return binary_of(request)
 
     def _numbers(self) -> list[str]:
@@ -541,11 +599,19 @@ class Variant:
             lines += self.allocations
         for i, source in enumerate(self.sources):
             lines += self._launched(i, source, kernels)
+        for is_rounded in {n.what[1] for n in in_order(s.value for s in region.program.stores) if _in_float32(n)}:
+            test = f"if rounds_float32() is not {is_rounded}"
+            lines.insert(0, f"{test}: return by_operations({', '.join(self.parameters)})")
         if any(s.scatter is not None for s in region.program.stores):
             lines.insert(0, f"if deterministic(): return by_operations({', '.join(self.parameters)})")
         results = ", ".join(self.results[i] for i in range(len(region.region.outputs)))
         text = function_text("launch", self.parameters, [*lines, f"return [{results}]"])
         return Launch(text, self.dtypes, kernels)
+
+
+def _in_float32(n: Node) -> bool:
+    """Whether a node is a product of float32 operands, which may be rounded."""
+    return n.op == "dot" and n.args[0].dtype.name == "float32"
 
 
 class Trial(Variant):

@@ -1,4 +1,4 @@
-"""Measures a `Gpu` once: two kernels that run for some milliseconds. The figures are kept on disk for each kind of
+"""Measures a `Gpu` once: three kernels that run for some milliseconds. The figures are kept on disk for each kind of
 device, so that all processes schedule alike."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.runtime import disk_cache
 
-VERSION = 1  # of what is measured
+VERSION = 2  # of what is measured
 WARPS = 16  # of a multiprocessor, which hide the time of an instruction
 _lock = threading.Lock()
 
@@ -36,6 +36,21 @@ def _multiply(memory, steps, block: tl.constexpr):
 def _copy(source, target, count, block: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     tl.store(target + i, tl.load(source + i, mask=i < count) + 1.0, mask=i < count)
+
+
+@triton.jit
+def _product(
+    a, b, out, size: tl.constexpr, first: tl.constexpr, second: tl.constexpr, deep: tl.constexpr, group: tl.constexpr
+):
+    """The product of a square matrix and a transposed one, as kernels of products compute it."""
+    number, wide = tl.program_id(0), group * (size // second)
+    x = (number // wide * group + number % wide % group) * first + tl.arange(0, first)[:, None]
+    r = number % wide // group * second + tl.arange(0, second)[None, :]
+    total = tl.zeros([first, second], tl.float32)
+    for start in range(0, size, deep):
+        ka, kb = start + tl.arange(0, deep)[None, :], start + tl.arange(0, deep)[:, None]
+        total = tl.dot(tl.load(a + (x * size + ka)), tl.load(b + (r * size + kb)), total)
+    tl.store(out + (x * size + r), total.to(tl.bfloat16))
 
 
 def measured_gpu(device: torch.device) -> Gpu:
@@ -81,7 +96,24 @@ def _measure(properties: Any) -> Gpu:
         return (_seconds(run) - launch) / (8 * count)
 
     bytes_of = {"L2": _rounded(byte(cache // 2)), "memory": _rounded(byte(3 * cache))}
-    return Gpu(processors, WARPS, _rounded(instruction), bytes_of, _rounded(launch), cache * 2 // 3)
+    multiply, dot = _products()
+    return Gpu(processors, WARPS, _rounded(instruction), bytes_of, _rounded(launch), cache * 2 // 3, multiply, dot)
+
+
+def _products(size: int = 4096) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a multiplication and addition in PyTorch's products and in ours, by type: measured in bfloat16; those
+    of other types are to these as on the planned GPU."""
+    a, b, out = (torch.ones(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    runs = (
+        lambda: torch.mm(a, b.t(), out=out),
+        lambda: _product[(size // 128 * (size // 256),)](a, b, out, size, 128, 256, 64, 8, num_warps=8, num_stages=3),
+    )
+    planned = planned_gpu()
+    rates = []
+    for run, known in zip(runs, (planned.multiply, planned.dot), strict=True):
+        seconds = _seconds(run) / size**3
+        rates.append({kind: _rounded(n / known["bfloat16"] * seconds) for kind, n in known.items()})
+    return rates[0], rates[1]
 
 
 def _rounded(seconds: float) -> float:

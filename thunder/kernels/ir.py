@@ -46,7 +46,7 @@ SCANS = (Combine.SUM, Combine.PROD)  # that are written to memory
 # how a scan combines, and how many operands; the last one's combination is its value. linear: of a and b, the sequence
 # h = a * (the one before) + b; argmax, argmin: of elements and numbers, the number of the last one that is an extreme
 SCANNED = {"sum": 1, "prod": 1, "amax": 1, "amin": 1, "logsumexp": 1, "linear": 2, "argmax": 2, "argmin": 2}
-BINDERS = ("reduce", "scan")  # nodes that bind axes
+BINDERS = ("reduce", "scan", "dot")  # nodes that bind axes
 
 
 class Buffer:
@@ -67,13 +67,14 @@ class Buffer:
 
 
 class Node:
-    """op: "load", "constant", "index", "argument", "cast", "reduce", "scan", "concat", "random", "tuple", or an
+    """op: "load", "constant", "index", "argument", "cast", "reduce", "scan", "dot", "concat", "random", "tuple", or an
     elementwise function of `FUNCTIONS`.
 
     what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
     index: an Index; argument: a `Scalar`, a float that kernels are given; reduce: (combine, bound axes); scan:
     (combine, the bound axis, an index along it, whether it is backwards): the combination of all elements up to the
-    index, or from there on; concat: (index along the dimension, the start of each piece, the end of the last one);
+    index, or from there on; dot: (the bound axis, whether float32 operands may be rounded to TensorFloat-32): the sum
+    of the products of two operands, added up in float32; concat: (index along the dimension, the start of each piece, the end of the last one);
     random: the offset of a random operation, whose numbers from [0, 1) are Philox of the operands, the seed and the
     number of the element. A "tuple" is the value of a scatter and the indices that it reads, or the body of a scan of
     several operands.
@@ -96,6 +97,9 @@ class Node:
             self.depth += 1
         elif op == "scan":
             axes = axes.difference(what[1:2]) | variables_of(what[2])
+            self.depth += 1
+        elif op == "dot":
+            axes = axes.difference(what[:1])
             self.depth += 1
         self.axes: frozenset[Variable] = axes
 
@@ -366,6 +370,11 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(combine in SCANNED, "no such combination")
         check(SCANNED[combine] == (len(body.args) if body.op == "tuple" else 1), "as many operands as are combined")
         check(index.is_inside(0, bound.size), "outside of the scan")
+    elif node.op == "dot":
+        check(len(node.args) == 2 and node.args[0].dtype is node.args[1].dtype, "two operands of one type")
+        check(node.args[0].dtype.category == FLOAT and node.args[0].dtype.bytes <= 4, f"not for {node.args[0].dtype}")
+        check(node.dtype.name == "float32", "it is added up in float32")
+        check(any(node.what[0] in a.axes for a in node.args), "no operand has the axis that it binds")
     elif node.op == "concat":
         along, starts, end = node.what
         in_order = all(at_least(b, a) for a, b in zip(starts, starts[1:], strict=False))
@@ -434,6 +443,9 @@ def line(node: Node, numbers: Mapping[Node, str] | None = None) -> str:
         combine, bound, index, is_backwards = node.what
         way = "from" if is_backwards else "up to"
         return f"{combine} over {bound.name}:{bound.size} {way} {index_text(index)} of {names[0]}"
+    if node.op == "dot":
+        bound, is_rounded = node.what
+        return f"dot over {bound.name}:{bound.size} of {', '.join(names)}{' in TensorFloat-32' if is_rounded else ''}"
     if node.op == "concat":
         along, starts, end = node.what
         pieces = ", ".join(f"{lo}..{hi}: {n}" for lo, hi, n in zip(starts, (*starts[1:], end), names, strict=True))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from thunder.analysis.cost import tensors_in
+from thunder.compat.torch_settings import tensor_cores_multiply_float32
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int32, int64
 from thunder.core.proxies import (
     FloatProxy,
@@ -375,6 +377,66 @@ def _extremes(to: Lowering, b: BoundSymbol) -> tuple[Node, Node]:
     return extreme, to.node("scan", (numbered,), int64, (f"arg{combine}", bound, here[d], False))
 
 
+# ------------------------------------------------------------------------------------------------ products
+
+
+def _matmul(to: Lowering, b: BoundSymbol) -> Node:
+    x, y = b.args
+    *batch, row, column = _here(to.shape(_out(b)))
+
+    def own(t: TensorProxy) -> list[Index]:
+        """The index in the dimensions of the batch, which are broadcast."""
+        sizes = to.shape(t)[:-2]
+        return [Index.of(0) if n == 1 else i for n, i in zip(sizes, batch[len(batch) - len(sizes) :], strict=True)]
+
+    return _dot(to, (x, [*own(x), row]), (y, [*own(y)]), [column])
+
+
+def _linear(to: Lowering, b: BoundSymbol) -> Node:
+    x, weight, bias = b.args
+    *rows, column = _here(to.shape(_out(b)))
+    product = _dot(to, (x, rows), (weight, [column]))
+    if bias is None:
+        return product
+    return to.map("add", product, to.cast(to.at(to.values[bias], [column], to.shape(bias)), product.dtype))
+
+
+def _dot(
+    to: Lowering,
+    x: tuple[TensorProxy, list[Index]],
+    y: tuple[TensorProxy, list[Index]],
+    behind: Sequence[Index] = (),
+) -> Node:
+    """The product of two values of one type, each with its index in front of the dimension that is contracted; behind:
+    the second one's index behind it. Operands are rounded to their type, as PyTorch's are."""
+    (a, before), (b, other) = x, y
+    bound = axis("r", (max(to.values[p].depth for p in (a, b)) + 1, 0), to.shape(a)[-1])
+    k = Index.of(bound)
+    operands = [
+        to.cast(to.at(to.values[p], [*index, k, *rest], to.shape(p)), p.dtype)
+        for p, index, rest in ((a, before, ()), (b, other, behind))
+    ]
+    is_rounded = a.dtype is float32 and tensor_cores_multiply_float32()
+    return to.node("dot", operands, float32, (bound, is_rounded))
+
+
+def is_product(b: BoundSymbol) -> bool:
+    """Whether a primitive is a matrix product, which has a kernel of its own."""
+    return b.sym.id in PRODUCTS
+
+
+def _is_multiplied(b: BoundSymbol) -> bool:
+    """Whether a product has a row: of matrices of known sizes, with one type of at most 32 bits."""
+    x, y, *rest = b.args
+    if has_numbers([t.shape for t in tensors_in((*b.inputs, *b.outputs))]):
+        return False
+    one_type = x.dtype is y.dtype is _out(b).dtype and x.dtype.category == FLOAT and x.dtype.bytes <= 4
+    return one_type and len(x.shape) >= 2 and len(y.shape) >= 2 and x.shape[-1] > 1 and all(
+        t is None or isinstance(t, TensorProxy) and t.dtype.category == FLOAT for t in rest
+    )
+
+
+PRODUCTS = {"prims.matmul": _matmul, "prims.linear": _linear}
 _SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD, "ltorch.logcumsumexp": "logsumexp"}
 
 
@@ -637,7 +699,7 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node | tuple[Node, ...]]] = {
     "ltorch.roll": _view(_rolled_index),
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
-    **_SCATTERS, "aten.cumprod_backward.default": _product_gradient,
+    **_SCATTERS, **PRODUCTS, "aten.cumprod_backward.default": _product_gradient,
     "ltorch.cummax": _extremes, "ltorch.cummin": _extremes,
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
@@ -669,6 +731,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return False
     if row is _elementwise:
         return _is_function(b)
+    if is_product(b):
+        return _is_multiplied(b)
     if b.sym.id == "ltorch.roll":
         return _shifts(b) is not None
     if row in (_scan, _extremes, _product_gradient):
@@ -783,15 +847,19 @@ def _fits(number: int, kind: dtype) -> bool:
     return -(1 << (bits - 1)) <= number < 1 << (bits - 1) if kind.signed else 0 <= number < 1 << bits
 
 
-def lowers(b: BoundSymbol, computes: Callable[[BoundSymbol], bool], numbers: bool = False) -> bool:
+def lowers(
+    b: BoundSymbol, computes: Callable[[BoundSymbol], bool], numbers: bool = False, products: bool = False
+) -> bool:
     """Whether an operation, or each one of its decomposition, has a row. computes: whether the target has what a
-    primitive is lowered to; numbers: whether it takes symbolic numbers."""
+    primitive is lowered to; numbers: whether it takes symbolic numbers; products: whether it takes matrix products."""
     if is_primitive(b):
-        return computes(b)
+        return (products or not is_product(b)) and computes(b)
     values = *b.inputs, *b.outputs
     if b.sym.decomposition is None or not all(isinstance(p, (TensorProxy, UnbackedNumber)) for p in values):
         return False
-    return bool(b.subsymbols) and all(fusible(sub, numbers) and lowers(sub, computes, numbers) for sub in b.subsymbols)
+    return bool(b.subsymbols) and all(
+        fusible(sub, numbers) and lowers(sub, computes, numbers, products) for sub in b.subsymbols
+    )
 
 
 def is_elementwise(b: BoundSymbol) -> bool:

@@ -36,8 +36,9 @@ class Gpu:
 
     multiprocessors; warps: of which a multiprocessor needs as many to be busy. instruction: seconds of one instruction
     for one element, all multiprocessors busy. byte: by where memory is ("L2", "memory"). launch: of a kernel that does
-    next to nothing. cache: bytes of the L2. atomic: seconds of an atomic operation on an element, of those that lie
-    together in memory. registers, most_warps, most_programs: of a multiprocessor.
+    next to nothing. cache: bytes of the L2. multiply, dot: by type ("tf32": float32 in TensorFloat-32), seconds of a
+    multiplication and addition of PyTorch's matrix products, and of ours. atomic: seconds of an atomic operation on an
+    element, of those that lie together in memory. registers, most_warps, most_programs: of a multiprocessor.
     """
 
     multiprocessors: int
@@ -46,6 +47,8 @@ class Gpu:
     byte: dict[str, float]
     launch: float
     cache: int
+    multiply: dict[str, float] = dataclasses.field(default_factory=lambda: dict(_MULTIPLY))
+    dot: dict[str, float] = dataclasses.field(default_factory=lambda: dict(_DOT))
     atomic: float = 1e-12
     registers: int = 1 << 16
     most_warps: int = 64
@@ -63,6 +66,11 @@ class Gpu:
     def moving(self, size: float) -> float:
         """Seconds for so many bytes."""
         return size * self.byte["L2" if size < self.cache else "memory"]
+
+
+# of an H200
+_MULTIPLY = {"bfloat16": 2.9e-15, "float16": 2.9e-15, "tf32": 5.6e-15, "float32": 4e-14}
+_DOT = {"bfloat16": 3.5e-15, "float16": 3.5e-15, "tf32": 7e-15, "float32": 1.2e-13}
 
 
 def planned_gpu() -> Gpu:

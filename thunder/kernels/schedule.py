@@ -864,13 +864,13 @@ def _merged(
     """The kernel with neighbouring loops joined where all memory is read and written along both in one step."""
     values = [*rows.values(), *(w.value for w in writes), *(c.value for c in columns)]
     indices = [w.index for w in writes] + [c.index for c in columns]
-    indices += [_offset_of(n, strides) for n in in_order(values) if n.op == "load"]
+    indices += [offset_of(n, strides) for n in in_order(values) if n.op == "load"]
     boundary = kernel.outer if has_rows else None
-    spans = _joinable(kernel.loops, boundary, indices, _apart(values, indices))
+    spans = joinable(kernel.loops, boundary, indices, apart_loops(values, indices))
     by: dict[Variable, Index] = {}
     result = kernel
     if any(len(span) > 1 for span in spans):
-        loops, by = _joined(spans)
+        loops, by = joined_loops(spans)
         starts = accumulate(map(len, spans[:-1]), initial=0)
         result = Kernel(loops, max(len(loops) - 1, 0) if boundary is None else sum(n < boundary for n in starts))
 
@@ -884,18 +884,18 @@ def _merged(
     result.columns = [Column(c.buffer, replaced(c.index, by), there(c.value), c.combine) for c in columns]
     for n in in_order([*result.rows.values(), *(w.value for w in result.writes), *(c.value for c in result.columns)]):
         if n.op == "load":
-            result.loads[n] = _offset_of(n, strides)
+            result.loads[n] = offset_of(n, strides)
     return result
 
 
-def _apart(values: Sequence[Node], indices: Sequence[Index]) -> set[Variable]:
+def apart_loops(values: Sequence[Node], indices: Sequence[Index]) -> set[Variable]:
     """The loops that stay as they are: a value asks where it is in one, or an index divides it."""
     asked = [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
     divided = [a.index for i in indices for a in i.terms if isinstance(a, Part)]
     return {v for i in (*asked, *divided) for v in variables_of(i)}
 
 
-def _joinable(
+def joinable(
     loops: Sequence[Variable], boundary: int | None, indices: Sequence[Index], apart: set[Variable]
 ) -> list[list[Variable]]:
     """The loops in runs that can be one loop each. boundary: the number of the loop before which a run ends."""
@@ -910,7 +910,7 @@ def _joinable(
     return spans
 
 
-def _joined(spans: Sequence[Sequence[Variable]]) -> tuple[list[Variable], dict[Variable, Index]]:
+def joined_loops(spans: Sequence[Sequence[Variable]]) -> tuple[list[Variable], dict[Variable, Index]]:
     """A loop for each run, and the loops of before as indices of these."""
     loops = [axis("l", n, math.prod(v.size for v in span)) for n, span in enumerate(spans)]
     by: dict[Variable, Index] = {}
@@ -931,7 +931,7 @@ def _vector_last(loops: Sequence[Variable], outer: int) -> tuple[Variable, ...]:
     return (*(v for v in loops if v is not long[-1]), long[-1])
 
 
-def _offset_of(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> Index:
+def offset_of(load: Node, strides: Mapping[Buffer, Sequence[int]]) -> Index:
     buffer, index, _ = load.what
     return opened(offset(index, strides[buffer]))
 

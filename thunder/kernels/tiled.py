@@ -37,7 +37,9 @@ from thunder.kernels.ir import (
 )
 from thunder.kernels.machine import Gpu
 from thunder.kernels.moved_values import stored_moves
+from thunder.kernels import products
 from thunder.kernels.pieces import by_pieces, guarded, opened_loads, with_loads
+from thunder.kernels.products import ProductKernel, ProductTile
 from thunder.kernels.schedule import (
     Assembly,
     Group,
@@ -80,12 +82,17 @@ LARGE = 1 << 16  # elements that a sum over rows has, for a kernel of these rows
 class Launch:
     """Kernels that run at a time, with their tiles."""
 
-    def __init__(self, kernels: Sequence[tuple[Kernel, Tile]]):
+    def __init__(self, kernels: Sequence[tuple[Kernel, Tile | ProductTile]]):
         self.kernels = list(kernels)
 
     @property
     def warps(self) -> int:
         return max(tile.warps for _, tile in self.kernels)
+
+    @property
+    def stages(self) -> int | None:
+        """How many tiles programs read ahead; None for what the compiler decides."""
+        return next((tile.stages for _, tile in self.kernels if isinstance(tile, ProductTile)), None)
 
     def alternatives(self, machine: Gpu) -> list[Launch]:
         """The same kernel with other tiles, the one first that is predicted to be fastest. Kernels that share a launch
@@ -93,6 +100,9 @@ class Launch:
         if len(self.kernels) > 1:
             return []
         ((kernel, tile),) = self.kernels
+        if isinstance(kernel, ProductKernel) and isinstance(tile, ProductTile):
+            return [Launch([(kernel, other)]) for other in products.alternatives(kernel, tile, machine)]
+        assert isinstance(tile, Tile), "kernels of other loops have such tiles"
         return [Launch([(kernel, other)]) for other in dict.fromkeys(alternatives(kernel, tile, machine))]
 
     def seconds(self, machine: Gpu) -> float:
@@ -201,6 +211,8 @@ def _way(item: Item) -> bool | None:
 
 def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> list[Launch]:
     """The launches of a program, for buffers of these strides. Raises TooComplex."""
+    if products.has_products(program):
+        return [Launch([products.scheduled(program, strides, machine)])]
     strides, (program, alone) = dict(strides), stored_moves(aligned_scans(program), machine)
     for store in program.stores:
         strides.setdefault(store.buffer, strides_of(store.buffer.shape))
@@ -550,6 +562,8 @@ def describe(launches: Sequence[Launch]) -> str:
             lines.append(
                 f"    kernel over [{outer}] [{sweep}], {tile}: {k.bytes} bytes, {1e6 * k.seconds:.1f} us predicted"
             )
+            for node in k.dots if isinstance(k, ProductKernel) else ():
+                lines.append(f"        {line(node)}")
             for node, stage in k.stages().items():
                 lines.append(f"        sweep {stage}: {node.what[0]} of {line(k.rows[node])}")
             for w in k.writes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
@@ -170,7 +170,8 @@ def literal(value: Any, kind: dtype) -> str:
 
 class Emitted(NamedTuple):
     """A launch: the name and the text of its function, the buffers and the numbers that it takes, and its programs, a
-    number or an expression of sizes. limits: what has to be less than LIMIT, and more than -LIMIT."""
+    number or an expression of sizes. limits: what has to be less than LIMIT, and more than -LIMIT. stages: how many
+    tiles its programs read ahead."""
 
     name: str
     text: str
@@ -179,6 +180,7 @@ class Emitted(NamedTuple):
     programs: str
     warps: int
     limits: tuple[Extent, ...]
+    stages: int | None = None
 
 
 def limit_tests(limits: Iterable[Extent]) -> list[str]:
@@ -197,15 +199,15 @@ class Memory(NamedTuple):
     rows: Mapping[Buffer, tuple[int, int]] = {}
 
 
-class _Scope:
+class Scope:
     """Lines of Triton in one block, and what they compute."""
 
-    def __init__(self, parent: _Scope | None = None):
+    def __init__(self, parent: Scope | None = None):
         self.parent, self.lines = parent, list[str]()
         self.names: dict[Any, str] = {}
 
     def known(self, key: Any) -> str | None:
-        scope: _Scope | None = self
+        scope: Scope | None = self
         while scope is not None:
             if key in scope.names:
                 return scope.names[key]
@@ -213,7 +215,7 @@ class _Scope:
         return None
 
 
-class _Writer:
+class Writer:
     """Writes the function of one kernel."""
 
     def __init__(self, kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Memory, whole: bool = False):
@@ -230,9 +232,9 @@ class _Writer:
         self.helpers: dict[str, None] = {}
         self.computed_ops: dict[str, None] = {}
         self.count = 0
-        self.top = _Scope()
+        self.top = Scope()
         # a program that adds up columns loops over rows, others may loop over the sweep
-        self.body = _Scope(self.top) if kernel.columns else self.top
+        self.body = Scope(self.top) if kernel.columns else self.top
         self.looped = self.first if kernel.columns else self.second
         self.bound: dict[Variable, tuple[str, Node]] = {}  # the indices that the load which is written has read
         reach = _reach(kernel, self.rows * self.width * 2)
@@ -259,14 +261,14 @@ class _Writer:
         self.count += 1
         return f"v{self.count}"
 
-    def emit(self, scope: _Scope, text: str) -> str:
+    def emit(self, scope: Scope, text: str) -> str:
         if text.isidentifier():
             return text
         name = self.fresh()
         scope.lines.append(f"{name} = {text}")
         return name
 
-    def emit_once(self, scope: _Scope, text: str) -> str:
+    def emit_once(self, scope: Scope, text: str) -> str:
         """A line that is written once for each text."""
         known = scope.known(text)
         if known is None:
@@ -274,13 +276,17 @@ class _Writer:
         return known
 
     # -------------------------------------------------------------------------------------------- indices
-    def scope_of(self, axes: Iterable[Variable], scope: _Scope) -> _Scope:
+    def scope_of(self, axes: Iterable[Variable], scope: Scope) -> Scope:
         """Where what depends on these loops is computed: outside of the program's loop where it may be."""
         return scope if any(v in self.looped for v in axes) else self.top
 
-    def loop(self, v: Variable, scope: _Scope) -> str:
+    def space(self, v: Variable) -> tuple[Sequence[Variable], str]:
+        """The loops of a tile's dimension that a loop is in, and the name of their element's number."""
+        return (self.second, "r") if v in self.second else (self.first, "x")
+
+    def loop(self, v: Variable, scope: Scope) -> str:
         """A loop's index as a tile of one dimension."""
-        loops, name = (self.second, "r") if v in self.second else (self.first, "x")
+        loops, name = self.space(v)
         number = loops.index(v)
         after = math.prod(u.size for u in loops[number + 1 :])
         text = name if after == 1 else f"{name} // {self.size(after)}"
@@ -288,7 +294,7 @@ class _Writer:
             text = f"({text}) % {self.size(v.size)}" if after != 1 else f"{text} % {self.size(v.size)}"
         return self.emit_once(self.scope_of([v], scope), text)
 
-    def index(self, index: Index, scope: _Scope) -> str:
+    def index(self, index: Index, scope: Scope) -> str:
         """An index as an expression."""
         parts = []
         for atom, factor in index.terms.items():
@@ -343,7 +349,7 @@ class _Writer:
         return self.row_ends[loops[0]][end] if is_along and is_apart else None
 
     # -------------------------------------------------------------------------------------------- values
-    def value(self, node: Node, scope: _Scope, mask: str | None = None) -> str:
+    def value(self, node: Node, scope: Scope, mask: str | None = None) -> str:
         """The name of a node's value, with the lines that compute it. mask: where it is needed."""
         stack = [node]
         while stack:
@@ -368,11 +374,11 @@ class _Writer:
         assert name is not None, "its lines have been written"
         return name
 
-    def known(self, n: Node, scope: _Scope, mask: str | None) -> str | None:
+    def known(self, n: Node, scope: Scope, mask: str | None) -> str | None:
         name = scope.known((n, None))
         return name if name is not None or mask is None else scope.known((n, mask))
 
-    def computed(self, n: Node, scope: _Scope, mask: str | None) -> str:
+    def computed(self, n: Node, scope: Scope, mask: str | None) -> str:
         args = []
         for a in n.args:
             name = self.known(a, scope, mask)
@@ -436,7 +442,7 @@ class _Writer:
             x = f"_nearest_bfloat16({x}.to(tl.float32))"
         return f"{x}.to({_type(target)})"
 
-    def load(self, n: Node, args: Sequence[str], scope: _Scope, mask: str | None) -> str:
+    def load(self, n: Node, args: Sequence[str], scope: Scope, mask: str | None) -> str:
         buffer, _, variables = n.what
         self.bound = {
             v: (self.read_index(v, a, node, scope, mask), node)
@@ -456,7 +462,7 @@ class _Writer:
     def buffer(self, buffer: Buffer) -> str:
         return self.buffers.setdefault(buffer, f"b{len(self.buffers)}")
 
-    def read_index(self, variable: Variable, argument: str, node: Node, scope: _Scope, mask: str | None) -> str:
+    def read_index(self, variable: Variable, argument: str, node: Node, scope: Scope, mask: str | None) -> str:
         """Checks an index that was read, and returns its name: one that is outside ends the program, as in PyTorch's
         kernels."""
         home = scope if mask is not None else self.scope_of(node.axes, scope)
@@ -475,7 +481,7 @@ class _Writer:
         home.names[key] = name = self.emit(home, f"{argument}.to({self.integer})")
         return name
 
-    def concat(self, n: Node, scope: _Scope, mask: str | None) -> str:
+    def concat(self, n: Node, scope: Scope, mask: str | None) -> str:
         """Each piece where it is needed, and one of them for each element."""
         along, starts, end = n.what
         ranges = [*zip(n.args, starts, (*starts[1:], end), strict=True)]
@@ -500,7 +506,7 @@ class _Writer:
         return result
 
     # -------------------------------------------------------------------------------------------- reductions
-    def tile_of(self, node: Node, scope: _Scope) -> str:
+    def tile_of(self, node: Node, scope: Scope) -> str:
         """A value as a whole tile: elements that lie in memory once are not loaded for each index."""
         return f"tl.broadcast_to({self.value(node, scope)}, [{self.tile.first}, {self.tile.second}])"
 
@@ -511,7 +517,7 @@ class _Writer:
         return f"tl.where(r_inside, {value}, {literal(neutral(node.what[0], node.dtype), node.dtype)})"
 
     # -------------------------------------------------------------------------------------------- scans
-    def scanned(self, node: Node, scope: _Scope) -> str:
+    def scanned(self, node: Node, scope: Scope) -> str:
         """The combinations up to each element of a tile. In a loop over the sweep they begin with what the tiles before
         it are combined to; each sweep that needs a scan computes it."""
         combine, _, index, is_backwards = node.what
@@ -649,7 +655,7 @@ class _Writer:
         for w in inner:
             writes.setdefault(self.kernel.stage_of(w.value), []).append(w)
         for stage in sorted({*sweeps, *writes}):
-            scope = _Scope(self.top)
+            scope = Scope(self.top)
             names = {}
             for n in sweeps.get(stage, ()):
                 start = literal(neutral(n.what[0], n.dtype), n.dtype)
@@ -670,7 +676,7 @@ class _Writer:
                 self.top.names[n, None] = self.emit(self.top, self.reduced(n, name))
         self.write_all([w for w in self.kernel.writes if w not in inner], self.top)
 
-    def write_all(self, writes: Sequence[Write], scope: _Scope) -> None:
+    def write_all(self, writes: Sequence[Write], scope: Scope) -> None:
         """What is written over something that the kernel reads is written last, when all threads of the program have
         read it."""
         late = [w for w in writes if w.buffer in self.memory.late and w.scatter is None]
@@ -684,7 +690,7 @@ class _Writer:
         for w in late:
             self.write(w, scope)
 
-    def scatter(self, w: Write, scope: _Scope) -> None:
+    def scatter(self, w: Write, scope: Scope) -> None:
         """A write at indices that are read: of a whole tile, since each of its elements is combined with what is
         there."""
         assert w.scatter is not None, "a scatter"
@@ -711,7 +717,7 @@ class _Writer:
         self.computed_ops["scatter"] = None
         scope.lines.append(f'tl.atomic_{_ATOMIC[w.scatter.combine]}({pointer}, {value}{masked}, sem="relaxed")')
 
-    def write(self, w: Write, scope: _Scope) -> None:
+    def write(self, w: Write, scope: Scope) -> None:
         if w.scatter is not None:
             self.scatter(w, scope)
             return
@@ -750,11 +756,14 @@ def _reads(n: Node) -> bool:
 
 # ------------------------------------------------------------------------------------------------ a launch
 
+# by type of kernels that are written otherwise, what writes them
+PROGRAMS: dict[type[Kernel], Callable[[Any, Any, bool, bool, Memory], Programs]] = {}
 
-class _Part(NamedTuple):
+
+class Programs(NamedTuple):
     """Programs of a kernel, from a number on, that one function computes: all, or all but the last, or that one."""
 
-    writer: _Writer
+    writer: Writer
     first: str
     count: str
 
@@ -790,16 +799,18 @@ def _combined_text(sign: str, counts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"({f' {sign} '.join(texts)})"
 
 
-def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Memory) -> list[_Part]:
+def _parts(kernel: Kernel, tile: Tile, interpreted: bool, wide: bool, memory: Memory) -> list[Programs]:
     """Of a kernel with tiles of one dimension, the last one has a function of its own: memory is read and written in
     vectors where nothing is masked."""
+    if (part := next((of for kind, of in PROGRAMS.items() if isinstance(kernel, kind)), None)) is not None:
+        return [part(kernel, tile, interpreted, wide, memory)]
     count, total = _programs_text(kernel, tile), math.prod(v.size for v in kernel.loops)
     if tile.second or programs_of(kernel, tile) < 4 or divides(tile.first, total):
-        return [_Part(_Writer(kernel, tile, interpreted, wide, memory), "0", count)]
+        return [Programs(Writer(kernel, tile, interpreted, wide, memory), "0", count)]
     others = str(int(count) - 1) if count.isdigit() else f"({count} - 1)"
     return [
-        _Part(_Writer(kernel, tile, interpreted, wide, memory, whole=True), "0", others),
-        _Part(_Writer(kernel, tile, interpreted, wide, memory), others, "1"),
+        Programs(Writer(kernel, tile, interpreted, wide, memory, whole=True), "0", others),
+        Programs(Writer(kernel, tile, interpreted, wide, memory), others, "1"),
     ]
 
 
@@ -837,13 +848,13 @@ def emitted(launch: Launch, interpreted: bool, wide: bool = False, memory: Memor
     text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *functions, entry])
     limits = _limits(parts, numbers) if not wide else ()
     programs = _combined_text("+", [p.count for p in parts])
-    return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits)
+    return Emitted(name, text, tuple(buffers), tuple(numbers), programs, launch.warps, limits, launch.stages)
 
 
-def _functions(parts: Sequence[_Part]) -> dict[str, list[_Part]]:
+def _functions(parts: Sequence[Programs]) -> dict[str, list[Programs]]:
     """The texts of functions, with the parts that each one computes: equal ones are one function, of the buffers of the
     part that a program is in."""
-    functions: dict[tuple, list[_Part]] = {}
+    functions: dict[tuple, list[Programs]] = {}
     for part in parts:
         key = part.writer.text("kernel"), *(b.dtype for b in part.writer.buffers), *part.writer.numbers.values()
         functions.setdefault(key, []).append(part)
@@ -852,13 +863,13 @@ def _functions(parts: Sequence[_Part]) -> dict[str, list[_Part]]:
     }
 
 
-def _limits(parts: Sequence[_Part], numbers: Iterable[Atom | Scalar]) -> tuple[Extent, ...]:
+def _limits(parts: Sequence[Programs], numbers: Iterable[Atom | Scalar]) -> tuple[Extent, ...]:
     """What has to fit into 32 bits: what kernels compute with them, and arguments."""
     arguments = [Extent.of(n) for n in numbers if isinstance(n, Atom)]
     return tuple(dict.fromkeys([*(n for p in parts for n in p.writer.limits), *arguments]))
 
 
-def _calls(functions: Sequence[Sequence[_Part]], buffers: Mapping[Buffer, str]) -> list[str]:
+def _calls(functions: Sequence[Sequence[Programs]], buffers: Mapping[Buffer, str]) -> list[str]:
     """The lines that call the kernel of a program. functions: the parts that each one computes."""
     calls, ends = [], list[str]()
     for i, parts in enumerate(functions):

@@ -14,7 +14,8 @@ from thunder.core.codegen import compile_source
 
 class Request(NamedTuple):
     """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether
-    it is a multiple of 16. capability: 90 for 9.0. constants: by the name of the argument; `tl.int8` is Triton's."""
+    it is a multiple of 16. capability: 90 for 9.0. constants: by the name of the argument; `tl.int8` is Triton's.
+    stages: how many tiles are read ahead; None for Triton's default."""
 
     name: str
     text: str
@@ -22,6 +23,7 @@ class Request(NamedTuple):
     warps: int
     capability: int
     constants: tuple[tuple[str, int | float | str], ...] = ()
+    stages: int | None = None
 
     def compile(self) -> tuple[dict, bytes]:
         """The facts of a Binary but for its path, and the machine code."""
@@ -37,6 +39,8 @@ class Request(NamedTuple):
         constants = {n: getattr(tl, v.removeprefix("tl.")) if type(v) is str else v for n, v in self.constants}
         source = ASTSource(function, signature, constants, attributes)
         options = {"num_warps": self.warps, "enable_fp_fusion": True}
+        if self.stages is not None:
+            options["num_stages"] = self.stages
         if "tl.device_assert" in self.text:  # Triton leaves assertions out otherwise, and adds some of its own then
             options |= {"debug": True, "sanitize_overflow": False}
         made = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder import compat
+from thunder.compat.torch_settings import tensor_cores_multiply_float32
 from thunder.core.codegen import compile_source
 from thunder.executors.triton_kernels.binary import Binary
 from thunder.options import TRITON_INTERPRET
@@ -41,6 +42,7 @@ class Launch(NamedTuple):
         """The function. called: what it calls in its own place, by name."""
         context: dict[str, Any] = {
             "allocate": _allocator(device), "math": math, "deterministic": torch.are_deterministic_algorithms_enabled,
+            "rounds_float32": tensor_cores_multiply_float32,
             **called,
         }  # fmt: skip
         for name, made in self.kernels.items():
