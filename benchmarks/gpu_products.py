@@ -383,11 +383,9 @@ def times_of_tiles(region, inputs) -> None:
     strides = tuple(region.launches)[0]
     ((kernel, own),) = region.chosen(strides)[0].kernels
     known = products.candidates(kernel, region.machine)
-    some = {tile: seconds for seconds, tile in known[:6]} | {own: kernel.seconds}
+    some = {tile: seconds for seconds, tile in known[:4]} | {own: kernel.seconds}
     best = min(some, key=some.__getitem__)
-    for stages in (3, 5):
-        some.setdefault(best._replace(stages=stages), some[best])
-    some.setdefault(best._replace(warps=12 - best.warps), some[best])
+    some.setdefault(best._replace(stages=3), some[best])
     some.setdefault(best._replace(deep=max(16, best.deep // 2)), some[best])
     variants = []
     for tile in some:
