@@ -319,18 +319,19 @@ def programs_of_products(device: str = "cuda") -> dict[str, tuple]:
     def scores(q, k):
         return (q @ k.mT) * 0.125 + slopes * (positions - positions[:, None])
 
+    wide = random(8192, 768), random(8192, 1024), random(8192, 4096)
     return {
         "GELU 8192x3072x768": (lambda x, w, b: F.gelu(F.linear(x, w, b)), *layer(8192, 3072, 768)),
-        "residual 8192x768x3072": (lambda x, w, b, r: F.linear(x, w, b) + r, *layer(8192, 768, 3072), random(8192, 768)),
+        "residual 8192x768x3072": (lambda x, w, b, r: F.linear(x, w, b) + r, *layer(8192, 768, 3072), wide[0]),
         "GELU tanh 16384x4096x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), *layer(16384, 4096, 1024),
         ),
         "squared ReLU 8192x4096x1024": (lambda x, w: F.relu(F.linear(x, w)).square(), *layer(8192, 4096, 1024)[:2]),
-        "residual 8192x1024x1024": (lambda x, w, r: F.linear(x, w) + r, *layer(8192, 1024, 1024)[:2], random(8192, 1024)),
+        "residual 8192x1024x1024": (lambda x, w, r: F.linear(x, w) + r, *layer(8192, 1024, 1024)[:2], wide[1]),
         "float32 4096x4096x512": (lambda x, w, b: F.linear(x, w, b).float() * 0.5, *layer(4096, 4096, 512)),
         "gated 4096x8192x2048": (gated, random(4096, 2048), random(2048, 8192), random(2048, 8192)),
         "gated by halves 8192x2048x1024": (gated_by_halves, random(8192, 1024), random(4096, 1024)),
-        "LoRA 8192x4096x16": (lambda x, w, r: F.linear(x, w) * 2.0 + r, *layer(8192, 4096, 16)[:2], random(8192, 4096)),
+        "LoRA 8192x4096x16": (lambda x, w, r: F.linear(x, w) * 2.0 + r, *layer(8192, 4096, 16)[:2], wide[2]),
         "int8 16x4096x4096": (dequantized, *quantized(16, 4096, 4096)),
         "int8 2048x4096x4096": (dequantized, *quantized(2048, 4096, 4096)),
         "scores 256 of 128x128x64": (scores, random(256, 128, 64), random(256, 128, 64)),
@@ -368,7 +369,8 @@ def epilogues(tiles: bool = False) -> None:
         predicted = 1e6 * sum(r.seconds for r in regions)
         print(
             f"{name}: {', '.join(f'{n} {t:.1f}' for n, t in times.items())}; predicted {predicted:.1f}, chosen: "
-            f"{'one kernel' if is_fused else 'two'}; deviations {far[0]:.1e} {far[1]:.1e} ({time.perf_counter() - begin:.0f} s)",
+            f"{'one kernel' if is_fused else 'two'}; deviations {far[0]:.1e} {far[1]:.1e} "
+            f"({time.perf_counter() - begin:.0f} s)",
             flush=True,
         )
         for region in regions if tiles else ():

@@ -1,7 +1,7 @@
 """Regions of matrix products: a product with what is computed of its operands before and of its result after.
 
-Before: `t0 = linear(x, w, b)`, `t1 = gelu(t0)`, `t2 = add(t1, r)`. After: `[t2] = TritonProduct0(x, w, b, r)`, where the
-cost model says that one kernel is faster than PyTorch's product and a kernel for the rest.
+Before: `t0 = linear(x, w, b)`, `t1 = gelu(t0)`, `t2 = add(t1, r)`. After: `[t2] = TritonProduct0(x, w, b, r)`, where
+the cost model says that one kernel is faster than PyTorch's product and a kernel for the rest.
 """
 
 from __future__ import annotations
@@ -155,7 +155,12 @@ class Finder:
 
     def _is_map(self, i: int, stretch: int) -> bool:
         b = self.operations[i]
-        return i not in self.group_of and self.stretch[i] == stretch and self.takes(b) and all(map(_is_map, lower.primitives(b)))
+        return (
+            i not in self.group_of
+            and self.stretch[i] == stretch
+            and self.takes(b)
+            and all(map(_is_map, lower.primitives(b)))
+        )
 
     def _before(self, operand: Proxy, group: set[int]) -> set[int]:
         """The operations that compute an operand of less memory, as a dequantization does, for nothing else."""

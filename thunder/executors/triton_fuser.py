@@ -555,7 +555,9 @@ class Variant:
         size = "i64" if self.is_wide else "i32"
         numbers = [("fp64" if isinstance(n, Scalar) else size, False) for n in source.numbers]
         major, minor = torch.cuda.get_device_capability(self.region.device)
-        request = Request(source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor, (), source.stages)
+        request = Request(
+            source.name, source.text, (*pointers, *numbers), source.warps, 10 * major + minor, (), source.stages
+        )
         return binary_of(request)
 
     def _numbers(self) -> list[str]:

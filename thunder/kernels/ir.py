@@ -70,14 +70,14 @@ class Node:
     """op: "load", "constant", "index", "argument", "cast", "reduce", "scan", "dot", "concat", "random", "tuple", or an
     elementwise function of `FUNCTIONS`.
 
-    what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a number;
-    index: an Index; argument: a `Scalar`, a float that kernels are given; reduce: (combine, bound axes); scan:
-    (combine, the bound axis, an index along it, whether it is backwards): the combination of all elements up to the
-    index, or from there on; dot: (the bound axis, whether float32 operands may be rounded to TensorFloat-32): the sum
-    of the products of two operands, added up in float32; concat: (index along the dimension, the start of each piece, the end of the last one);
-    random: the offset of a random operation, whose numbers from [0, 1) are Philox of the operands, the seed and the
-    number of the element. A "tuple" is the value of a scatter and the indices that it reads, or the body of a scan of
-    several operands.
+    what, by op: load: (buffer, index in each dimension, the variables that stand for the operands); constant: a
+    number; index: an Index; argument: a `Scalar`, a float that kernels are given; reduce: (combine, bound axes);
+    scan: (combine, the bound axis, an index along it, whether it is backwards): the combination of all elements up to
+    the index, or from there on; dot: (the bound axis, whether float32 operands may be rounded to TensorFloat-32): the
+    sum of the products of two operands, added up in float32; concat: (index along the dimension, the start of each
+    piece, the end of the last one); random: the offset of a random operation, whose numbers from [0, 1) are Philox of
+    the operands, the seed and the number of the element. A "tuple" is the value of a scatter and the indices that it
+    reads, or the body of a scan of several operands.
     """
 
     __slots__ = ("op", "args", "dtype", "what", "axes", "depth", "number")

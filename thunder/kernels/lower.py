@@ -431,8 +431,12 @@ def _is_multiplied(b: BoundSymbol) -> bool:
     if has_numbers([t.shape for t in tensors_in((*b.inputs, *b.outputs))]):
         return False
     one_type = x.dtype is y.dtype is _out(b).dtype and x.dtype.category == FLOAT and x.dtype.bytes <= 4
-    return one_type and len(x.shape) >= 2 and len(y.shape) >= 2 and x.shape[-1] > 1 and all(
-        t is None or isinstance(t, TensorProxy) and t.dtype.category == FLOAT for t in rest
+    return (
+        one_type
+        and len(x.shape) >= 2
+        and len(y.shape) >= 2
+        and x.shape[-1] > 1
+        and all(t is None or isinstance(t, TensorProxy) and t.dtype.category == FLOAT for t in rest)
     )
 
 

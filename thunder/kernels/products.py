@@ -41,9 +41,10 @@ TILES = {
 
 
 class ProductTile(NamedTuple):
-    """first, second, deep: rows, columns and contracted elements of a tile; warps, stages: of a program, which reads as
-    many tiles ahead; group: as many rows of tiles are computed beside each other, which read the same columns. is_whole,
-    steps: as of other tiles."""
+    """first, second, deep: rows, columns and contracted elements of a tile; warps, stages: of a program, which reads
+    as many tiles ahead; group: as many rows of tiles are computed beside each other, which read the same columns.
+    is_whole, steps: as of other tiles.
+    """
 
     first: int
     second: int
@@ -118,9 +119,7 @@ def _classes(dot: Node) -> tuple[set[Variable], set[Variable], set[Variable]]:
     return a & b, a - b, b - a
 
 
-def _ordered(
-    axes: Iterable[Variable], operand: Node, strides: Mapping[Buffer, Sequence[int]]
-) -> tuple[Variable, ...]:
+def _ordered(axes: Iterable[Variable], operand: Node, strides: Mapping[Buffer, Sequence[int]]) -> tuple[Variable, ...]:
     load = next((n for n in in_order([operand]) if n.op == "load"), None)
     steps = memory_steps(load, strides) if load is not None else {}
     return tuple(sorted(axes, key=lambda v: (-steps.get(v, 0), v.name)))
@@ -209,7 +208,11 @@ def candidates(kernel: ProductKernel, machine: Gpu) -> list[tuple[float, Product
     inside = [(n, operand) for pair in kernel.dots.values() for operand in pair for n in in_order([operand])]
     plain = ("load", "cast", "constant")
     for (first, second), (_, warps) in TILES.items():
-        if count * first * second > 128 * 256 or first > max(16, 2 * sizes[1] - 1) or second > max(16, 2 * sizes[2] - 1):
+        if (
+            count * first * second > 128 * 256
+            or first > max(16, 2 * sizes[1] - 1)
+            or second > max(16, 2 * sizes[2] - 1)
+        ):
             continue
         warps = 8 if count * first * second >= 128 * 128 else warps
         deep = max(16, min(128 // width, 1 << (sizes[3] - 1).bit_length()))
@@ -224,7 +227,7 @@ def candidates(kernel: ProductKernel, machine: Gpu) -> list[tuple[float, Product
         seconds += before * machine.instruction
         programs = sizes[0] * -(-sizes[1] // first) * -(-sizes[2] // second)
         share = machine.share(programs * warps)
-        moved = max(kernel.bytes * machine.byte["L2" if kernel.bytes < machine.cache else "memory"] / share ** 0.5, 0.0)
+        moved = max(kernel.bytes * machine.byte["L2" if kernel.bytes < machine.cache else "memory"] / share**0.5, 0.0)
         total = machine.launch + max(seconds, moved) + work
         result.append((total, ProductTile(first, second, deep, warps, stages)))
     return sorted(result, key=lambda pair: pair[0])

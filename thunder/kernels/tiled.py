@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Se
 from typing import NamedTuple
 
 from thunder.core.dtypes import dtype
+from thunder.kernels import products
 from thunder.kernels.accesses import SEGMENT, accesses, fastest_loop, loads_of, memory_steps
 from thunder.kernels.column_sums import PROGRAMS, absorbed, carried, is_column_kernel
 from thunder.kernels.combining import aligned_scans
@@ -37,7 +38,6 @@ from thunder.kernels.ir import (
 )
 from thunder.kernels.machine import Gpu
 from thunder.kernels.moved_values import stored_moves
-from thunder.kernels import products
 from thunder.kernels.pieces import by_pieces, guarded, opened_loads, with_loads
 from thunder.kernels.products import ProductKernel, ProductTile
 from thunder.kernels.schedule import (

@@ -1,15 +1,15 @@
 """The text of a kernel of matrix products.
 
-    @triton.jit
-    def kernel_0(program, b0, b1, b2):
-        x = ...  # the rows of a tile
-        r = ...  # its columns
-        p0 = tl.zeros([128, 256], tl.float32)
-        for start in range(0, 4096, 64):
-            ka = start + tl.arange(0, 64)[None, :]
-            kb = start + tl.arange(0, 64)[:, None]
-            p0 = tl.dot(tl.load(b0 + (x * 4096 + ka)), tl.load(b1 + (r * 4096 + kb)), p0)
-        tl.store(b2 + (x * 4096 + r), ...)
+@triton.jit
+def kernel_0(program, b0, b1, b2):
+    x = ...  # the rows of a tile
+    r = ...  # its columns
+    p0 = tl.zeros([128, 256], tl.float32)
+    for start in range(0, 4096, 64):
+        ka = start + tl.arange(0, 64)[None, :]
+        kb = start + tl.arange(0, 64)[:, None]
+        p0 = tl.dot(tl.load(b0 + (x * 4096 + ka)), tl.load(b1 + (r * 4096 + kb)), p0)
+    tl.store(b2 + (x * 4096 + r), ...)
 """
 
 from __future__ import annotations
