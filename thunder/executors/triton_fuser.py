@@ -76,6 +76,7 @@ DEAR = 60  # instructions for an element
 WORTH = 4  # launches that a kernel takes for other tiles to be measured
 TRIED = 5  # other tiles of a kernel
 NOISE = 0.03  # of a measured time
+SURE = 0.9  # of the time of PyTorch's products, below which the model is sure that one kernel is faster
 SHARED = 1 << 26  # bytes that a launch moves which others may share: a larger one is as fast alone
 TABLES = {prims.sin.name, prims.cos.name}  # functions of positions, of which each layer reads the same table
 
@@ -156,13 +157,13 @@ class TritonFuser(TritonExecutor):
         """The operation of a product's region; None where PyTorch's product and kernels for the rest are faster."""
         device = to_torch_device(next(o.device for o in region.outputs if isinstance(o, TensorProxy)))
         saving = product_regions.Saving(finder, group, self._machine(device))
-        if saving.least > saving.separate and not self.always:
+        if saving.least > SURE * saving.separate and not self.always:
             return None
         try:
             run = self.once(region, lambda: self.region_of(region, device))
         except (Unfused, TooLarge, Undecided):
             return None
-        if run.seconds + saving.reading > saving.separate and not self.always:
+        if run.seconds + saving.reading > SURE * saving.separate and not self.always:
             return None
         return self.register_temporary_operation(
             f"TritonProduct{number}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
