@@ -135,20 +135,20 @@ class Finder:
             return None
         joining = {consumer}
         for v in self.operations[consumer].inputs:
-            maker = self.producer.get(v)
-            if maker is None or maker in group or maker in joining:
+            source = self.producer.get(v)
+            if source is None or source in group or source in joining:
                 continue
-            other = self.product.get(maker)
+            other = self.product.get(source)
             is_beside = (
                 other is not None
                 and other.sizes == space
                 and other.kind == own.kind
                 and other.primitive.args[0] is own.primitive.args[0]
-                and maker not in self.group_of
-                and self.stretch[maker] == self.stretch[first]
+                and source not in self.group_of
+                and self.stretch[source] == self.stretch[first]
             )
-            if is_beside and not any(self._depends(x, frozenset(group)) for x in self.operations[maker].inputs):
-                joining.add(maker)
+            if is_beside and not any(self._depends(x, frozenset(group)) for x in self.operations[source].inputs):
+                joining.add(source)
             elif self._depends(v, frozenset(group)):
                 return None
         return joining
@@ -168,14 +168,14 @@ class Finder:
         waiting = [operand]
         while waiting:
             v = waiting.pop()
-            maker = self.producer.get(v)
-            if maker is None or maker in group or maker in found or not isinstance(v, TensorProxy):
+            source = self.producer.get(v)
+            if source is None or source in group or source in found or not isinstance(v, TensorProxy):
                 continue
             inside = group | found
             alone = v not in self.returned and all(c in inside for c in self.consumers[v])
-            if alone and self._is_map(maker, self.stretch[min(group)]) and len(self.operations[maker].outputs) == 1:
-                found.add(maker)
-                waiting += self.operations[maker].inputs
+            if alone and self._is_map(source, self.stretch[min(group)]) and len(self.operations[source].outputs) == 1:
+                found.add(source)
+                waiting += self.operations[source].inputs
         read = tensors_in(v for i in found for v in self.operations[i].inputs if self.producer.get(v) not in found)
         computes = any(not self.operations[i].sym.reshapes for i in found)
         is_less = isinstance(operand, TensorProxy) and sum(map(nbytes, read)) < nbytes(operand)

@@ -66,7 +66,7 @@ class ProductWriter(Writer):
         return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{text}\n"
 
     def place(self) -> list[str]:
-        """The lines of a program's place: programs that follow each other read the same columns, for some rows of
+        """The tile of a program, as lines. Programs that follow each other read the same columns, for some rows of
         tiles, which are then in the cache."""
         tile = self.tile
         rows, columns = -(-self.row_count // tile.first), -(-self.column_count // tile.second)
