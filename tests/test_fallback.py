@@ -242,6 +242,38 @@ def test_the_users_own_exception_is_captured_once(monkeypatch):
     assert len(counted) == 1
 
 
+def limited(x, k):
+    y = x * k
+    if k > 3:
+        raise ValueError(f"{k} is too much")
+    return y
+
+
+def positive(x, k):
+    if x.sum() < 0:
+        raise ValueError(f"{k} is too much")
+    return x * k
+
+
+@pytest.mark.parametrize("program", [limited, positive])
+def test_exceptions_that_differ_in_each_call_are_not_captured_each_time(monkeypatch, program):
+    """After two in a row a call that no program fits runs the original, until one does not raise."""
+    compiled, counted = thunder.jit(program, fallback="eager"), captures(monkeypatch)
+    for k in (*range(1, 10), 1, 2, 11, 3):
+        x = -torch.ones(3) if program is positive and k > 3 else torch.ones(3)
+        if k > 3:
+            with pytest.raises(ValueError, match=f"^{k} is too much"):
+                compiled(x, k)
+        else:
+            assert torch.equal(compiled(x, k), program(x, k))
+    captured = len(counted)
+    assert captured <= 5
+    x = torch.ones(3, 2)
+    for _ in range(3):
+        assert torch.equal(compiled(x, 2), program(x, 2))
+    assert len(counted) > captured and len(compiled.programs) >= 2
+
+
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 def test_a_refusal_is_tried_again_sometimes(monkeypatch):
     """It may have had a cause that the program does not ask about."""

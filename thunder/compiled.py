@@ -52,6 +52,7 @@ from thunder.ops.eager_calls import RunAgain
 from thunder.options import CACHE_OPTIONS, DISABLE, FALLBACK_OPTIONS, LOGS, JitOptions
 from thunder.programs.keep import find, keep, prepare, wanted
 
+MOST_RAISED = 2
 _PATIENCE = 0.05  # seconds after which a call looks what another thread waits for
 
 
@@ -74,6 +75,7 @@ class Compiled:
         self._log: Log | None = None  # of the call that is being compiled
         self.refused: ThunderError | None = None  # the last refusal of a program as a whole
         self._warned: set[str] = set()
+        self._raised = 0  # captures of calls that raise, up to MOST_RAISED: then such calls are not captured
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.eager_functions = EagerFunctions()
         self._strays = Strays()
@@ -306,6 +308,7 @@ class Compiled:
             result, is_compiled = self.otherwise(args, kwargs)
         else:
             result, is_compiled = self.fn(*args, **kwargs), False
+        self._raised = min(self._raised, MOST_RAISED - 1)
         if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
             raise CaptureError(
                 "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
@@ -462,7 +465,9 @@ class Compiled:
         if stance == "fail_on_recompile":
             because = reasons[0] if reasons else "it has no program for the modes of this call"
             raise RuntimeError(f"{self._name} would be compiled under set_stance({stance!r}), because: {because}")
-        if stance == "eager_on_recompile" and self._original_stands_in(args, kwargs):
+        # a call that raises probably; where it does not, the next one that no entry fits is captured
+        raises = self._raised == MOST_RAISED
+        if (raises or stance == "eager_on_recompile") and self._original_stands_in(args, kwargs):
             return ""
         stats.cache_misses += 1
         stats.last_compile_reasons = reasons or self._cache.first_reason(modes)
@@ -486,6 +491,7 @@ class Compiled:
                 return str(error)
             if not error.theirs:
                 return self._refused_for(error, modes, facts)
+            self._raised += self.options.fallback is not FALLBACK_OPTIONS.ERROR
             if error.questions is not None:
                 self._cache.refuse(modes, error.questions, facts)
             return ""

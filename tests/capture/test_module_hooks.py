@@ -186,3 +186,16 @@ def test_a_backward_inside_does_not_run_hooks_unseen():
     with pytest.warns(FallbackWarning, match="a backward inside of it runs Python code"):
         for count in range(1, 4):
             assert torch.equal(compiled(given := x()), given * count)
+
+
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_hooks_made_anew_are_one_program():
+    m = network()
+    compiled, seen = thunder.jit(m, fallback="eager"), []
+    for i in range(12):
+        handle = m[0].register_full_backward_hook(lambda module, inputs, outputs, i=i: seen.append(i))
+        compiled(x()).sum().backward()
+        handle.remove()
+    assert seen == list(range(12)) and len(compiled.programs) == 1
+    assert torch.equal(compiled(y := x()), m(y))  # without hooks the module is captured again
+    assert len(compiled.programs) == 2 and not compiled.programs[-1].captured.has_eager_calls

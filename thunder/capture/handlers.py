@@ -102,9 +102,11 @@ def _module_call(c, f, args, kwargs):
         return c.enter(compat.call_module, args, kwargs)
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
-        _guard_hooks(c, m)
         if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
+            if id(m) in c.sources:  # it reads the hooks itself
+                c.ask(c.sources[id(m)], HOOKLESS)
             return result
+        _guard_hooks(c, m)
         with eager.Reading(c, f, args, kwargs):
             return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
