@@ -111,3 +111,19 @@ def test_an_inverse_along_any_dimension(dim):
     sides = [torch.autograd.grad(f(x, ids).sin().sum(), x)[0] for f in (compiled, program)]
     torch.testing.assert_close(*sides)
     assert backward_of(compiled)[0] >= 1
+
+
+def test_a_gradient_that_a_value_requiring_grad_has():
+    """What is indexed is the result of a product for each expert, whose gradient is one of weights."""
+    weight = torch.randn(4, 8, 8, device=DEVICE, requires_grad=True)
+
+    def program(x, chosen):
+        order = chosen.argsort()
+        ends = torch.nn.functional.one_hot(chosen, 4).sum(0).cumsum(0).int()
+        return torch.nn.functional.grouped_mm(x[order], weight, offs=ends)[order.argsort()]
+
+    x, chosen = torch.randn(6, 8, device=DEVICE), torch.tensor([1, 0, 3, 1, 2, 0], device=DEVICE)
+    if DEVICE == "cuda":
+        x, weight = x.bfloat16(), weight.detach().bfloat16().requires_grad_()
+    gradients = [torch.autograd.grad(f(x, chosen).sum(), weight)[0] for f in (thunder.jit(program), program)]
+    torch.testing.assert_close(*gradients)

@@ -3,6 +3,7 @@ whole steps, are those of one process: losses, gradients and weights."""
 
 import pytest
 import torch
+import transformers.integrations.moe  # noqa: F401  # its operation
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -11,7 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thunder
 from tests.distributed.training import batches, close
-from thunder.distributed import FSDPBucketingStrategy, FSDPType, column_parallel, ddp, fsdp, row_parallel
+from thunder.distributed import (
+    FSDPBucketingStrategy,
+    FSDPType,
+    column_parallel,
+    context_parallel,
+    ddp,
+    expert_parallel,
+    fsdp,
+    row_parallel,
+)
 
 F = torch.nn.functional
 WIDTH, WORDS, STEPS = 8, 12, 5
@@ -66,6 +76,26 @@ class Experts(torch.nn.Module):
         return sum(expert(x) * shares[..., i : i + 1] for i, expert in enumerate(self.experts))
 
 
+class Grouped(torch.nn.Module):
+    """Two of four experts for each token, by grouped products of rows that are sorted by expert, as transformers
+    writes them; in float64 by its loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = torch.nn.Linear(WIDTH, 4, bias=False), torch.nn.Module()
+        self.experts.up = torch.nn.Parameter(torch.randn(4, WIDTH, 24) / 3)
+        self.experts.down = torch.nn.Parameter(torch.randn(4, 12, WIDTH) / 3)
+
+    def forward(self, x):
+        product = torch.ops.transformers.grouped_mm_fallback
+        weights, chosen = self.router(x.flatten(0, 1)).softmax(-1).topk(2, -1)
+        order = chosen.flatten().argsort(stable=True)
+        ends = F.one_hot(chosen.flatten(), 4).sum(0).cumsum(0).int()
+        gate, up = product(x.flatten(0, 1)[order // 2], self.experts.up, ends).chunk(2, -1)
+        y = product(F.silu(gate) * up, self.experts.down, ends) * weights.flatten()[order][:, None]
+        return y[order.argsort()].unflatten(0, (-1, 2)).sum(1).view_as(x)
+
+
 class Block(torch.nn.Module):
     def __init__(self, norm, attention, mlp):
         super().__init__()
@@ -94,7 +124,7 @@ class Vision(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = torch.nn.Conv2d(1, WIDTH, 2, 2)
-        self.token, self.places = (torch.nn.Parameter(torch.randn(1, n, WIDTH)) for n in (1, 5))
+        self.token, self.places = (torch.nn.Parameter(torch.randn(1, n, WIDTH)) for n in (4, 8))
         self.blocks = torch.nn.ModuleList(
             Block(torch.nn.LayerNorm, Attention(True, False, False), Gelu()) for _ in range(2)
         )
@@ -114,6 +144,7 @@ MODELS = {
     "gpt": lambda: Language(torch.nn.LayerNorm, lambda: Attention(True, False, True), Gelu),
     "llama": lambda: Language(RMS, lambda: Attention(False, True, True), Gated),
     "experts": lambda: Language(RMS, lambda: Attention(False, True, True), Experts),
+    "grouped": lambda: Language(RMS, lambda: Attention(False, True, True), Grouped),
     "vision": Vision,
 }
 
@@ -136,6 +167,10 @@ COLUMNS, ROWS = ("q", "k", "v", "gate", "up"), ("o", "down")
 def split(module, group=None, **options):
     column_parallel(module, paths(module, COLUMNS), group, **options)
     return row_parallel(module, paths(module, ROWS), group, **options)
+
+
+def experts(module, group=None):
+    return expert_parallel(module, [f"{n}.experts" for n, m in module.named_modules() if isinstance(m, Grouped)], group)
 
 
 def parallel(module, mesh):
@@ -164,6 +199,17 @@ LAYOUTS = {
     "sp": (2, 2, lambda m, size: split(m, sequence_dim=1)),
     "zero3 x tp": (4, 2, lambda m, size: fsdp(split(m, over(size)["inner"]), process_group=over(size)["outer"], **BLOCKS)),
     "ddp x tp": (4, 2, lambda m, size: ddp(split(m, over(size)["inner"]), process_group=over(size)["outer"])),
+    "cp": (2, 2, lambda m, size: context_parallel(m)),
+    "tp x cp": (4, 4, lambda m, size: context_parallel(split(m, over(size)["inner"]), over(size)["outer"])),
+    "cp x tp": (4, 4, lambda m, size: split(context_parallel(m, over(size)["outer"]), over(size)["inner"])),
+    "zero3 x cp": (
+        4, 2, lambda m, size: fsdp(context_parallel(m, over(size)["inner"]), process_group=over(size)["outer"], **BLOCKS),
+    ),
+    "ep": (2, 1, lambda m, size: experts(m)),
+    "ep x ddp": (4, 1, lambda m, size: ddp(experts(m, over(size)["inner"]), process_group=over(size)["outer"])),
+    "ep x zero3": (
+        4, 1, lambda m, size: fsdp(experts(m, over(size)["inner"]), process_group=over(size)["outer"], **BLOCKS),
+    ),
     "DistributedDataParallel": (2, 1, lambda m, size: DistributedDataParallel(m)),
     "fully_shard": (2, 1, lambda m, size: sharded(m)),
     "fully_shard, kept": (2, 1, lambda m, size: sharded(m, reshard_after_forward=False)),
@@ -231,13 +277,20 @@ def shown(ranks, layout, model, whole_step):
 
 @pytest.mark.parametrize(
     "layout, model, whole_step",
-    [("zero3", "llama", True), ("DistributedDataParallel", "vision", False), ("fully_shard", "experts", True)],
+    [
+        ("zero3", "llama", True),
+        ("DistributedDataParallel", "vision", False),
+        ("fully_shard", "experts", True),
+        ("cp", "llama", False),
+        ("tp x cp", "gpt", False),
+        ("ep", "grouped", True),
+    ],
 )
 def test_some(ranks, layout, model, whole_step):
     shown(ranks, layout, model, whole_step)
 
 
-@pytest.mark.slow  # all of them; the default suite has three
+@pytest.mark.slow  # all of them; the default suite has six
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all(ranks, layout, model):

@@ -18,6 +18,8 @@ _FROM = {
     "thunder.distributed.data_parallel": ("ddp", "fsdp", "copy_default_process_group"),
     "thunder.distributed.transforms": ("DDPTransform", "FSDPTransform"),
     "thunder.distributed.tensor_parallel": ("column_parallel", "row_parallel"),
+    "thunder.distributed.context_parallel": ("context_parallel",),
+    "thunder.distributed.expert_parallel": ("expert_parallel",),
     "thunder.distributed.planning": ("plan",),
     "thunder.distributed.costs": ("Machine", "H200"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),

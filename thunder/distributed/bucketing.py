@@ -106,7 +106,7 @@ def _key(operation: BoundSymbol) -> tuple | None:
         return None  # parts along other dimensions than the first are copied
     if not _is_gradient(operation):
         is_backward = operation.context is not None and operation.context.backward
-        is_gathered = any(src == "S" for _, src, _ in along)
+        is_gathered = sum(src == "S" for _, src, _ in along) == 1
         return (along, of.bucket, of.dtype, is_backward) if of.bucket is not None and is_gathered else None
     return (along, of.bucket, of.reduce_dtype or of.dtype) if of.bucket is not None or of.bucket_bytes else None
 

@@ -119,7 +119,7 @@ def fsdp(
     def shard(name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
         whole = _moved(local_of(parameter), wanted if sources else None, sources)
-        local = placement.part_of(whole, averaged_only=True).to(wanted or whole.device)
+        local = placement.part_of(whole, placement_of(parameter)).to(wanted or whole.device)
         return replacing.by(parameter, as_parameter(local, placement, parameter.requires_grad), placement)
 
     # by the id of the parameter on the meta device that it takes the place of
@@ -191,7 +191,7 @@ def module_of(model, what: str) -> torch.nn.Module:
             f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
             f"{type(model).__name__}"
         )
-    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
+    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and not q.shares_data), None)
     if placed is not None:
         raise RuntimeError(
             f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a "

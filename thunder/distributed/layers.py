@@ -21,13 +21,14 @@ from typing import Any
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
+from thunder.distributed.experts import exchange_rows
 from thunder.distributed.layout_types import Parts, with_layouts
 from thunder.distributed.layouts import Axis, I, P, R, S, outside_axis
 from thunder.distributed.placement import Placement
+from thunder.distributed.positions import share_positions
 from thunder.distributed.redistribute import redistribute, redistribute_parameters, steps_of
 from thunder.ops import ltorch
 from thunder.ops.families import foreach
-from thunder.ops.functionalize.histories import holding
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
 from thunder.transforms.dce import dce
@@ -37,11 +38,26 @@ def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program of one rank: on what it holds of parameters, with its parts of layers, and the layouts of values."""
     of_arguments = [placements.get(a) if isinstance(a, Proxy) else None for a in computation.args]
     has_parts = any(b.sym is redistribute for b in computation.bound_symbols)  # of the program's own
-    trace, parts = redistribute_parameters(computation, placements), {}
+    trace = redistribute_parameters(computation, placements)
+    parts: Parts = {}
+    experts = {
+        held: q.axis
+        for held, one in zip(trace.args, of_arguments, strict=True)
+        if one is not None
+        for q in one.axes
+        if q.experts and q.layout.kind == "S"
+    }
+    if experts:
+        trace = exchange_rows(trace, experts)
+    positions = {q.axis: q.positions for one in placements.values() for q in one.axes if q.positions is not None}
+    for axis, dim in positions.items():
+        trace, of_positions = share_positions(trace, axis, dim)
+        parts = {**parts, **of_positions}
     if any(q.joining for q in placements.values()) or has_parts:
         steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
         shared = {step[0]: dim for dim, step in steps if dim is not None}
-        trace, parts = split_layers(trace, _shared_by_program(computation) | shared)
+        trace, of_layers = split_layers(trace, _shared_by_program(computation) | shared)
+        parts = {**parts, **of_layers}
     whole = {a.name for a, q in placements.items() if q.is_split}  # what is written to is not in its memory
     written = {name: target for name, target in trace.info.written.items() if target not in whole}
     trace = trace.replace(info=trace.info.replace(written=written))
@@ -101,6 +117,8 @@ def _one_by_one(operation: BoundSymbol) -> Sequence[BoundSymbol]:
 
 
 class _Split:
+    shares_positions = False
+
     def __init__(self, sequences: dict[Axis, int]):
         self.sequences = sequences
         self.operations: list[BoundSymbol] = []
@@ -320,6 +338,13 @@ class _Split:
             self.copies[part.value, axis] = redistribute(part.value, axis, S(part.dim), R)
         return self.copies[part.value, axis]
 
+    def gathered_over(self, x: TensorProxy, axis) -> TensorProxy:
+        return self.copied(x, axis)
+
+    def summed_over(self, x: TensorProxy, axis) -> TensorProxy:
+        self.summands.append((x, axis))
+        return redistribute(x, axis, P, I)
+
     def own(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
         """This rank's part of a value along a dimension: computed of parts, or cut out."""
         part = self.part(value)
@@ -342,7 +367,7 @@ class _Split:
                 and not operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
                 and not any(isinstance(p, TensorProxy) for p in proxies_in(operation.kwargs, []))
             )
-            rule = _rule_of(operation, self.leaves) if operation is not None and repeatable else None
+            rule = splitting.rule_of(operation, self.leaves) if operation is not None and repeatable else None
             parts[value] = None if rule is None or operation is None else rule(self, operation)
         return parts[value]
 
@@ -354,20 +379,3 @@ class _Split:
         """`operation` on parts, which makes the part along `dim` of its result."""
         args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, operation.args)
         return Part(operation.sym(*args, **operation.kwargs), axis, dim)
-
-
-def _rule_of(operation: BoundSymbol, only_elements: bool = False):
-    if not only_elements and (rule := splitting.rule.of(operation.sym)) is not None:
-        return rule  # which reads no padding
-    return splitting.elementwise if is_elementwise(operation) or operation.sym is holding else None
-
-
-def is_elementwise(operation: BoundSymbol) -> bool:
-    """Whether an operation, or all that it is composed of, computes elements from those at the same place."""
-    return (
-        operation.sym.elementwise
-        or splitting.rule.of(operation.sym) is splitting.elementwise
-        or bool(operation.subsymbols)
-        and OpTags.SHAPE_OP not in operation.sym.tags
-        and all(map(is_elementwise, operation.subsymbols))
-    )

@@ -35,7 +35,7 @@ def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Pa
         usual = V if axis.reduction == "avg" else I  # ranks of split layers are called with the same data
         for p, layout in _along(trace, axis, usual, placements, has_parts).items():
             known, of_part = parts.get(p, (None, V))
-            layout = of_part if known is axis and layout == V else layout
+            layout = of_part if known is not None and known.of_sequences is axis and layout == V else layout
             if layout != usual:
                 layouts.setdefault(p.name, {})[axis] = layout
     return trace.replace(info=trace.info.replace(layouts=layouts))
@@ -52,7 +52,7 @@ def _along(
             layouts[a] = next(held, usual)
     for operation in trace.bound_symbols:
         steps = steps_of(*operation.args[1:4]) if operation.sym is redistribute else []
-        step = next((step for step in steps if step[0] is axis), None)
+        step = next((step for step in steps if step[0].of_sequences is axis), None)
         if step is not None:
             _check_source(operation, step, layouts)
             layout = step[2]

@@ -56,12 +56,19 @@ class Axis:
     """One axis of a mesh: a group of ranks. reduction: how one value becomes of partial ones. The loss of a program is
     the mean over ranks with data of their own ("avg"), and every rank's own over ranks that share data ("sum").
     outside: along which the ranks hold what is a DTensor outside of the program: gradients, states of optimizers,
-    results."""
+    results.
+
+    The ranks divide a dimension in their order. groups: the dimension is so many sequences in a row, each of which the
+    ranks divide. folded: they divide it into twice as many pieces as there are ranks, and a rank has one from the front
+    and the one as far from the end, so that all ranks attend to as many keys under a causal mask.
+    """
 
     group: Any
     name: str
     reduction: Literal["sum", "avg"]
     outside: bool = False
+    groups: int = 1
+    folded: bool = False
 
     @property
     def size(self) -> int:
@@ -71,6 +78,26 @@ class Axis:
     def rank(self) -> int:
         return self.group.rank()
 
+    @property
+    def pieces(self) -> int:
+        """The number of equal pieces that the ranks divide a dimension into."""
+        return self.size * self.groups * (2 if self.folded else 1)
+
+    @property
+    def of_sequences(self) -> Axis:
+        """The axis along which the same ranks divide one sequence."""
+        return self if self.groups == 1 else self.in_groups(1)
+
+    def in_groups(self, groups: int) -> Axis:
+        """The axis along which the same ranks divide so many sequences in a row."""
+        return axis_of(self.group, self.name, self.reduction, self.outside, groups, self.folded)
+
+    def ends(self, size: int) -> list[tuple[int, int]]:
+        """Of this rank's pieces of a sequence: the position behind the last one, and how many there are."""
+        places = (self.rank, 2 * self.size - 1 - self.rank) if self.folded else (self.rank,)
+        own = size // (self.size * len(places))
+        return [((place + 1) * own, own) for place in places]
+
     def __str__(self) -> str:
         return self.name
 
@@ -78,10 +105,18 @@ class Axis:
 _axes: weakref.WeakValueDictionary[tuple, Axis] = weakref.WeakValueDictionary()
 
 
-def axis_of(group, name: str, reduction: Literal["sum", "avg"], outside: bool = False) -> Axis:
+def axis_of(
+    group,
+    name: str,
+    reduction: Literal["sum", "avg"],
+    outside: bool = False,
+    groups: int = 1,
+    folded: bool = False,
+) -> Axis:
     """The axis of a group, one object for all that ask. name: in the text of programs, where it is the first that the
     group is given."""
-    return _axes.setdefault((group, reduction, outside), Axis(group, name, reduction, outside))
+    key = (group, reduction, outside, groups, folded)
+    return _axes.setdefault(key, Axis(group, name, reduction, outside, groups, folded))
 
 
 def outside_axis(axis: Axis) -> Axis:

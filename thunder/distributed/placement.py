@@ -50,12 +50,16 @@ class Accumulated:
 class Held:
     """How the ranks of one axis hold a parameter (`layout`, S or I), and how they see it in programs (`seen`): R over
     ranks that have data of their own, whose gradients are averaged, I over ranks that share data. on_mesh: whether the
-    axis is one of the mesh that the parameter is a DTensor on."""
+    axis is one of the mesh that the parameter is a DTensor on. positions: the dimension of activations whose positions
+    the ranks share in all layers; None: they share features, if anything. experts: whether they share experts, of which
+    each rank computes its own for the rows of all; parameters of no expert are held by all of them."""
 
     axis: Axis
     layout: Layout
     seen: Layout
     on_mesh: bool = True
+    positions: int | None = None
+    experts: bool = False
 
     @property
     def averages(self) -> bool:
@@ -110,6 +114,11 @@ class Placement:
         return any(q.averages and q.layout.kind == "S" for q in self.axes)
 
     @property
+    def shares_data(self) -> bool:
+        """Whether `ddp` or `fsdp` may still prepare the parameter, over other ranks."""
+        return not any(q.averages and not q.experts for q in self.axes)
+
+    @property
     def is_split(self) -> bool:
         """Whether every rank holds another part."""
         return any(q.layout.kind == "S" for q in self.axes)
@@ -135,11 +144,11 @@ class Placement:
         return tuple(shape)
 
     @torch.no_grad()
-    def part_of(self, whole: torch.Tensor, averaged_only: bool = False) -> torch.Tensor:
-        """What this rank holds of the whole parameter; averaged_only: of its part that a split layer has. A
-        shard has memory of its own, with room for the padding that programs see."""
+    def part_of(self, whole: torch.Tensor, before: Placement | None = None) -> torch.Tensor:
+        """What this rank holds of the whole parameter; before: of the part that it has by another placement. A shard
+        has memory of its own, with room for the padding that programs see."""
         for q in self.axes:
-            if q.layout.kind == "S" and (q.averages or not averaged_only):
+            if q.layout.kind == "S" and (before is None or q not in before.axes):
                 dim, size = q.layout.dim, math.ceil(whole.shape[q.layout.dim] / q.axis.size)
                 first = min(q.axis.rank * size, whole.shape[dim])
                 own = whole.narrow(dim, first, min(size, whole.shape[dim] - first))

@@ -276,7 +276,7 @@ def _compiled(
     for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
         if placement is not None:
-            parameter.data = placement.part_of(parameter.detach(), averaged_only=True)
+            parameter.data = placement.part_of(parameter.detach(), placement_of(parameter))
             place(parameter, placement)
     return compiled
 

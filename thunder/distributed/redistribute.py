@@ -6,7 +6,7 @@ axis hold a value (`thunder.distributed.layouts`); what it does follows from the
     S    S'    all-to-all                 R    V     nothing                I    R     nothing
     S    P     zeros elsewhere            R    I     nothing                I    P     zeros on all ranks but one
     P    S     reduce-scatter             R    P     zeros on all but one   V    P     nothing
-    P    R, I  all-reduce
+    P    R, I  all-reduce                 S    V     nothing                V    S     this rank's share of a mean
 
 The derivative is the table read with duals: the gradient of `redistribute(x, axis, src, dst)` is `redistribute(g, axis,
 dst.dual, src.dual)`. So what is gathered from S to R has a gradient that is reduced and scattered from P to S, and what
@@ -23,7 +23,7 @@ until then passes know what moves, and for which parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core import codegen
@@ -34,7 +34,7 @@ from thunder.distributed.layouts import Axis, I, Layout, P, outside_axis
 from thunder.distributed.placement import Placement, synchronizes
 from thunder.ops import ltorch
 from thunder.ops.families.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, wait
-from thunder.ops.rules import derivatives
+from thunder.ops.rules import derivatives, splitting
 from thunder.ops.torch_types import from_tensor_dtype
 
 codegen.OBJECT_NAMES[Placement] = lambda placement: f"placement_{placement.name}"
@@ -54,11 +54,13 @@ def _whole_size(x: TensorProxy, axis: Axis, src: Layout) -> int:
 
 def shape_after(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> tuple[int, ...]:
     """The shape of a rank's value."""
+    if {src.kind, dst.kind} == {"S", "V"}:
+        return tuple(x.shape)
     shape = tuple(x.shape) if src.kind != "S" else _sized(x, src.dim, _whole_size(x, axis, src))
     if dst.kind != "S":
         return shape
     whole = shape[dst.dim]
-    assert whole == dst.size or whole % axis.size == 0, f"{dst} of {whole} elements over {axis.size} ranks"
+    assert whole == dst.size or whole % axis.pieces == 0, f"{dst} of {whole} elements in {axis.pieces} pieces"
     return (*shape[: dst.dim], math.ceil(whole / axis.size), *shape[dst.dim + 1 :])
 
 
@@ -74,19 +76,42 @@ def with_padding(x: Any, axis: Axis, dst: Layout) -> Any:
     return ltorch.pad(x, (*(0, 0) * (len(x.shape) - 1 - dst.dim), 0, missing)) if missing else x
 
 
-def _along(layout: Layout) -> tuple[int, ...]:
-    """The argument of a collective along another dimension than the first."""
-    return (layout.dim,) if layout.dim else ()
+def _each_sequence(x: TensorProxy, axis: Axis, dim: int, move: Callable[[TensorProxy, int], TensorProxy]):
+    """`move(x, dim)`, for each of the sequences that are in a row along a dimension."""
+    if axis.groups == 1:
+        return move(x, dim)
+    x = move(ltorch.unflatten(x, dim, (axis.groups, x.shape[dim] // axis.groups)), dim + 1)
+    return ltorch.flatten(x, dim, dim + 1)
+
+
+def _in_order_of_ranks(x: TensorProxy, axis: Axis, dim: int) -> TensorProxy:
+    """A whole sequence with the pieces of rank 0 first."""
+    if not axis.folded:
+        return x
+    pieces = ltorch.chunk(x, 2 * axis.size, dim)
+    return ltorch.cat([pieces[i] for rank in range(axis.size) for i in (rank, 2 * axis.size - 1 - rank)], dim)
+
+
+def _in_order_of_positions(x: TensorProxy, axis: Axis, dim: int) -> TensorProxy:
+    if not axis.folded:
+        return x
+    pieces = ltorch.chunk(x, 2 * axis.size, dim)
+    return ltorch.cat([*pieces[::2], *pieces[::-2]], dim)
 
 
 def _joined(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
-    return without_padding(wait(all_gather(x, axis.group, True, *_along(src))), src.dim, _whole_size(x, axis, src))
+    def joined(x: TensorProxy, dim: int) -> TensorProxy:
+        return _in_order_of_positions(wait(all_gather(x, axis.group, True, *((dim,) if dim else ()))), axis, dim)
+
+    return without_padding(_each_sequence(x, axis, src.dim, joined), src.dim, _whole_size(x, axis, src))
 
 
 def _part(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
-    x = with_padding(x, axis, dst)
-    size = x.shape[dst.dim] // axis.size
-    return ltorch.narrow(x, dst.dim, axis.rank * size, size)
+    def part(x: TensorProxy, dim: int) -> TensorProxy:
+        pieces = [ltorch.narrow(x, dim, end - size, size) for end, size in axis.ends(x.shape[dim])]
+        return pieces[0] if len(pieces) == 1 else ltorch.cat(pieces, dim)
+
+    return _each_sequence(with_padding(x, axis, dst), axis, dst.dim, part)
 
 
 def _reduced(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
@@ -94,13 +119,18 @@ def _reduced(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProx
 
 
 def _reduced_part(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
-    return wait(reduce_scatter(with_padding(x, axis, dst), axis.reduction, axis.group, True, *_along(dst)))
+    def part(x: TensorProxy, dim: int) -> TensorProxy:
+        x = _in_order_of_ranks(x, axis, dim)
+        return wait(reduce_scatter(x, axis.reduction, axis.group, True, *((dim,) if dim else ())))
+
+    return _each_sequence(with_padding(x, axis, dst), axis, dst.dim, part)
 
 
 def _exchanged(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
     if src == dst:
         return x
     assert src.size is None and dst.size is None, "parts of different sizes are gathered"
+    assert axis.pieces == axis.size, "parts in another order than that of ranks are gathered"
     sent = ltorch.cat(ltorch.chunk(x, axis.size, dst.dim), 0)
     return ltorch.cat(ltorch.chunk(wait(all_to_all(sent, axis.group, True)), axis.size, 0), src.dim)
 
@@ -110,10 +140,14 @@ def _summand(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProx
     if axis.reduction == "avg":
         x = ltorch.mul(x, axis.size)
     if src.kind == "S":
-        dim, size, whole = src.dim, x.shape[src.dim], _whole_size(x, axis, src)
-        before, after = axis.rank * size, (axis.size - 1 - axis.rank) * size
-        padded = ltorch.pad(x, (*(0, 0) * (len(x.shape) - 1 - dim), before, after))
-        return without_padding(padded, dim, whole)
+
+        def padded(x: TensorProxy, dim: int) -> TensorProxy:
+            size = x.shape[dim]
+            before, after = axis.rank * size, (axis.size - 1 - axis.rank) * size
+            x = ltorch.pad(x, (*(0, 0) * (len(x.shape) - 1 - dim), before, after))
+            return _in_order_of_positions(x, axis, dim)
+
+        return without_padding(_each_sequence(x, axis, src.dim, padded), src.dim, _whole_size(x, axis, src))
     return x if axis.rank == 0 else ltorch.zeros_like(x)
 
 
@@ -121,11 +155,17 @@ def _same(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
     return x
 
 
+def _own_share(x: TensorProxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
+    """The reduction over ranks of what this rank alone has a summand of."""
+    return ltorch.true_divide(x, axis.size) if axis.reduction == "avg" else x
+
+
 TABLE = {
     ("S", "R"): _joined, ("S", "I"): _joined, ("S", "S"): _exchanged, ("S", "P"): _summand,
     ("R", "S"): _part, ("R", "V"): _same, ("R", "I"): _same, ("R", "P"): _summand,
     ("I", "S"): _part, ("I", "R"): _same, ("I", "P"): _summand, ("I", "I"): _same,
     ("P", "S"): _reduced_part, ("P", "R"): _reduced, ("P", "I"): _reduced, ("V", "P"): _same,
+    ("S", "V"): _same, ("V", "S"): _own_share,
 }  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -182,6 +222,18 @@ redistribute = Symbol("redistribute", _typed, module="ltorch", decomposition=_mo
 def _(x, axis, src, dst, *of):
     g = yield redistribute(x, axis, src, dst, *of)
     return (redistribute(g, *spelled(dual(steps_of(axis, src, dst))), *of),)
+
+
+@splitting.rule(redistribute)
+def _moved_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """What moves over other ranks, along another dimension."""
+    x, axis, src, dst, *of = operation.args
+    part = split.part(x)
+    if part is None or of or not isinstance(axis, Axis) or axis.group is part.axis.group:
+        return None
+    if any(one.kind == "S" and one.dim == part.dim for one in (src, dst)):
+        return None
+    return splitting.Part(redistribute(part.value, axis, src, dst), part.axis, part.dim)
 
 
 def _gathers_again(operation: BoundSymbol) -> bool:

@@ -37,7 +37,14 @@ from thunder.executors.attention_kernels import BY_SIZE, CUDNN, EFFICIENT, FLASH
 from thunder.executors.attention_operands import grouped, without_copies
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.extend.rules import Match, Rule
-from thunder.ops.families.attention import attention_bias, attention_with_dropout, scaled_dot_product_attention
+from thunder.ops import ltorch
+from thunder.ops.families.attention import (
+    attended_in_blocks,
+    attention_bias,
+    attention_with_dropout,
+    lower_right_attention,
+    scaled_dot_product_attention,
+)
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -130,6 +137,45 @@ class SDPAExecutor(OperatorExecutor):
                 grad_transform=self._differentiated,
             )
             self.register_rule(Rule(f"Kernels of {symbol.name}", symbol, self._changed, self._changes))
+
+        self.register_implementation(
+            lower_right_attention,
+            checker=lambda *args: self._kernel_of_blocks(*args) is not None,
+            execution_transform=lambda *args: next(self._in_blocks(*args)),
+            grad_transform=self._differentiated_in_blocks,
+        )
+
+    def _kernel_of_blocks(self, query, key, value, scale=None, enable_gqa=False) -> Kernel | None:
+        """The kernel for queries and the keys before them, and for those at their positions."""
+        kernel = self._choose(query, key, value, None, 0.0, False, enable_gqa)
+        return kernel if kernel in (CUDNN, FLASH) else None
+
+    def _in_blocks(self, query, key, value, scale=None, enable_gqa=False):
+        kernel = self._kernel_of_blocks(query, key, value, scale, enable_gqa)
+        assert kernel is not None, "the checker was asked before"
+        drawn: list = []
+
+        def forward(query, key, value, is_causal):
+            out, sums, *states = kernel.forward(query, key, value, None, 0.0, is_causal, scale)
+            drawn[:] = states  # of nothing: there is no dropout
+            return out, ltorch.reshape(sums, query.shape[:3])
+
+        def backward(g, query, key, value, out, sums, is_causal):
+            sums = ltorch.unsqueeze(sums, -1) if kernel is CUDNN else sums
+            return kernel.backward(g, query, key, value, None, out, sums, *drawn, 0.0, is_causal, scale)
+
+        return (yield from attended_in_blocks(query, key, value, forward, backward))
+
+    def _differentiated_in_blocks(self, query, key, value, scale=None, enable_gqa=False):
+        from thunder.core.transforms import get_grad, put_grads
+
+        steps = self._in_blocks(query, key, value, scale, enable_gqa)
+        out = next(steps)
+        try:
+            steps.send(get_grad(out))
+        except StopIteration as done:
+            put_grads((query, key, value), done.value)
+        return out
 
     def planned(self) -> SDPAExecutor:
         return self if torch.cuda.is_available() else SDPAExecutor(self.name, usable=_assumed, version=self.version)

@@ -228,7 +228,8 @@ class Rule:
         for new, old in zip(results, wanted):
             if not isinstance(new, Proxy) or not is_like(new, old):
                 raise DeclarationError(f"the rule {self.name}: its replacement gives {new!r}, and its pattern {old!r}")
-            if getattr(old, "requires_grad", False) and not getattr(new, "requires_grad", False):
+            is_derived = self.at != CAPTURED  # the derivative is there already
+            if not is_derived and getattr(old, "requires_grad", False) and not getattr(new, "requires_grad", False):
                 raise DeclarationError(
                     f"the rule {self.name}: {old.name} requires grad, and its replacement's result does not: it needs "
                     "operations with derivatives"

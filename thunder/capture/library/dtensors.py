@@ -19,12 +19,11 @@ from thunder.capture.ask import IDENTITY
 from thunder.capture.methods import TensorMethod
 from thunder.core.proxies import TensorProxy, map_structure, number_value, proxies_in
 from thunder.core.symbol import OpTags, recording
-from thunder.distributed.layers import is_elementwise
 from thunder.distributed.layouts import I, P, S, mesh_axis, outside_axis, steps_from
 from thunder.distributed.placement import Placement, is_dtensor
 from thunder.distributed.redistribute import gradient_of_held, redistribute
 from thunder.interpreter import NULL
-from thunder.ops.functionalize.histories import holding
+from thunder.ops.rules.splitting import is_elementwise
 from thunder.ops.torch_types import to_torch_dtype
 
 Spec = tuple[Any, tuple]  # the mesh and the placements
@@ -197,7 +196,7 @@ def _of_elements(c, specs: dict[TensorProxy, Spec | None], result: Any, operatio
     shapes = {tuple(p.shape) for p, known in specs.items() if known is not None}
     if shapes != {tuple(result.shape)} or any(placement.is_partial() for placement in spec[1]):
         return None
-    return spec if operations and all(is_elementwise(b) or b.sym is holding for b in operations) else None
+    return spec if operations and all(map(is_elementwise, operations)) else None
 
 
 def _of_examples(c, function: Callable, args, kwargs, specs: dict[TensorProxy, Spec | None]) -> Any:

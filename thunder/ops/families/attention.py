@@ -411,9 +411,86 @@ def _attention_of_batch(batch: batching.Batch, operation: BoundSymbol):
     return map_structure(lambda r: ltorch.reshape(r, (batch.size, whole, *r.shape[1:])), results)
 
 
+def _lower_right_meta(query, key, value, scale=None, enable_gqa=False):
+    return _meta(query, key, value, scale=scale, enable_gqa=enable_gqa)
+
+
+def _lower_right(query, key, value, scale=None, enable_gqa=False):
+    rows = ltorch.arange(query.shape[-2], device=query.device) + (key.shape[-2] - query.shape[-2])
+    mask = ltorch.unsqueeze(rows, 1) >= ltorch.unsqueeze(ltorch.arange(key.shape[-2], device=query.device), 0)
+    options = {} if scale is None else {"scale": scale}
+    return attention(query, key, value, mask, 0.0, False, **options, **({"enable_gqa": True} if enable_gqa else {}))
+
+
+# causal, where the last query is at the position of the last key: of some positions of a sequence, and all before them
+lower_right_attention = Symbol(
+    "lower_right_attention",
+    _lower_right_meta,
+    module="ltorch",
+    id="lower_right_attention",
+    decomposition=_lower_right,
+    tags=(OpTags.MATMUL_OP,),
+)
+
+
+def attended_in_blocks(query, key, value, forward, backward):
+    """The rule of `lower_right_attention` by kernels: of the keys before all queries, and of those at their positions,
+    whose results are joined by the logarithms of the rows' sums (H. Liu et al. 2023, "Ring Attention"). Backwards of
+    both read the joined result and sums. forward(query, key, value, is_causal) gives (result, sums of (batch, heads,
+    queries)), backward(g, query, key, value, result, sums, is_causal) three gradients."""
+    rows = query.shape[-2]
+    before = key.shape[-2] - rows
+    ranges = [(0, before, False), (before, rows, True)] if before else [(0, rows, True)]
+    blocks = [(*(ltorch.narrow(x, -2, at, size) for x in (key, value)), causal) for at, size, causal in ranges]
+    results = [forward(query, *block) for block in blocks]
+    out, sums = results[0]
+    if len(results) == 2:
+        sums = ltorch.logaddexp(*(s for _, s in results))
+        weighted = (ltorch.mul(o, ltorch.unsqueeze(ltorch.exp(ltorch.sub(s, sums)), -1)) for o, s in results)
+        out = ltorch.to(ltorch.add(*weighted), dtype=query.dtype)
+    g = yield out
+    gradients = [backward(g, query, *block[:2], out, sums, block[2]) for block in blocks]
+    if len(gradients) == 1:
+        return gradients[0]
+    of_query, of_key, of_value = zip(*gradients, strict=True)
+    return ltorch.add(*of_query), ltorch.cat(of_key, -2), ltorch.cat(of_value, -2)
+
+
+def _attention_of_positions(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Queries of this rank's positions attend to the keys of all ranks, which are gathered; under a causal mask to
+    those before them."""
+    query, key, value = operation.args[:3]
+    part, rows = split.part(query), len(query.shape) - 2
+    named = functools.partial(splitting.argument, operation)
+    mask, scale, is_causal, shared = (named(n) for n in ("attn_mask", "scale", "is_causal", "enable_gqa"))
+    if part is None or part.dim != rows or named("dropout_p") or part.axis.groups != 1:
+        return None
+    if is_causal and (key.shape[-2] != query.shape[-2] or split.part(key) is None):
+        return None
+    key, value = split.gathered_over(key, part.axis), split.gathered_over(value, part.axis)
+    if not is_causal:
+        if isinstance(mask, TensorProxy):
+            of_rows = len(mask.shape) > 1 and mask.shape[-2] == query.shape[-2] and mask.shape[-2] > 1
+            known = split.part(mask)
+            if known is not None and (known.axis, known.dim) != (part.axis, len(mask.shape) - 2):
+                return None
+            cut = split.cut(mask, part.axis, len(mask.shape) - 2) if of_rows else split.copied(mask, part.axis)
+            mask = cut if known is None else known.value
+        out = operation.sym(part.value, key, value, mask, 0.0, False, **operation.kwargs)
+        return splitting.Part(out, part.axis, rows)
+    own, done = [], 0
+    for end, size in part.axis.ends(query.shape[-2]):
+        before = (ltorch.narrow(x, -2, 0, end) for x in (key, value))
+        own.append(lower_right_attention(ltorch.narrow(part.value, rows, done, size), *before, scale, bool(shared)))
+        done += size
+    return splitting.Part(ltorch.cat(own, rows), part.axis, rows)
+
+
 @splitting.rule(scaled_dot_product_attention)
 def _attention_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
     """Heads are computed apart. Dropout would draw one mask on all ranks."""
+    if split.shares_positions:
+        return _attention_of_positions(split, operation)
     mask, dropout = (
         (*operation.args[3:5], None, 0.0)[:2]
         if len(operation.args) > 4
@@ -422,7 +499,12 @@ def _attention_of_part(split: splitting.Split, operation: BoundSymbol) -> splitt
     one_for_all = (
         not isinstance(mask, TensorProxy) or not mask.requires_grad and (len(mask.shape) < 3 or mask.shape[-3] == 1)
     )
-    parts = [split.part(p) for p in operation.args[:3]] if one_for_all and not dropout else [None]
+    return _attention_of_heads(split, operation) if one_for_all and not dropout else None
+
+
+@splitting.rule(lower_right_attention)
+def _attention_of_heads(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    parts = [split.part(p) for p in operation.args[:3]]
     heads = len(operation.output.shape) - 3
     if None in parts or heads < 0 or {(part.axis, part.dim) for part in parts} != {(parts[0].axis, heads)}:
         return None

@@ -12,7 +12,7 @@ from thunder.analysis.cost import Cost
 from thunder.core.definition import InPlaceForm
 from thunder.core.dtypes import bfloat16, float32
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.ops import backward, infer, ltorch, prims
 from thunder.ops.backward import kernel
 from thunder.ops.families.scatter import INTEGERS, take
@@ -20,7 +20,7 @@ from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import alias, composite, torch_prim
-from thunder.ops.rules import batching, kernels
+from thunder.ops.rules import batching, kernels, splitting
 from thunder.ops.shape_rules import require
 
 
@@ -65,6 +65,17 @@ def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_f
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
+
+
+@splitting.rule(embedding)
+def _embedding_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Positions are looked up apart."""
+    ids, weight = operation.args[:2]
+    part = split.part(ids)
+    if not split.shares_positions or part is None or splitting.argument(operation, "sparse"):
+        return None
+    table = {ids: part.value, weight: split.gathered_over(weight, part.axis)}
+    return split.computed(operation, table, part.axis, part.dim)
 
 
 @torch_prim(

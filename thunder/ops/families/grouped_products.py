@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import like
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import BoundSymbol
 from thunder.ops import ltorch, opaque
 from thunder.ops.families.linalg import MATMUL, of_second
 from thunder.ops.registry import SUBSTITUTES, torch_prim
@@ -47,6 +48,20 @@ def _grouped_fallback(input, weight, offs):
     ):
         return (grouped_mm if hasattr(F, "grouped_mm") else ltorch._grouped_mm)(input, weight, offs=offs)
     return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
+
+
+def grouped_operands(operation: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy] | None:
+    """(rows, a matrix for each group of them, where groups end) of an operation that is a product for each group of
+    rows."""
+    if operation.sym in (grouped_mm, _grouped_mm):
+        a, b = operation.args[:2]
+        places = dict(zip(operation.sym.parameters, operation.args, strict=False)) | operation.kwargs
+        offs = places.get("offs")
+        plain = places.get("bias") is None and (len(a.shape), len(b.shape)) == (2, 3)
+        return (a, b, offs) if plain and offs is not None else None
+    if operation.sym.name == "grouped_mm_fallback" and len(operation.args) == 3:
+        return operation.args
+    return None
 
 
 SUBSTITUTES["transformers::grouped_mm_fallback"] = _grouped_fallback

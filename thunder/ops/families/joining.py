@@ -480,4 +480,7 @@ def _joined_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting
     return split.computed(operation, table, *place)
 
 
+splitting.several.set(splitting.several_along, ltorch.split, ltorch.chunk)
+splitting.rule.set(splitting.along, narrow)
+
 gradient_of_first(select, lambda g, y, a, dim, index: backward.select_backward(g, a.shape, dim, index))

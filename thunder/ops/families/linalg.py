@@ -567,9 +567,32 @@ def _linear_of_batch(batch: batching.Batch, operation: BoundSymbol):
     return out if bias is None else ltorch.add(out, batching.aligned(batch, bias, len(operation.output.shape)))
 
 
+@splitting.rule(linear)
+def _linear_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Positions are computed apart."""
+    a, *parameters = operation.inputs
+    part = split.part(a)
+    if not split.shares_positions or part is None or part.dim == len(a.shape) - 1:
+        return None
+    table = {p: split.gathered_over(p, part.axis) for p in parameters} | {a: part.value}
+    return split.computed(operation, table, part.axis, part.dim)
+
+
+def _rows_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Rows of the first matrix are computed apart, by all of the second."""
+    a, b = operation.args[:2]
+    part = split.part(a)
+    if part is None or part.dim != len(a.shape) - 2 or len(a.shape) < len(b.shape) or len(b.shape) < 2:
+        return None
+    table = {b: split.gathered_over(b, part.axis), a: part.value}
+    return split.computed(operation, table, part.axis, part.dim)
+
+
 @splitting.rule(matmul, prims.matmul)
 def _product_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
     """All tensors are in parts along one of the dimensions that a product computes one by one."""
+    if split.shares_positions and (rows := _rows_of_part(split, operation)) is not None:
+        return rows
     tensors = [p for p in dict.fromkeys(operation.inputs) if isinstance(p, TensorProxy)]
     parts = {p: part for p in tensors if (part := split.part(p)) is not None}
     places = {(part.axis, part.dim - len(p.shape)) for p, part in parts.items()}

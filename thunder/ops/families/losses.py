@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch.nn.functional as F
 
 from thunder.core import dtypes
-from thunder.core.proxies import like, same_shape
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.proxies import TensorProxy, like, same_shape
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.ops import backward, ltorch
 from thunder.ops.backward import sum_to
 from thunder.ops.families.data import convert
@@ -19,7 +20,7 @@ from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.families.softmax import log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.registry import composite
-from thunder.ops.rules import derivatives, effects, kernels
+from thunder.ops.rules import derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import is_empty, require
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -232,6 +233,31 @@ def cross_entropy(
     else:
         out = _smoothed(logs, target, weight, ignore_index, label_smoothing, how, d)
     return convert(out, a.dtype)
+
+
+@splitting.total(cross_entropy)
+def _loss_of_parts(split: splitting.Split, operation: BoundSymbol) -> TensorProxy | None:
+    """Losses of this rank's rows, whose targets are numbers of classes: their sum, by the number of all targets that
+    count, or by the sum of their weights."""
+    named = functools.partial(splitting.argument, operation)
+    a, target, weight, ignored = (named(n) for n in ("a", "target", "weight", "ignore_index"))
+    part, how = split.part(a), _reduction(named("reduction"), named("size_average"), named("reduce"))
+    classes = 1 if len(a.shape) > 1 else 0
+    if part is None or how == "none" or part.dim == classes or not _is_index_target(a, target):
+        return None
+    rows = 0 if part.dim == 0 else part.dim - 1
+    known = split.part(target)
+    if known is not None and (known.axis, known.dim) != (part.axis, rows):
+        return None
+    own = split.cut(target, part.axis, rows) if known is None else known.value
+    weight = None if weight is None else split.copied(weight, part.axis)
+    smoothing = named("label_smoothing")
+    losses = cross_entropy(part.value, own, weight, ignore_index=ignored, reduction="sum", label_smoothing=smoothing)
+    total = split.summed_over(losses, part.axis)
+    if how == "sum":
+        return total
+    weights = _picked(part.value, own, weight, ignored)[1]
+    return ltorch.to(ltorch.div(total, split.summed_over(ltorch.sum(weights), part.axis)), dtype=a.dtype)
 
 
 def _along_classes(weight, logs, d: int):

@@ -11,7 +11,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like, same_shape
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.ops import autocast, ltorch
 from thunder.ops.backward import gradient_of_first, sum_to
 from thunder.ops.families.data import convert
@@ -19,7 +19,7 @@ from thunder.ops.families.shape_prims import broadcast_in_dim
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import composite, prim
-from thunder.ops.rules import batching, derivatives
+from thunder.ops.rules import batching, derivatives, splitting
 from thunder.ops.shape_rules import is_empty, require
 
 REDUCES = (OpTags.REDUCTION_OP,)
@@ -326,6 +326,34 @@ gradient_of_first(
         _restored(g, a, *_arguments(*args, **kwargs)) * ltorch.logical_not(ltorch.isnan(a))
     ),
 )
+
+
+def _dims_of_part(split: splitting.Split, operation: BoundSymbol) -> tuple[splitting.Part | None, tuple[int, ...]]:
+    """The part of what is reduced, and the dimensions that are."""
+    a = operation.inputs[0]
+    dims = canonical_dims(a, splitting.argument(operation, "dim"))
+    return split.part(a) if split.shares_positions and len(operation.inputs) == 1 else None, dims
+
+
+@splitting.rule(sum, mean, amax, amin, all, any, var, std, logsumexp)
+def _reduced_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """Reductions of other dimensions than that of parts."""
+    part, dims = _dims_of_part(split, operation)
+    if part is None or part.dim in dims:
+        return None
+    dim = part.dim - (0 if splitting.argument(operation, "keepdim") else len([d for d in dims if d < part.dim]))
+    return split.computed(operation, {operation.inputs[0]: part.value}, part.axis, dim)
+
+
+@splitting.total(sum, mean)
+def _total_of_parts(split: splitting.Split, operation: BoundSymbol) -> TensorProxy | None:
+    part, dims = _dims_of_part(split, operation)
+    if part is None or part.dim not in dims:
+        return None
+    own = operation.sym(part.value, *operation.args[1:], **operation.kwargs)
+    if operation.sym is mean:
+        own = ltorch.true_divide(own, part.axis.size)
+    return split.summed_over(own, part.axis)
 
 
 @mean.vjp

@@ -11,7 +11,7 @@ from thunder.ops import backward, ltorch
 from thunder.ops.families.extremes import values_indices
 from thunder.ops.families.reductions import canonical_dims, sum_dtype
 from thunder.ops.registry import composite, torch_prim
-from thunder.ops.rules import batching, derivatives, effects, kernels
+from thunder.ops.rules import batching, derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import require
 
 _TAGS = (OpTags.REDUCTION_OP,)  # an element combines others
@@ -110,3 +110,6 @@ derivatives.composed.set(True, diff)
 
 
 batching.rule.set(batching.along, cumsum, cumprod)
+
+
+splitting.rule.set(splitting.along, cumsum)

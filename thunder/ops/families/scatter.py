@@ -16,7 +16,7 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import expand, reshape
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import by_example, composite, prim, torch_prim
-from thunder.ops.rules import batching, derivatives, effects, kernels
+from thunder.ops.rules import batching, derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
 
 INTEGERS = ("int64", "int32")
@@ -326,3 +326,6 @@ batching.unknown_to_vmap.add(
     index_select, when=lambda b: any(isinstance(x, TensorProxy) and not x.shape for x in b.args[1:])
 )
 derivatives.composed.set(True, take_along_dim)
+
+
+splitting.rule.set(splitting.along, gather, scatter, scatter_add)

@@ -438,18 +438,23 @@ def _expanded_of_batch(batch: batching.Batch, operation: BoundSymbol):
 
 @splitting.rule(ltorch.reshape, ltorch.view, ltorch.flatten, ltorch.unflatten, prims.reshape)
 def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
-    """The dimension becomes another one with the same elements before it, which the ranks divide as well."""
+    """The dimension becomes another one with the same elements before it, which the ranks divide as well. Where ranks
+    share positions, it may also become one that several sequences follow each other in."""
     part = split.part(operation.inputs[0])
     if part is None or len(operation.inputs) != 1 or operation.output.dtype is not operation.inputs[0].dtype:
         return None
     shape, n = tuple(operation.output.shape), part.axis.size
-    before = math.prod(operation.inputs[0].shape[: part.dim])
-    dim = next((i for i, size in enumerate(shape) if math.prod(shape[:i]) == before and size > 1), None)
-    if dim is None or shape[dim] % n:
-        return None
-    return splitting.Part(
-        ltorch.reshape(part.value, (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])), part.axis, dim
-    )
+    sequences = math.prod(operation.inputs[0].shape[: part.dim]) * part.axis.groups
+    for dim, size in enumerate(shape):
+        before = math.prod(shape[:dim])
+        groups = sequences // before if before and not sequences % before else 0
+        if not groups or size % groups or size == groups or groups > 1 and not split.shares_positions:
+            continue
+        axis = part.axis.in_groups(groups)
+        if size % axis.pieces:
+            return None
+        return splitting.Part(ltorch.reshape(part.value, (*shape[:dim], size // n, *shape[dim + 1 :])), axis, dim)
+    return None
 
 
 @splitting.rule(transpose, prims.transpose, permute, t)

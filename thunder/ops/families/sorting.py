@@ -11,7 +11,7 @@ from thunder.ops import ltorch
 from thunder.ops.families.extremes import counts_places, first_place, placed, places_of, values_indices
 from thunder.ops.families.reductions import canonical_dims, reduced_shape
 from thunder.ops.registry import torch_prim
-from thunder.ops.rules import effects, kernels
+from thunder.ops.rules import effects, kernels, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import named_results
 
@@ -45,6 +45,7 @@ def _(a, k, dim=-1, largest=True, sorted=True):
     return named_results("topk", *found)
 
 
+splitting.several.set(splitting.several_along, topk)
 kernels.no_loop_of_inductor.add(topk)  # which of several equal ones it picks, nobody says
 
 
@@ -148,3 +149,6 @@ def _looks_for_the_range(operation) -> bool:
 
 effects.may_raise.add(ltorch.histc)
 effects.synchronises.add(ltorch.histc, when=_looks_for_the_range)
+
+
+splitting.several.set(splitting.several_along, sort)

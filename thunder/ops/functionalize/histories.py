@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
+from thunder.ops.rules import splitting
 
 
 @contextmanager
@@ -36,6 +37,9 @@ def with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
 holding = Symbol(
     "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
 )
+
+
+splitting.rule.set(splitting.elementwise, holding)
 
 
 @holding.vjp
