@@ -9,18 +9,8 @@ import torch
 
 import thunder
 from thunder.capture import ask
-from thunder.capture.sources import MISSING, Source
-from thunder.capture.state import Outside
-
-
-class Stands:
-    """Stands in for a capture: values at sources, and the answers."""
-
-    def __init__(self, **values):
-        self.observed, self.outside = {}, Outside(rooted=set(), constants=values)
-        self.sources = {name: Source(None, "const", name) for name in values}
-        self.values = {}
-
+from thunder.capture.sources import MISSING
+from thunder.capture.world import World
 
 ANSWERS = [
     (ask.TYPE, [1, True, 1.0, [], {}]),
@@ -71,8 +61,8 @@ ANSWERS = [
 def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, values):
     objects = {f.__name__: f for f in ask.HELPERS.values()} | {"MISSING": MISSING}
     for i, a in enumerate(values):
-        stands = Stands(v=a)
-        was = ask.ask(stands, stands.sources["v"], question)
+        world = World()
+        was = world.ask(world.const(a), question)
         for j, b in enumerate(values):
             now = question.text.format(v="v", k=None)
             changed = question.changed.format(now=now, was="was")
@@ -82,8 +72,10 @@ def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, 
 def test_a_question_is_asked_once():
     asked = []
     question = ask.LENGTH._replace(ask=lambda v, _: asked.append(v) or len(v))
-    stands = Stands(v=[1, 2])
-    assert [ask.ask(stands, stands.sources["v"], question) for _ in range(3)] == [2, 2, 2] and len(asked) == 1
+    world = World()
+    assert [world.ask(world.const([1, 2]), question) for _ in range(2)] == [2, 2] and len(asked) == 2
+    source = world.const([1, 2])
+    assert [world.ask(source, question) for _ in range(3)] == [2, 2, 2] and len(asked) == 3
 
 
 DEEP = {"five deep": lambda: [[[[[1.0, 2.0]]]]], "200 rows": lambda: [[float(i), 2.0] for i in range(200)]}

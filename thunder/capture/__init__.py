@@ -66,7 +66,7 @@ class Captured:
         self.failure = failure
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
-        self.parameters, self.decisions, self._capture = c.parameters, c.numbers.decisions, c
+        self.parameters, self.decisions, self._capture = c.world.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
         self.eager_codes = [f.__code__ for f in c.eager_calls if hasattr(f, "__code__")]
         self.has_eager_calls = bool(c.eager_calls)
@@ -84,7 +84,7 @@ class Captured:
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.constants = constants(c)
-        self.effects = frozenset(source.describe(c.parameters) for source in c.effects.places)
+        self.effects = frozenset(c.world.describe(source) for source in c.effects.places)
         self._computation(c, output)
         if self.output_requires_grad:
             _check_written(c)
@@ -113,7 +113,7 @@ class Captured:
         unchecked = c.request.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.numbers.decisions.relations)
-        self.guard_count = len(c.observed) + len(c.tensors.shapes)
+        self.guard_count = len(c.world.observed) + len(c.tensors.shapes)
 
     def settle(self, options: JitOptions, model) -> None:
         """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
@@ -252,7 +252,7 @@ def _check_written(c: Capture) -> None:
 def _with_generators(c: Capture) -> tuple[list[BoundSymbol], dict[Proxy, Source]]:
     """The operations, with values of the program in the place of generators that the program makes, or that each call
     may make anew; these are inputs, and come with their sources."""
-    proxies, anew = c.tensors.generators, {i for i in c.outside.anew if type(c.keep[i]) is torch.Generator}
+    proxies, anew = c.tensors.generators, {i for i in c.world.anew if type(c.world.keep[i]) is torch.Generator}
 
     def as_value(x: Any) -> Any:
         if type(x) is torch.Generator and id(x) in anew and id(x) not in proxies:
@@ -265,7 +265,7 @@ def _with_generators(c: Capture) -> tuple[list[BoundSymbol], dict[Proxy, Source]
         args, kwargs = (map_structure(as_value, part) if anew or proxies else part for part in parts)
         is_same = args is operation.args and kwargs is operation.kwargs
         operations.append(operation if is_same else operation.replace(args=args, kwargs=kwargs))
-    return operations, {p: c.sources[i] for i, p in proxies.items() if i in anew}
+    return operations, {p: c.world.sources[i] for i, p in proxies.items() if i in anew}
 
 
 def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
@@ -407,7 +407,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
 def _close(c: Capture) -> None:
     """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector
     runs. Sources know those below them."""
-    for source in {source.root for source in (*c.values, *c.outside.constant_sources.values())}:
+    for source in {source.root for source in (*c.world.values, *c.world.constant_sources.values())}:
         source.forget()
     vars(c).clear()
 
@@ -478,12 +478,13 @@ def _run(c: Capture):
     fn, own = c.request.fn, []
     root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
-    c.values |= {root: c.request.fn, arguments: c.request.args, keywords: c.request.kwargs}
+    for source, value in ((root, fn), (arguments, c.request.args), (keywords, c.request.kwargs)):
+        c.world.note(source, value)
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
     elif isinstance(fn, Transformed):
-        c.know(fn, root)
+        c.world.know(fn, root)
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
     args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.request.args)]

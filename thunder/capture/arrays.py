@@ -114,7 +114,7 @@ def _same_bytes(a, b) -> bool:
 
 
 def _refuse_write(c, source: Source):
-    c.outside.written_arrays.add(source.describe(c.parameters))
+    c.outside.written_arrays.add(c.world.describe(source))
     c.refuse(
         "a numpy array from outside is written to",
         "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",

@@ -1,8 +1,7 @@
-"""Asking: every look at the outside world is a question, and the prologue asks it again before each call.
+"""Questions: every look at the outside world is one, and the prologue asks it again before each call.
 
-`ask(c, source, QUESTION)` asks about the value at a source, and remembers the answer under (source, question, operand).
-A program depends on exactly the answers that it got. Each question is one row of this file: how to ask at capture, the
-text of the same in the prologue, and the words of a miss.
+Each question is one row of this file: how to ask at capture (`World.ask`), the text of the same in the prologue, and
+the words of a miss.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, container_base, plain_base
-from thunder.capture.sources import MISSING, Source
+from thunder.capture.sources import MISSING
 from thunder.ops.opaque_values import metadata
 
 
@@ -218,50 +217,6 @@ HELPERS: dict[str, Any] = {
         same_value, same_elements, content, length, keys, placement, history, one_history, hooked,
         hookless, kind, options_of_shards)
 }  # fmt: skip
-
-
-# ---------------------------------------------------------------- asking
-
-_NEW = object()
-
-
-def ask(c, source: Source, question: Question, operand: Any = None):
-    """The answer to a question about the value at a source, which the prologue asks again. The operand may be another
-    source."""
-    key = source, question, operand
-    found = c.observed.get(key, _NEW)
-    if found is _NEW:
-        other = value_at(c, operand) if type(operand) is Source else operand
-        value = value_at(c, source)
-        if issubclass(type(value), torch.Tensor):
-            with compat.DisableTorchFunction():  # the question is no operation of the program
-                found = question.ask(value, other)
-        else:
-            found = question.ask(value, other)
-        c.observed[key] = found
-    return found
-
-
-def value_at(c, source: Source):
-    """The value at a source; MISSING where there is none. Only `ask` and `reach` may look at it."""
-    found = c.values.get(source, _NEW)
-    if found is _NEW:
-        if source.base is None:
-            found = c.outside.constants[source.key]
-        else:
-            with compat.DisableTorchFunction():
-                found = source.fetch(value_at(c, source.base), c.values)
-        c.values[source] = found
-    return found
-
-
-def reach(c, source: Source):
-    """The value at a source, as the program may hold it (see `values.read`); MISSING, asked, where there is none."""
-    value = value_at(c, source)
-    if value is MISSING:
-        ask(c, source, PRESENT)
-        return MISSING
-    return c.read(value, source)
 
 
 # ---------------------------------------------------------------- words

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder.capture import callbacks, containers
-from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say, value_at
+from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say
 from thunder.capture.expose import is_written
 from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIVE, slots
 from thunder.capture.sources import Source
@@ -57,7 +57,7 @@ def call(c, f, args, kwargs):
         return _own_cache(c, f)(*args, **kwargs)
     if any(type(a) is TensorProxy for a in given):
         _refuse(c, f, "keeps results by tensor")
-    own = [x for x in given if not (_is_constant(c, x) or id(x) in c.sources or type(x) is tuple)]
+    own = [x for x in given if not (_is_constant(c, x) or id(x) in c.world.sources or type(x) is tuple)]
     if any(map(_by_identity, own)):
         return _own_cache(c, f)(*args, **kwargs)
     if not all(_is_made_again(c, x) for x in own):
@@ -83,17 +83,17 @@ def _computed(c, f, args, kwargs):
     key = f, len(args), *symbols, *map(type, symbols)
     if key in c.known.computed:  # raises as the cache does
         return c.known.computed[key]
-    roots = {c.sources[id(x)].root for x in parts_of(*args, *kwargs.values()) if id(x) in c.sources}
-    asked, written, recorded = set(c.observed), containers.state(c), len(c.recorder.bound_symbols)
+    roots = {c.world.sources[id(x)].root for x in parts_of(*args, *kwargs.values()) if id(x) in c.world.sources}
+    asked, written, recorded = set(c.world.observed), containers.state(c), len(c.recorder.bound_symbols)
     result = c.call(f.__wrapped__, list(args), dict(kwargs))
-    new = [(source, question) for source, question, operand in c.observed if (source, question, operand) not in asked]
+    new = [(source, question) for source, question, _ in c.world.observed.keys() - asked]
     alone = all(question in _OF_DEFINITIONS or source.root in roots for source, question in new)
     if containers.state(c) != written or len(c.recorder.bound_symbols) > recorded:
         _refuse(c, f, "does not repeat its effects")  # they would be done again
     if not alone:
         return NULL
     for x in parts_of(result):
-        if isinstance(x, MUTABLE) and id(x) not in c.sources:
+        if isinstance(x, MUTABLE) and id(x) not in c.world.sources:
             c.path.lend(x)  # a cache would give the same one to others
     c.known.computed[key] = result
     return result
@@ -119,7 +119,7 @@ def _is_constant(c, x) -> bool:
     kind = type(x)
     if kind in PRIMITIVE or issubclass(kind, IMMUTABLE):
         return True
-    stays = id(x) not in c.fresh and id(x) not in c.outside.anew
+    stays = id(x) not in c.fresh and id(x) not in c.world.anew
     return stays and (kind in IDENTICAL or issubclass(kind, (type, ENUM)))
 
 
@@ -151,23 +151,23 @@ def _asked(c, f, args, kwargs):
             return tuple(map(place, x))
         if _is_constant(c, x):
             return x
-        if id(x) not in c.sources:
+        if id(x) not in c.world.sources:
             return _made_again(x)
-        sources.append(c.sources[id(x)])
+        sources.append(c.world.sources[id(x)])
         return _Place(len(sources) - 1)
 
     places = [place(x) for x in args], {k: place(x) for k, x in kwargs.items()}
     key = f, *map(type, args), *places[0], *places[1].items()
     asked = c.known.cached_calls.setdefault(key, functools.partial(_ask, f, *places))
-    values = tuple(value_at(c, source) for source in sources)
+    values = tuple(c.world.value_at(source) for source in sources)
     c.in_cached_call += 1
     try:  # the values are those from outside, as are the result's
         found = Host.call_native(c, asked, [values], {})
     finally:
         c.in_cached_call -= 1
-    source = c.const(asked, _label(f, places)).child("of", tuple(sources))
+    source = c.world.const(asked, _label(f, places)).child("of", tuple(sources))
     if type(found) is _Raised:
-        c.ask(source, TYPE)
+        c.world.ask(source, TYPE)
         raise c.read(found.error, source.attr("error"))
     return c.read(found, source)
 
@@ -216,5 +216,5 @@ def _own_cache(c, f):
     if found is None:
         function = f.__wrapped__
         found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: c.call(function, list(a), k))
-        c.known.own_caches[c.hold(f)] = found
+        c.known.own_caches[c.world.hold(f)] = found
     return found

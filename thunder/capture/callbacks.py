@@ -148,11 +148,11 @@ def check_given(c, value, caller) -> None:
     kind = type(value)
     if called_in(c, kind, caller):
         refuse(c, value, caller)
-    if issubclass(kind, _STATEFUL) and id(value) in c.sources:
+    if issubclass(kind, _STATEFUL) and id(value) in c.world.sources:
         c.refuse(f"native code is given a {kind.__name__}, whose state is not watched", "call its methods")
     for base in kind.__mro__[:-1] if kind not in PRIMITIVE and kind not in _KINDS else ():
         if not _of_library(base.__module__):
-            c.ask(c.const(base, base.__qualname__).attr("__dict__"), KEYS)
+            c.world.ask(c.world.const(base, base.__qualname__).attr("__dict__"), KEYS)
 
 
 _REMEDY = "write this part in Python, or call it outside of the compiled function"

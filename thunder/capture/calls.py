@@ -127,17 +127,17 @@ def _original(c, f):
     original = f._lc_original
     if type(original) is types.FunctionType:
         return original
-    return c.read(original, (c.sources.get(id(f)) or c.const(f)).attr("_lc_original"))
+    return c.read(original, (c.world.sources.get(id(f)) or c.world.const(f)).attr("_lc_original"))
 
 
 def _call_partial(c, f, args, kwargs):
-    source = c.sources.get(id(f))
+    source = c.world.sources.get(id(f))
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
         function = c.read(function, source.attr("func"))
         given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
-        c.ask(source.attr("args"), LENGTH)
-        c.ask(source.attr("keywords"), KEYS)
+        c.world.ask(source.attr("args"), LENGTH)
+        c.world.ask(source.attr("keywords"), KEYS)
         known = c.containers.snapshots.get(id(keywords))  # which the program may have changed
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
         keywords = keywords if known is None else dict(c.materialize(known))
@@ -148,8 +148,8 @@ def _call_reference(c, f, args, kwargs):
     """A call of a weak reference: of one from outside the prologue asks for its object again."""
     if args or kwargs:
         return f(*args, **kwargs)  # raises
-    if id(f) in c.sources:
-        return c.reach(c.sources[id(f)].call("__call__"))
+    if id(f) in c.world.sources:
+        return c.reach(c.world.sources[id(f)].call("__call__"))
     found = f()
     if type(found) is TensorProxy and found not in c.tensors.real:
         c.refuse("whether a tensor that the program makes is still alive", "keep a reference to it that is not weak")
@@ -228,7 +228,7 @@ def _call_function(c, f, args, kwargs):
             return (eager.disabled if by_user else call)(c, f.__wrapped__, args, kwargs)
         if _runs_natively(c, f, args, kwargs):
             return call_native(c, f, args, kwargs)
-    elif id(f) in c.keep or id(f) in c.fresh:
+    elif id(f) in c.world.keep or id(f) in c.fresh:
         c.known.interpreted.add(id(f))
     return c.enter(f, args, kwargs)
 

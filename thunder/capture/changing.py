@@ -17,7 +17,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE, ask, value_at
+from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE
 from thunder.capture.expose import settle_values
 from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
@@ -36,7 +36,7 @@ def changes(c, value, source: Source) -> bool:
     """Whether a value of the host had another value before."""
     if not c.request.changing or source.step == "at":
         return source.step == "at"
-    values = c.request.changing.get(source.describe(c.parameters), _NONE)
+    values = c.request.changing.get(c.world.describe(source), _NONE)
     return values is None or value_key(value) not in values and values is not _NONE
 
 
@@ -60,15 +60,15 @@ def read(c, value, source: Source) -> HostProxy:
     if found is None and isinstance(value, numpy.ndarray):
         for other, found in c.outside.host_values.items():
             if found.example is value:
-                ask(c, source, SAME, other)
+                c.world.ask(source, SAME, other)
                 return found
         found = None
     if found is None:
         found = HostProxy(c.recorder.context.names.make("h"), type(value), lambda: value)
         c.outside.host_values[source] = found
         c.path.comes_from(found, source)
-        c.hold(value)
-        ask(c, source, TYPE)
+        c.world.hold(value)
+        c.world.ask(source, TYPE)
     return found
 
 
@@ -92,7 +92,7 @@ def answer(c, function, args: tuple, kwargs: dict) -> Any:
         return length(c, len(args[0].example), source)
     place = source.call(name, *args[1:])
     try:
-        found = value_at(c, place)
+        found = c.world.value_at(place)
     except Exception:  # noqa: BLE001 - the program raises it, of the text itself
         return NULL
     return primitive(c, found, place) if type(found) in (int, bool) else NULL
@@ -108,7 +108,7 @@ def settled(c, value):
     if isinstance(value, tuple):
         return map_structure(lambda x: settled(c, x), value)
     if type(value) is not HostProxy:
-        for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.sources else ():
+        for name, x in plain_attribute(value, "__dict__", {}).items() if id(value) not in c.world.sources else ():
             if type(x) is HostProxy:  # of a key that hashes its attributes
                 value.__dict__[name] = settled(c, x)
         return value
@@ -140,11 +140,11 @@ def tensor_of(c, value):
     if source is None or not isinstance(value.example, numpy.ndarray):
         return None
     place = source.child("tensor", None)
-    again = place in c.values
+    again = place in c.world.values
     if not again:
         with compat.DisableTorchFunction(), torch.inference_mode(False):
-            c.values[place] = place.fetch(value.example, c.values)
-    found = c.read(c.values[place], place)
+            c.world.note(place, place.fetch(value.example, c.world.values))
+    found = c.read(c.world.values[place], place)
     c.path.watch(found)
     c.path.share(value.example)
     return c.call(torch.Tensor.detach, [found], {}) if again else found  # another tensor of the same memory
@@ -172,7 +172,7 @@ def _held_sizes(c) -> dict[str, int]:
     if any(e.needs_sizes and e.runs_on(kinds) for e in options.executors):
         return {}
     return {
-        source.child("size", i).describe(c.parameters): n
+        c.world.describe(source.child("size", i)): n
         for source, sizes in c.tensors.shapes.items()
         if source.root.key in ("args", "kwargs")
         for i, n in enumerate(sizes)
@@ -187,7 +187,7 @@ def outgrown_sizes(c, held: Container[str]) -> set[str]:
     for source, value in c.effects.places.items():
         sizes = c.tensors.shapes.get(source)
         if sizes is not None and isinstance(value, TensorProxy) and len(value.shape) == len(sizes):
-            paths = (source.child("size", i).describe(c.parameters) for i in range(len(sizes)))
+            paths = (c.world.describe(source.child("size", i)) for i in range(len(sizes)))
             found |= {
                 p
                 for p, n, now in zip(paths, sizes, value.shape, strict=True)
@@ -210,25 +210,25 @@ def constants(c) -> dict[str, Any]:
 
     held = [(s, v) for s, v in _held_values(c) if may_change(s, v)]
     held += [(s.child("len", None), len(v)) for s, v in held if type(v) in TEXTS]
-    found = {s.describe(c.parameters): value_key(v) for s, v in held}
-    found |= {s.describe(c.parameters): (number,) for s, number in c.outside.identities.items()}
+    found = {c.world.describe(s): value_key(v) for s, v in held}
+    found |= {c.world.describe(s): (number,) for s, number in c.outside.identities.items()}
     return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 
 def _held_values(c) -> Iterator[tuple[Source, Any]]:
     """The plain values that the program holds for one value of, by themselves or in tuples and slices."""
-    for (source, question, _), value in c.observed.items():
+    for (source, question, _), value in c.world.observed.items():
         if question is VALUE:
             yield from parts_of_plain(value, source)
         elif question is LENGTH:
             yield source.child("len", None), value
-        elif question is CONTENT and isinstance(array := c.values.get(source), numpy.ndarray):
+        elif question is CONTENT and isinstance(array := c.world.values.get(source), numpy.ndarray):
             yield source, array
 
 
 def read_numbers(c) -> set[str]:
     """The paths of the numbers that the program holds for one value of."""
-    return {s.describe(c.parameters) for s, v in _held_values(c) if type(v) in (int, float)}
+    return {c.world.describe(s) for s, v in _held_values(c) if type(v) in (int, float)}
 
 
 # ---------------------------------------------------------------- calls

@@ -83,12 +83,12 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
         ask_bases(c, kind)
         return
     if type(found) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
-        c.know_whole(found, entry(c, owner, name))
-    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.sources:
-        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
+        c.world.know_whole(found, entry(c, owner, name))
+    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.world.sources:
+        c.world.know(found, c.world.const(found))  # a descriptor of the user's: its methods read its attributes
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
-        c.ask(entry(c, owner, name), IDENTITY)
+        c.world.ask(entry(c, owner, name), IDENTITY)
         ask_bases(c, kind)
 
 
@@ -101,7 +101,7 @@ def _depend_on_absence(c, kind, name, after, found, passed) -> None:
 def ask_bases(c, kind) -> None:
     """The order in which bases are looked up stays the same."""
     if len(kind.__mro__) > 2 and not of_library(kind):
-        c.ask(c.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
+        c.world.ask(c.world.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
 def _by_class(c, kind, name, after, found) -> bool:
@@ -111,17 +111,17 @@ def _by_class(c, kind, name, after, found) -> bool:
         return False
     if plain_attribute(kind, name) is not (found.__func__ if made is staticmethod else found):
         return False
-    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
+    c.world.ask(c.world.const(kind, kind.__qualname__).attr(name), IDENTITY)
     return True
 
 
 def _absent(c, classes, name) -> None:
     for base in classes:
-        c.ask(entry(c, base, name), PRESENT)
+        c.world.ask(entry(c, base, name), PRESENT)
 
 
 def entry(c, owner: type, name: str) -> Source:
-    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
+    return c.world.const(owner, owner.__qualname__).attr("__dict__").item(name)
 
 
 def is_fixed(found) -> bool:

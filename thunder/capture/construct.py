@@ -48,7 +48,7 @@ def reduced(c, f, args, kwargs):
     by_class = any(c.slot(type(o), n) for n in ("__getnewargs__", "__getnewargs_ex__"))
     if state_of is not None and not by_class and stands_alone(type(o)) and args[-1:] >= [2]:
         return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None  # pyright: ignore[reportAttributeAccessIssue]
-    if by_class or state_of is not None or not (id(o) in c.sources or callbacks.called_in(c, type(o))):
+    if by_class or state_of is not None or not (id(o) in c.world.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state = found[2] if len(found) > 2 else None
@@ -80,7 +80,7 @@ def _check_callback(c, args) -> None:
     """A weak reference to an object of the program's own, which may die while the program is captured."""
     if len(args) < 2 or args[1] is None or id(args[1]) in c.fresh:
         return
-    if id(args[0]) not in c.sources and not isinstance(args[0], (type, types.FunctionType, types.ModuleType)):
+    if id(args[0]) not in c.world.sources and not isinstance(args[0], (type, types.FunctionType, types.ModuleType)):
         c.refuse("a function from outside is to be called when an object of the program dies", "keep the object")
 
 
@@ -98,7 +98,7 @@ def _generator(c, args, kwargs) -> torch.Generator:
     """A generator that the program makes, which is a value of the program."""
     made = torch.Generator(*args, **kwargs)
     if current_recorder() is c.recorder and not c.outer_recorders and not c.recorder.context.checkpoint:
-        c.hold(made)
+        c.world.hold(made)
         c.tensors.generators[id(made)] = random.new_generator(from_tensor_device(made.device))
     return made
 

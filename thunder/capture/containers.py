@@ -35,7 +35,7 @@ def snapshot(c, value, source: Source):
     if s is not None:
         return s
     s = _empty(c, value, source)
-    c.ask(source, TYPE)
+    c.world.ask(source, TYPE)
     if isinstance(value, collections.deque):
         c.reach(source.attr("maxlen"))
     return s
@@ -44,10 +44,10 @@ def snapshot(c, value, source: Source):
 def _known(c, value, source: Source):
     """The snapshot of a container that has come in before, through this source or another one; None for others."""
     s = c.containers.snapshots.get(id(value))
-    if s is not None and c.sources[id(s)] is not source:
-        c.ask(source, SAME, c.sources[id(s)])
+    if s is not None and c.world.sources[id(s)] is not source:
+        c.world.ask(source, SAME, c.world.sources[id(s)])
     if s is not None and c.containers.looks[id(s)].by_position and not _is_called_by_position(c):
-        c.ask(source, KEYS)
+        c.world.ask(source, KEYS)
     return s
 
 
@@ -73,9 +73,8 @@ def held(c, value):
 
 def _stand_for(c, s, value, source: Source) -> Look:
     look = c.containers.looks[id(s)] = Look(value, source)
-    c.containers.snapshots[id(value)], c.sources[id(s)] = s, source
-    c.hold(value)
-    c.hold(s)
+    c.containers.snapshots[c.world.hold(value)] = s
+    c.world.know(s, source)
     return look
 
 
@@ -105,11 +104,11 @@ def materialize(c, s) -> None:
     source, value = look.source, look.original
     base = container_base(type(value))
     if type(value) in (list, dict) and len(value) > LARGE and _is_settled(c, look) and is_data(value):
-        c.ask(source, CONTENT)
+        c.world.ask(source, CONTENT)
         c.containers.data.add(id(s))
         _fill(s, look, base, [data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
-        c.ask(source, ELEMENTS)
+        c.world.ask(source, ELEMENTS)
         found = c.elements(set.__iter__(value))
         look.was = set(found)
         set.update(s, found)
@@ -118,7 +117,7 @@ def materialize(c, s) -> None:
             c.refuse(
                 "a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors"
             )
-        c.ask(source, LENGTH if look.by_position else KEYS)
+        c.world.ask(source, LENGTH if look.by_position else KEYS)
         if isinstance(value, collections.defaultdict):  # native code copies it
             c.reach(source.attr("default_factory"))
         c.elements(base.keys(value))
@@ -126,7 +125,7 @@ def materialize(c, s) -> None:
         at = {k: source.child("nth", i) if look.by_position else source.item(k) for i, k in enumerate(base.keys(value))}
         _fill(s, look, base, [hidden[k] if k in hidden else c.read(x, at[k]) for k, x in base.items(value)])
     else:
-        n = c.ask(source, LENGTH)
+        n = c.world.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
         items = enumerate(base.__iter__(value))
         _fill(s, look, base, [read[i] if i in read else c.read(x, source.item(i)) for i, x in items])
@@ -153,7 +152,7 @@ def _pairs(value):
 
 def _is_settled(c, look: Look) -> bool:
     """Whether no item was read by itself, and no number in it is to stay symbolic."""
-    path = look.source.describe(c.parameters) if c.request.changing else ""
+    path = c.world.describe(look.source) if c.request.changing else ""
     return not look.items and not c.numbers.symbolic and not any(p.startswith(path) for p in c.request.changing)
 
 
@@ -215,7 +214,7 @@ def dict_item(c, s, k, *default):
         look.items[k] = child
         container_base(type(s)).__setitem__(s, k, child)
         return child
-    c.ask(item, PRESENT)
+    c.world.ask(item, PRESENT)
     if default:
         return default[0]
     if type(look.original) is collections.defaultdict:
@@ -235,7 +234,7 @@ def has_key(c, s, k) -> bool:
         written = c.effects.value(known.owner, k)
         if written is not NULL:
             return not _is_deleted(written)
-    return c.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
+    return c.world.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
 
 
 def has_element(c, s, v) -> bool | None:
@@ -243,7 +242,7 @@ def has_element(c, s, v) -> bool | None:
     look = c.containers.lazy[id(s)]
     if type(s) is not set or not all(map(_compares_by_itself, (v, *look.original))):
         return None
-    return c.ask(look.source, HOLDS, v)
+    return c.world.ask(look.source, HOLDS, v)
 
 
 def _compares_by_itself(v) -> bool:
@@ -266,8 +265,8 @@ def entry(c, source: Source, k) -> tuple:
     if type(k) is not TensorProxy:
         k = real_id(c, k)
         told_apart(c, k, ())
-        known = c.sources.get(id(k))
-        itself = known is None or known.step == "const" or type(k) is torch.Generator and id(k) not in c.outside.anew
+        known = c.world.sources.get(id(k))
+        itself = known is None or known.step == "const" or type(k) is torch.Generator and id(k) not in c.world.anew
         return k, source.item(k) if itself else source.child("keyed", known)
     real, found = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
@@ -350,7 +349,7 @@ def _is_deleted(value) -> bool:
 def _outside_attribute(c, o, look: Look, name):
     item, entries = look.source.item(name), look.original
     if name not in entries:
-        c.ask(item, PRESENT)
+        c.world.ask(item, PRESENT)
         return MISSING
     hidden = hasattr(type(type_attribute(type(o), name)), "__set__")  # by a class's descriptor
     return c.read(entries[name], item if hidden else look.source.base.attr(name))
@@ -359,7 +358,7 @@ def _outside_attribute(c, o, look: Look, name):
 def _fill_attributes(c, known: AttributeDict, look: Look) -> None:
     """Somebody looks at all of an `o.__dict__`."""
     copy, o, was = known
-    c.ask(look.source, KEYS)
+    c.world.ask(look.source, KEYS)
     names = [*look.original, *(n for n in c.effects.names(o) if n not in look.original)]
     found = {name: x for name in names if (x := _attribute(c, known, look, name)) is not MISSING}
     for table in (copy, was):
@@ -388,9 +387,9 @@ def changes(c) -> list[tuple]:
     """The changes of containers from outside: (kind, original, source, key, value)."""
     found: list[tuple] = []
     for sid, look in c.containers.looks.items():
-        found += (changed := _changes(c.keep[sid], look))
+        found += (changed := _changes(c.world.keep[sid], look))
         if look.by_position and changed:
-            c.ask(look.source, KEYS)
+            c.world.ask(look.source, KEYS)
     for kind, original, source, k, value in found:
         if id(original) in c.outside.namespaces:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")

@@ -16,7 +16,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.ask import VALUE, ask
+from thunder.capture.ask import VALUE
 from thunder.capture.examples import is_tried
 from thunder.capture.locks import check_host_call
 from thunder.capture.reachable import Reach
@@ -159,7 +159,7 @@ class Path:
         if proxy in self._made_of and proxy not in self._settled:
             self._settled[proxy] = self.value_of(proxy)
             for known in self._made_of[proxy]:
-                ask(self.c, known, VALUE) if isinstance(known, Source) else known.concrete()
+                self.c.world.ask(known, VALUE) if isinstance(known, Source) else known.concrete()
         if proxy not in self._settled:
             where, question = self.c.user_location(), f"the value of {proxy.name}"
             answer = self._expected(question, where)

@@ -342,7 +342,7 @@ def _function(c, f: Callable) -> Any:
             _check_seen(c, cell_value(cell, None), f)
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             _check_seen(c, value, f)
-    by_parts = f.__closure__ or id(f) in c.outside.anew
+    by_parts = f.__closure__ or id(f) in c.world.anew
     source = c.outside.function_sources.get(id(f)) if by_parts else None
     return f if source is None else changing.read(c, f, source)
 
@@ -365,7 +365,7 @@ def _argument(c, value: Any) -> Any:
         return changing.read(c, look.original, look.source)
     if isinstance(value, (Proxy, NumberProxy)) or type(value) in PRIMITIVE:
         return host_lines.given(c, value, False)
-    source: Source | None = c.sources.get(id(value)) or c.outside.origins.get(id(value))
+    source: Source | None = c.world.sources.get(id(value)) or c.world.origins.get(id(value))
     if source is not None and not isinstance(value, torch.Tensor):
         return changing.read(c, value, source)
     if type(value) in OPENED:
@@ -385,12 +385,12 @@ def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
     known = c.tensors.proxies.get(id(tensor))
     if known:
         return next(iter(known.values()))
-    return c.read(tensor, _source_of_leaf(c, tensor) or c.const(tensor, f"a tensor that {name} reads"))
+    return c.read(tensor, _source_of_leaf(c, tensor) or c.world.const(tensor, f"a tensor that {name} reads"))
 
 
 def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
     """The path of a parameter below a module that the program knows."""
-    known = ((c.keep.get(number), source) for number, source in c.sources.items() if source.step != "const")
+    known = ((c.world.keep.get(number), source) for number, source in c.world.sources.items() if source.step != "const")
     pending, seen = [pair for pair in known if isinstance(pair[0], torch.nn.Module)], set[int]()
     while pending:
         module, source = pending.pop()

@@ -53,7 +53,7 @@ def is_plain(c, value, seen: set[int]) -> bool:
         return False
     if t is TensorProxy or isinstance(value, (AnyProxy, NumberProxy)) or t in _LITERAL:
         return True
-    if t not in (tuple, list, dict) or id(value) in c.sources:
+    if t not in (tuple, list, dict) or id(value) in c.world.sources:
         return False
     c.materialize(value)
     if t is not tuple:
@@ -77,7 +77,7 @@ class EpilogueWriter:
         # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
-        self.originals = {id(s): c.sources[id(s)] for s in c.containers.snapshots.values()}
+        self.originals = {id(s): c.world.sources[id(s)] for s in c.containers.snapshots.values()}
         writes = c.effects.is_carried_out or c.effects.settings or c.tensors.written_after or c.tensors.frozen
         self.writes = bool(writes or containers.changes(c))
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
@@ -105,7 +105,7 @@ class EpilogueWriter:
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
-            return self.pin(self.c.outside.constants[source.key]) if source.step == "const" else source.key
+            return self.pin(self.c.world.constants[source.key]) if source.step == "const" else source.key
         b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
@@ -142,10 +142,10 @@ class EpilogueWriter:
             return self.built[id(value)]
         if id(value) in self.originals:
             return self.path(self.originals[id(value)])
-        if id(value) in c.sources:
-            return self._outside(value, c.sources[id(value)])
-        if id(value) in c.outside.origins:
-            return self._outside(value, c.outside.origins[id(value)])
+        if id(value) in c.world.sources:
+            return self._outside(value, c.world.sources[id(value)])
+        if id(value) in c.world.origins:
+            return self._outside(value, c.world.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
@@ -231,7 +231,7 @@ class EpilogueWriter:
 
     def _outside(self, value, source) -> str:
         held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
-        held = held and id(value) not in self.c.outside.anew
+        held = held and id(value) not in self.c.world.anew
         return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
@@ -243,13 +243,13 @@ class EpilogueWriter:
 
     def _is_made(self, kind: type) -> bool:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
-        known = id(kind) in self.c.outside.constant_sources or not of_python(kind)
+        known = id(kind) in self.c.world.constant_sources or not of_python(kind)
         module = sys.modules.get(kind.__module__) if isinstance(kind.__module__, str) else None
         return not known and getattr(module, kind.__qualname__.split(".")[0], None) is None
 
     def variable(self, value, expression: str) -> str:
         name = self.built[id(value)] = self.names.make("o")
-        self.c.hold(value)
+        self.c.world.hold(value)
         self.lines.append(f"{name} = {expression}")
         return name
 
@@ -397,10 +397,10 @@ class EpilogueWriter:
             target = self.path(self.c.tensors.real[o][1]) if self._is_outside(o) else self.build(o)
             return f"{self.pin(setattr)}({target}, {n!r}, {self.build(v)})"
         if kind == "attr":
-            target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
+            target = self.path(c_source) if (c_source := self.c.world.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._natively('setattr', o)}({target}, {n!r}, {self.build(v)})"
         if kind == "entry":
-            return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+            return f"{self.path(self.c.world.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
         if kind == "context":
             return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "data":
@@ -409,11 +409,11 @@ class EpilogueWriter:
             path = self.path(self.c.tensors.real[o][1]) if o in self.c.tensors.placements else self.build(o)
             return f"{path}.grad = {self._gradient(path, o, v)}"
         if kind == "delattr":
-            return f"{self._natively('delattr', o)}({self.path(self.c.sources[id(o)])}, {n!r})"
+            return f"{self._natively('delattr', o)}({self.path(self.c.world.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         owner = self.c.outside.cells[id(o)]
-        is_anew = id(owner) in self.c.outside.anew
+        is_anew = id(owner) in self.c.world.anew
         return f"{self._cell(owner, o) if is_anew else self.pin(o)}.cell_contents = {self.build(v)}"
 
     def _gradient(self, path: str, p: TensorProxy, value) -> str:

@@ -61,8 +61,8 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
             _check_shown(c, kind)
         elif not opened:
             stays_apart(c, value)
-        if id(value) in c.outside.anew and kind is not functools.partial:
-            c.ask(c.sources[id(value)], IDENTITY)
+        if id(value) in c.world.anew and kind is not functools.partial:
+            c.world.ask(c.world.sources[id(value)], IDENTITY)
         if kind in _LEAVES or id(value) in seen or id(value) in data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -78,7 +78,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         if is_held and isinstance(value, tuple):
             in_tuples(concrete, value)
         found = _parts(c, value, kind, shown, opaque)
-        if is_held or id(value) in c.sources and not isinstance(value, (dict, *_SEQUENCES)):
+        if is_held or id(value) in c.world.sources and not isinstance(value, (dict, *_SEQUENCES)):
             as_it_is.update(map(id, found))
         pending += found
 
@@ -175,7 +175,7 @@ def _computes_in_c(kind: type) -> bool:
 
 def _inside(c, value, kind: type, again: bool) -> list:
     """The values of an object's attributes; of one from outside, asked, and given again where that is said."""
-    source = c.sources.get(id(value))
+    source = c.world.sources.get(id(value))
     if source is not None:
         return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
     if class_of_library(kind):
@@ -197,11 +197,11 @@ def attributes(c, o, source) -> list:
     """All attributes of an object from outside, asked. Raises CaptureError where the program has written to one, which
     native code would not see."""
     c.known.exposed.add(id(o))
-    c.hold(o)
+    c.world.hold(o)
     own = plain_attribute(o, "__dict__")
     children = []
     if isinstance(own, dict):
-        c.ask(source.attr("__dict__"), KEYS)
+        c.world.ask(source.attr("__dict__"), KEYS)
         found = [(n, x) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
         children += [c.reach(_place_of(c, o, source, n)) for n, _ in found]
     names = [*slots(type(o)), *_members(type(o))]
@@ -209,7 +209,7 @@ def attributes(c, o, source) -> list:
     places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
     children += [found for place in places if (found := c.reach(place)) is not MISSING]
     if c.effects.names(o) or any(containers.is_changed(c, x) for x in children):
-        path = source.describe(c.parameters)
+        path = c.world.describe(source)
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"
         c.refuse(reason, "give the code the attributes that it needs")
     return [concrete(x) for x in children]
@@ -231,7 +231,7 @@ def _members(kind: type) -> list[str]:
 def _can_be_asked(c, value, source, name: str) -> bool:
     if type(value) in DICT_VIEWS or is_iterator(value):
         c.sharp(
-            f"native code is given {source.attr(name).describe(c.parameters)}, a {type(value).__name__}, which is "
+            f"native code is given {c.world.describe(source.attr(name))}, a {type(value).__name__}, which is "
             "not watched for changes"
         )
         return False
@@ -285,5 +285,5 @@ def is_written(c, value) -> bool:
     """Whether the program has written to an object from outside, or to something that it keeps."""
     written = {owner for owner, _ in c.effects.held}
     looks = c.containers.looks.items()
-    written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.keep[sid])}
+    written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.world.keep[sid])}
     return bool(written) and any(id(x) in written for x in kept(value))

@@ -11,7 +11,7 @@ import collections
 import types
 from typing import Any
 
-from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, SAME, TYPE, VALUE, Question, same_value, value_at
+from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, SAME, TYPE, VALUE, Question, same_value
 from thunder.capture.sources import MISSING, Source
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
@@ -37,9 +37,9 @@ class Groups:
         self.single: list[tuple] = []
         self._held: dict[Source, list] = {}
         changed = settings_changed(self.capture)
-        self.apart = _groups_apart(self.capture.observed)
+        self.apart = _groups_apart(self.capture.world.observed)
         told = {source for group in self.apart for source in group}
-        for (source, question, operand), want in self.capture.observed.items():
+        for (source, question, operand), want in self.capture.world.observed.items():
             if source in changed or self._is_implied(source, question, want):
                 continue
             if question is SAME and want is False and source in told:
@@ -49,7 +49,7 @@ class Groups:
 
     def _is_implied(self, source: Source, question: Question, want) -> bool:
         """Whether another fact says this one."""
-        asked = self.capture.observed
+        asked = self.capture.world.observed
         if question is IDENTITY:
             return source.step == "const"
         if question is not PRESENT:
@@ -62,8 +62,8 @@ class Groups:
         """Puts a fact into its group; False where it has none."""
         capture, writer, step = self.capture, self.writer, source.step
         if question is TYPE:
-            outside = capture.outside
-            stays = outside.constants[source.key] if step == "const" else outside.pinned.get(source, MISSING)
+            constants, pinned = capture.world.constants, capture.outside.pinned
+            stays = constants[source.key] if step == "const" else pinned.get(source, MISSING)
             return stays is not MISSING and _add(self.types, stays, None, want, source, question)
         if question is HOOKED:
             self.hooked.append(source)
@@ -75,7 +75,7 @@ class Groups:
         elif question is VALUE or question is IDENTITY and not writer.is_weak(want):
             rows = self.entries
             if question is IDENTITY and step in ("attr", "cell") and source.base.step == "const":
-                owner, name = capture.outside.constants[source.base.key], source.key
+                owner, name = capture.world.constants[source.base.key], source.key
                 if step == "cell":
                     owner, name = owner.__closure__[name], "cell_contents"
                 return _add(self.attributes, owner, name, want, source, question)
@@ -132,10 +132,10 @@ def settings_changed(capture) -> set[Source]:
     """PyTorch's settings that the program changed itself after it asked for them: the next call finds the same
     as this one."""
     found = set()
-    for source, question, _ in capture.observed:
-        if source in capture.settings and question is VALUE:
-            now = source.fetch(value_at(capture, source.base), capture.values)
-            if not same_value(now, capture.values[source]):
+    for source, question, _ in capture.world.observed:
+        if source in capture.world.settings and question is VALUE:
+            now = source.fetch(capture.world.value_at(source.base), capture.world.values)
+            if not same_value(now, capture.world.values[source]):
                 found.add(source)
     return found
 

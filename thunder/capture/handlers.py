@@ -128,14 +128,14 @@ def _count_call(c, m) -> None:
 
 def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks, and those of all modules, are checked to stay empty."""
-    if id(m) not in c.sources or id(m) in c.known.seen_hooks:
+    if id(m) not in c.world.sources or id(m) in c.known.seen_hooks:
         return
     if not c.known.seen_hooks:
-        c.ask(c.const(c.outside.hooks, "hooks"), FILLED)
+        c.world.ask(c.world.const(c.outside.hooks, "hooks"), FILLED)
         c.outside.hooks += _hooks_of_all()
     c.known.seen_hooks.add(id(m))
-    if id(m) in c.outside.anew:
-        c.ask(c.sources[id(m)], HOOKLESS)
+    if id(m) in c.world.anew:
+        c.world.ask(c.world.sources[id(m)], HOOKLESS)
         return
     c.outside.hooks += map(m.__dict__.__getitem__, HOOKS)
 
@@ -143,7 +143,7 @@ def _watch_hooks(c, m) -> None:
 def _guard_hooks(c, m) -> None:
     """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
     so. Keys of forward hooks mean nothing to it where none is one of the special ones."""
-    if id(m) not in c.sources:
+    if id(m) not in c.world.sources:
         return
     special = [x for x in (vars(m).get(n) for n in _SPECIAL_HOOKS) if x]
     for n in _SPECIAL_HOOKS if not special else ():
@@ -188,7 +188,7 @@ def _make_autocast(c, f, args, kwargs):
     if (args[1] if len(args) > 1 else kwargs.get("dtype")) is None:
         asked = functools.partial(torch.get_autocast_dtype, made.device)
         if asked() is c.same_settings.args[0].get(f"autocast's dtype on {made.device}"):
-            c.setting(c.const(asked, f"autocast's dtype on {made.device}").call("__call__"), asked())
+            c.world.ask_setting(c.world.const(asked, f"autocast's dtype on {made.device}").call("__call__"), asked())
     return made
 
 
@@ -465,7 +465,7 @@ def _module_setattr(c, f, args, kwargs):
     """nn.Module.__setattr__ of an outside module: any value but a parameter, buffer or child is an attribute, without
     looking at all others. A new value of one stands in the dict that has it."""
     m, n, v = args
-    if id(m) not in c.sources:  # made inside
+    if id(m) not in c.world.sources:  # made inside
         return c.enter(f, args, kwargs)
     kind, where = type_of(c, v), next((w for w in _HOLDS if _holds(c, m, w, n)), None)
     if where is None and not issubclass(kind, (torch.nn.Parameter, torch.nn.Module)):

@@ -43,7 +43,7 @@ from thunder.capture import (
     tensors,
     values,
 )
-from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, ask, reach
+from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME
 from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import Path
 from thunder.capture.effects import Effects
@@ -59,12 +59,12 @@ from thunder.capture.reads import Reading
 from thunder.capture.sources import Source
 from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors
 from thunder.capture.strides import layout
+from thunder.capture.world import World
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL, Host
-from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.recursion import is_own
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
@@ -90,7 +90,7 @@ class Capture(Host):
         options = request.options
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.request, self.compiling = request, compiling
-        self.parameters = parameter_names(request.fn)
+        self.world = World(parameter_names(request.fn))
         self.filters = warnings.filters  # which the program may replace
         names = Names()
         names.taken |= _RESERVED
@@ -115,15 +115,8 @@ class Capture(Host):
         self.handlers = {id(f): h for f, h in late.items()}
         self.replacements = options.replacements
         self.engine = backward.Engine()
-        # where values come from, by their ids, and the values themselves, whose ids stay theirs
-        self.sources: dict[int, Source] = {}
-        self.keep: dict[int, Any] = {}
         self.fresh: set[int] = set()  # ids of functions that the program made
         self.made: dict[int, weakref.ref] = {}  # these functions
-        # the answers that the program depends on
-        self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
-        self.values: dict[Source, Any] = {}  # their values
-        self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
@@ -158,43 +151,16 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ sources
 
-    def const(self, value, label: str = "") -> Source:
-        """A source that is the object itself, pinned in the generated code."""
-        found = self.outside.constant_sources.get(id(value))
-        if found is None:
-            if id(value) in self.outside.anew:
-                self.ask(self.sources[id(value)], IDENTITY)
-            name = f"K{len(self.outside.constants)}"
-            self.outside.constants[name] = value
-            self.hold(value)
-            found = self.outside.constant_sources[id(value)] = Source(
-                None, "const", name, label or plain_attribute(value, "__name__", type(value).__name__)
-            )
-        return found
-
-    def hold(self, value) -> int:
-        """The value stays, so that its id, which is returned, stays its own."""
-        self.keep[id(value)] = value
-        return id(value)
-
-    def know(self, value, source: Source) -> None:
-        """The value stands at a source; the program depends on what it reads of it."""
-        self.sources[self.hold(value)] = source
-
-    def know_whole(self, value, source: Source) -> None:
-        """The value stands at a source, and leaves as the value there."""
-        self.outside.origins[self.hold(value)] = source
-
     def note_own(self, value) -> Any:
         """The value, a function that the program made."""
-        self.fresh.add(self.hold(value))
+        self.fresh.add(self.world.hold(value))
         return value
 
     # what of the standard library may run as it is: see `eager`
     note_class, note_library = eager.note_class, eager.note_library
     call_operator = eager.call_operator
-    # how the program may hold a value from a source; the value at a source, so; the answer to a question about it
-    read, reach, ask = values.read, reach, ask
+    # how the program may hold a value from a source; the value at a source, so
+    read, reach = values.read, values.reach
     elements, lift = values.elements, tensors.lift
 
     # ------------------------------------------------------------------------------------------------ the recorder
@@ -240,8 +206,8 @@ class Capture(Host):
         names.settings = tuple(name for name, value in now.items() if value != before[name])
         sets = result is None and type(f) in _FUNCTIONS and f.__name__ not in ("__init__", "__enter__", "__exit__")
         if names.settings or sets:
-            source = self.const(self.same_settings, "whether PyTorch's settings are those at capture")
-            self.setting(source.call("__call__"), True)
+            source = self.world.const(self.same_settings, "whether PyTorch's settings are those at capture")
+            self.world.ask_setting(source.call("__call__"), True)
 
     # ------------------------------------------------------------------------------------------------ objects
 
@@ -273,12 +239,6 @@ class Capture(Host):
     def compares(self, kind) -> bool:
         return kind is HostProxy or issubclass(kind, NumberProxy)
 
-    def setting(self, source: Source, answer) -> None:
-        """The program depends on a setting of PyTorch's at a source."""
-        self.settings.add(source)
-        self.values[source] = answer
-        self.ask(source, VALUE)
-
     # ------------------------------------------------------------------------------------------------ functions
 
     def load_cell(self, f, cell, name):
@@ -289,7 +249,7 @@ class Capture(Host):
             value = super().load_cell(f, cell, name)
         except NameError:
             if owner is not None:
-                self.ask(self.cell_source(owner, cell), PRESENT)
+                self.world.ask(self.cell_source(owner, cell), PRESENT)
             raise
         if owner is None or type(value) in (TensorProxy, types.CellType):
             return value
@@ -300,7 +260,7 @@ class Capture(Host):
         index = 0
         while f.__closure__[index] is not cell:
             index += 1
-        source = (self.sources.get(id(f)) or self.const(f)).child("cell", index)
+        source = (self.world.sources.get(id(f)) or self.world.const(f)).child("cell", index)
         source.label = f.__code__.co_freevars[index]
         return source
 
@@ -310,7 +270,7 @@ class Capture(Host):
             cell.cell_contents = v
             return
         self.effects.note({self.cell_source(owner, cell): None})
-        self.hold(cell)
+        self.world.hold(cell)
         self.effects.write("cell", cell, None, v)
 
     def delete_cell(self, f, cell):
@@ -325,12 +285,12 @@ class Capture(Host):
             self.known.asked_functions.add(id(f))
             library = is_library(f.__globals__.get("__name__"))
             if not library:
-                self.ask(self._part_of(f, "__code__"), IDENTITY)
+                self.world.ask(self._part_of(f, "__code__"), IDENTITY)
             for i, (name, cell) in enumerate(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)):
                 if not library or locations.holds_state(f, name, cell):
                     self._shared(self.outside.cells.setdefault(id(cell), f), f, i, cell)
-            if id(f) in self.outside.anew:
-                self.ask(self.sources[id(f)].attr("__globals__"), IDENTITY)
+            if id(f) in self.world.anew:
+                self.world.ask(self.world.sources[id(f)].attr("__globals__"), IDENTITY)
         if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
             return result
         with eager.Reading(self, f, args, kwargs):
@@ -341,22 +301,22 @@ class Capture(Host):
 
     def _shared(self, owner, f, index: int, cell) -> None:
         """A cell of a function that is known by its structure: another function has it too, or none may."""
-        if id(f) not in self.outside.anew:
+        if id(f) not in self.world.anew:
             return
-        source = self.sources[id(f)].attr("__closure__").item(index)
+        source = self.world.sources[id(f)].attr("__closure__").item(index)
         if owner is f:
             self.outside.own_cells[source] = None
         else:
-            self.ask(source, SAME, self._part_of(owner, "__closure__").item(owner.__closure__.index(cell)))
+            self.world.ask(source, SAME, self._part_of(owner, "__closure__").item(owner.__closure__.index(cell)))
 
     def _part_of(self, f, name: str) -> Source:
         """The code or the defaults of a function. A closure is found where it came from, so that the program does not
         keep it alive."""
-        if id(f) in self.outside.anew:
-            return self.sources[id(f)].attr(name)
-        comes_and_goes = f.__closure__ is not None and id(f) not in self.outside.constant_sources
+        if id(f) in self.world.anew:
+            return self.world.sources[id(f)].attr(name)
+        comes_and_goes = f.__closure__ is not None and id(f) not in self.world.constant_sources
         known = self.outside.function_sources.get(id(f)) if comes_and_goes else None
-        return (known or self.const(f)).attr(name)
+        return (known or self.world.const(f)).attr(name)
 
     def made_function(self, f):
         """Nothing keeps it alive: it may hold an exception, with the frames that raised it."""
@@ -368,22 +328,22 @@ class Capture(Host):
     def default(self, f, name, value):
         if type(value) is TensorProxy or id(f) in self.fresh or is_library(f.__globals__.get("__name__")):
             return value
-        if id(f) in self.outside.anew:
+        if id(f) in self.world.anew:
             parts = [self.read(getattr(f, n), self._part_of(f, n)) for n in ("__defaults__", "__kwdefaults__")]
             if name is None:
                 return None
             index = f.__code__.co_varnames.index(name) - f.__code__.co_argcount
             return self.getitem(parts[index >= 0], index if index < 0 else name)
         if name is None:
-            self.ask(self._part_of(f, "__defaults__"), IDENTITY)
-            self.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
+            self.world.ask(self._part_of(f, "__defaults__"), IDENTITY)
+            self.world.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
             return None
         code = f.__code__
-        source = self.sources.get(id(f)) or self.const(f)
+        source = self.world.sources.get(id(f)) or self.world.const(f)
         index = code.co_varnames.index(name) - code.co_argcount
         if index >= 0:
             return self.read(value, source.attr("__kwdefaults__").item(name))
-        self.ask(self._part_of(f, "__defaults__"), IDENTITY)
+        self.world.ask(self._part_of(f, "__defaults__"), IDENTITY)
         if type(value) in PRIMITIVE:
             return value
         return self.read(value, source.attr("__defaults__").item(index))
@@ -411,10 +371,10 @@ class Capture(Host):
         if any(k is not found for k, found in zip(keys, settled, strict=True)):
             keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))
-        if self.sources or self.tensors.real:
+        if self.world.sources or self.tensors.real:
             for k in keys:
                 if type(k) not in PRIMITIVE:
-                    if id(k) not in self.outside.anew:  # whose hash is its identity
+                    if id(k) not in self.world.anew:  # whose hash is its identity
                         expose(self, k)
                     told_apart(self, k, others)
         return keys
@@ -439,14 +399,14 @@ class Capture(Host):
             return self._same_tensor(a, b)
         sa, sb = place(self, a), place(self, b)
         if sa is not None and sb is not None:
-            return self.ask(sa, SAME, sb)
+            return self.world.ask(sa, SAME, sb)
         return False
 
     def _same_tensor(self, a, b) -> bool:
         if a not in self.tensors.real or b not in self.tensors.real:
             return False
         sx, sy = self.tensors.real[a][1], self.tensors.real[b][1]
-        return True if sx is sy else self.ask(sx, SAME, sy)
+        return True if sx is sy else self.world.ask(sx, SAME, sy)
 
     # ------------------------------------------------------------------------------------------------ calls
 
@@ -455,7 +415,7 @@ class Capture(Host):
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them, and settings."""
         for variable in self.effects.restore_variables():
-            self.hold(variable)
+            self.world.hold(variable)
         self.recorder.context.names.settings = ()
 
     # ------------------------------------------------------------------------------------------------ trouble
@@ -478,18 +438,18 @@ class Capture(Host):
         """The tensor that the prologue checks at a source: the one that stands there, or that a transform put in its
         place."""
         replaced = self.tensors.replaced_sources.get(source)
-        return self.values[source] if replaced is None else replaced[0][replaced[1]]
+        return self.world.values[source] if replaced is None else replaced[0][replaced[1]]
 
     def ask_at_the_end(self) -> None:
         """Ask the questions that are known to matter only once the program is captured."""
         names = self.recorder.context.names
         if names.attends:  # attention may use the backends of the time when its kernels were chosen
-            asked = self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
-            self.setting(asked.call("__call__"), names.backends)
+            asked = self.world.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
+            self.world.ask_setting(asked.call("__call__"), names.backends)
         for table in self.request.overrides:
-            self.ask(self.const(table), REPLACED)
+            self.world.ask(self.world.const(table), REPLACED)
         for p in self.engine.hooked:
-            self.ask(self.tensors.real[p][1], HOOKED)
+            self.world.ask(self.tensors.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
         """Objects that must stay apart: those that are compared by identity, those that the program reads, where it
@@ -500,9 +460,9 @@ class Capture(Host):
         if not self.effects.is_carried_out and not containers.changes(self):
             return [(leaves, "tensors"), (list(self.outside.apart), "objects")]
         boxes = list(self.outside.apart) + [
-            s for i, s in self.sources.items()
+            s for i, s in self.world.sources.items()
             if s.step != "const" and s.key != "__dict__"
-            and (i in self.outside.anew or not isinstance(self.keep.get(i), torch.nn.Module))
+            and (i in self.world.anew or not isinstance(self.world.keep.get(i), torch.nn.Module))
         ] + list(self.outside.own_cells)  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 

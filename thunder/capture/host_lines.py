@@ -221,7 +221,7 @@ def _check_owner(c, function: Callable, name: str, args) -> None:
     if (inplace_of(function) is not None or function in _OPERATORS) and TensorProxy in map(type, args):
         c.refuse(f"{name}() overwrites a tensor with what a host call gives", "make a number of it: float(...)")
     owner = plain_attribute(function, "__self__")
-    if type(function) not in BUILTINS or owner is None or id(owner) in c.sources or id(owner) in c.outside.origins:
+    if type(function) not in BUILTINS or owner is None or id(owner) in c.world.sources or id(owner) in c.world.origins:
         return
     steady = isinstance(owner, (type, types.ModuleType, tuple, *FIXED, *UNCHANGING)) or type(owner) in _TEXT_OF
     if not steady and _effect(function) != "random":
@@ -305,7 +305,7 @@ def given(c, value, reads: bool):
     if t is HostMethod:
         return run(c, getattr, (value.proxy, value.name), pure=True)
     if (own := _is_of_program(c, value)) or keeps((value,), (Proxy, NumberProxy)):
-        if own and id(value) not in c.sources:
+        if own and id(value) not in c.world.sources:
             c.note_class(t)
         c.refuse(
             f"code that runs on the host is given a {t.__name__}, which the program may have written to",
@@ -317,7 +317,7 @@ def given(c, value, reads: bool):
 def _given_container(c, value, reads: bool):
     t = type(value)
     if not reads and t is not tuple:
-        if id(value) in c.containers.looks or id(value) in c.sources:
+        if id(value) in c.containers.looks or id(value) in c.world.sources:
             c.refuse(
                 "code that runs on the host is given a container from outside, which it may change",
                 "give it a copy, made inside",
@@ -342,13 +342,9 @@ def _is_of_program(c, value) -> bool:
         return True
     if id(value) in c.containers.looks:  # a snapshot, which may be empty
         return True
-    if id(value) in c.sources:
+    if id(value) in c.world.sources:
         return is_tracked(t) or is_written(c, value)
-    if (
-        id(value) in c.outside.origins
-        or isinstance(value, (frozenset, numpy.ndarray, *UNCHANGING))
-        or is_constant(value)
-    ):
+    if id(value) in c.world.origins or isinstance(value, (frozenset, numpy.ndarray, *UNCHANGING)) or is_constant(value):
         return False
     return not any(x is value for x in vars(sys.modules[t.__module__]).values())  # the library's own generator
 
@@ -384,7 +380,7 @@ def is_outside(c, value) -> bool:
 
 def outside_state(c, o):
     """The value of the host that stands for an object from outside whose state is not watched; None for others."""
-    source = c.sources.get(id(o)) or c.outside.origins.get(id(o))
+    source = c.world.sources.get(id(o)) or c.world.origins.get(id(o))
     return None if source is None or is_watched(o) else changing.read(c, o, source)
 
 

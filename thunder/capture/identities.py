@@ -18,9 +18,9 @@ from thunder.interpreter.instructions import PLAIN
 def place(c, value) -> Source | None:
     """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
     is may be compared with one that is known by its structure."""
-    found = c.sources.get(id(value)) or c.outside.standing.get(id(value))
-    if found is None and c.outside.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
-        found = c.outside.origins.get(id(value)) or c.const(value)
+    found = c.world.sources.get(id(value)) or c.outside.standing.get(id(value))
+    if found is None and c.world.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
+        found = c.world.origins.get(id(value)) or c.world.const(value)
     return found
 
 
@@ -29,9 +29,9 @@ def known_itself(c, value) -> None:
     elsewhere, it stands there in all calls."""
     if type(value) is types.FunctionType:
         c.outside.itself.add(id(value))
-        c.hold(value)
-    if id(value) in c.outside.anew:
-        c.ask(c.sources[id(value)], IDENTITY)
+        c.world.hold(value)
+    if id(value) in c.world.anew:
+        c.world.ask(c.world.sources[id(value)], IDENTITY)
 
 
 class Id(int):
@@ -47,7 +47,7 @@ def id_of(c, f, args, kwargs):
     if source is None:
         return id(o)
     if id(o) in c.outside.standing:
-        real = c.values[source]
+        real = c.world.values[source]
     return c.outside.ids.setdefault(id(o), (source, real, Id(id(o))))[2]
 
 
@@ -60,7 +60,7 @@ def real_id(c, k):
     if type(real).__weakrefoffset__:
         c.outside.passing.add(id(real))
     if source.step != "const":
-        c.ask(source, IDENTITY)
+        c.world.ask(source, IDENTITY)
     return id(real)
 
 
@@ -71,7 +71,7 @@ def hashable(c, value):
         return value if all(map(operator.is_, parts, value)) else type(value)(parts)
     if type(value) is TensorProxy:
         return real_id(c, id_of(c, id, [value], {}))
-    if id(value) in c.sources and c.lookup(type(value), "__hash__") is object.__hash__:
+    if id(value) in c.world.sources and c.lookup(type(value), "__hash__") is object.__hash__:
         real_id(c, id_of(c, id, [value], {}))
     return value
 
@@ -84,9 +84,9 @@ def told_apart(c, value, others) -> None:
     value, others = (tuple(dict.keys(x)) if isinstance(x, dict) else x for x in (value, others))
     if isinstance(value, weakref.ref):
         found = value()
-        if id(found) in c.sources:
+        if id(found) in c.world.sources:
             c.outside.passing.add(id(found))
-            c.ask(c.sources[id(found)], IDENTITY)
+            c.world.ask(c.world.sources[id(found)], IDENTITY)
     told = c.outside.told  # the keys of a table are compared with each one that comes: once they are known, at once
     for x in parts_of(value, [x for x in others if id(x) not in told]):
         stays_apart(c, x)
@@ -129,10 +129,10 @@ def same_number(c, a, b) -> bool:
     source = next(iter(places or others), None)
     written = [k for k in function.__code__.co_consts if k is a or k is b]
     if source is not None and written:
-        return c.ask(source, SAME, c.const(written[0]))
+        return c.world.ask(source, SAME, c.world.const(written[0]))
     if places and others:
         known = a is not b and not set(places).isdisjoint(others)  # a symbolic number and its value
-        return known or all([c.ask(source, SAME, other) for other in others if other is not source])
+        return known or all([c.world.ask(source, SAME, other) for other in others if other is not source])
     for x in (a, b):
         _check_choice(c, x)
     return a is b
@@ -145,7 +145,7 @@ def _check_choice(c, x) -> None:
 
 def _places(c, x) -> list:
     """The sources of a number or a text from outside; none for one that the program computes."""
-    known = c.numbers.proxies if isinstance(x, NumberProxy) else c.values
+    known = c.numbers.proxies if isinstance(x, NumberProxy) else c.world.values
     return [s for s, v in known.items() if v is x and s.step not in _COMPUTED]
 
 

@@ -121,7 +121,7 @@ def contains(c, o, v) -> bool:
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and is_hashable(v):
             return containers.has_key(c, o, v)
-        if type(o) is set and not o and id(v) not in c.sources:
+        if type(o) is set and not o and id(v) not in c.world.sources:
             found = containers.has_element(c, o, v)
             if found is not None:
                 return found

@@ -53,9 +53,9 @@ def _module_path(c, frame) -> str | None:
     outside = c.outside
     path = outside.rooted.get(id(owner), outside.module_paths.get(id(owner)))
     if path is None:
-        source = c.sources.get(id(owner))
-        path = type(owner).__name__ if source is None else source.describe(c.parameters).rpartition(" ")[2]
-        outside.module_paths[c.hold(owner)] = path
+        source = c.world.sources.get(id(owner))
+        path = type(owner).__name__ if source is None else c.world.describe(source).rpartition(" ")[2]
+        outside.module_paths[c.world.hold(owner)] = path
     return path
 
 

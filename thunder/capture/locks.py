@@ -53,11 +53,11 @@ class Locks:
 def call(c, f, args, kwargs):
     """A call of a lock's method."""
     lock, name = f.__self__, f.__name__
-    source = c.outside.origins.get(id(lock)) or c.sources.get(id(lock)) or c.outside.origins.get(id(f))
+    source = c.world.origins.get(id(lock)) or c.world.sources.get(id(lock)) or c.world.origins.get(id(f))
     if source is None:
         return _own(c, f, args, kwargs)
     depth, reentrant = c.locks.depth.get(id(lock), 0), type(lock) is KINDS[1]
-    taken = TakenLock(lock, source.describe(c.parameters))
+    taken = TakenLock(lock, c.world.describe(source))
     if name in _TAKES:
         waits = _waits(c, f, args, kwargs, taken)
         if depth and not reentrant:

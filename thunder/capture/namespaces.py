@@ -21,14 +21,14 @@ from thunder.interpreter.instructions import builtin_namespace
 
 def import_module(c, f, args, kwargs):
     """`__import__` and `importlib.import_module`: another module may stand under a name, or one where there is none."""
-    modules, name = c.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
+    modules, name = c.world.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
     try:
         found: Any = call_native(c, f, args, kwargs)
     except ImportError:
-        c.ask(modules.item(name), PRESENT)
+        c.world.ask(modules.item(name), PRESENT)
         raise
     if not is_library(found.__name__) and found.__name__ in sys.modules:
-        c.ask(modules.item(found.__name__), IDENTITY)
+        c.world.ask(modules.item(found.__name__), IDENTITY)
     return found
 
 
@@ -47,18 +47,18 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
             c.known.names[id(space), n] = value
             known_itself(c, value)
             if n in space:
-                source = c.const(space, label).item(n)
-                c.ask(source, IDENTITY)
+                source = c.world.const(space, label).item(n)
+                c.world.ask(source, IDENTITY)
                 if t is torch.Generator:
-                    c.sources.setdefault(id(value), source)
+                    c.world.sources.setdefault(id(value), source)
                 elif t in _ITSELF or t in _MADE and is_own:
-                    c.know_whole(value, source)
+                    c.world.know_whole(value, source)
         return value
     if is_own:
-        return c.read(value, answered or c.const(space, "global").item(n))
+        return c.read(value, answered or c.world.const(space, "global").item(n))
     # `sys.argv`, `math.pi`; a library's own code changes its globals natively
     by_attribute = label != "global" and (t in CONTAINERS or plain_base(t) is not None)
-    return c.read(value, answered or c.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
+    return c.read(value, answered or c.world.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
 
 
 def namespace(c, f):
@@ -68,7 +68,7 @@ def namespace(c, f):
         return space
     c.outside.namespaces.add(id(space))
     _check_namespace(c, space)
-    return c.read(space, c.const(space, "global"))
+    return c.read(space, c.world.const(space, "global"))
 
 
 def _check_namespace(c, space) -> None:
@@ -87,9 +87,9 @@ def load_global(c, f, n):
         return namespace_value(c, space, "global", n, space[n])
     if is_library(space.get("__name__")):
         return c.load_builtin(space, n)
-    c.ask(c.const(space, "global").item(n), PRESENT)
-    source = c.const(builtin_namespace(space), "builtins.").item(n)
-    if c.ask(source, PRESENT) is False:
+    c.world.ask(c.world.const(space, "global").item(n), PRESENT)
+    source = c.world.const(builtin_namespace(space), "builtins.").item(n)
+    if c.world.ask(source, PRESENT) is False:
         return c.load_builtin(space, n)  # raises
     found = c.reach(source)
     if not c.effects:
@@ -100,7 +100,7 @@ def load_global(c, f, n):
 
 def store_global(c, f, n, v) -> None:
     space = f.__globals__
-    c.effects.note({c.const(space, "global").item(n): v})
+    c.effects.note({c.world.const(space, "global").item(n): v})
     c.effects.write("global", space, n, v)
     _check_namespace(c, space)
 

@@ -78,10 +78,10 @@ def _context_variable(c, f, args):
     if f.__name__ == "set":
         token = f(*args)
         c.effects.note_token(variable, token)
-        c.hold(token)
+        c.world.hold(token)
         return token
     if f.__name__ == "reset":
-        if id(args[0]) not in c.keep:
+        if id(args[0]) not in c.world.keep:
             c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
         f(*args)
         if args[0] is first:
@@ -89,7 +89,7 @@ def _context_variable(c, f, args):
         return None
     if first is not None:
         return f(*args)
-    found = c.reach(c.const(variable).call("get", *args))
+    found = c.reach(c.world.const(variable).call("get", *args))
     return f(*args) if found is MISSING else found
 
 
@@ -176,7 +176,7 @@ def _by_receiver(c, f, s, args, kwargs):
         return record(c, f, args, kwargs)
     if type(s) in locks.KINDS:
         return locks.call(c, f, args, kwargs)
-    if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.sources and s.empty():
+    if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.world.sources and s.empty():
         c.refuse("the program waits for what another thread puts into a queue", "put it there before")
     if type(s) is str and f.__name__ in ("format", "format_map", "__mod__"):
         return _formatted(c, f, args, kwargs)
@@ -332,7 +332,7 @@ def _call_torch(c, f, args, kwargs):
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.outside.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in settings.ANSWERS and not (args or kwargs) and settings.is_question(c, f):
-        c.setting(c.const(f).call("__call__"), result)
+        c.world.ask_setting(c.world.const(f).call("__call__"), result)
     return result
 
 
@@ -474,11 +474,11 @@ def reaches(c, args, kwargs) -> bool:
     user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
-        if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, (NumberProxy, Condition)):
+        if t is TensorProxy or t is AnyProxy or id(a) in c.world.sources or isinstance(a, (NumberProxy, Condition)):
             return True
         if t in VIEWS or t is types.MappingProxyType or t in BUILTINS and type(policy(a)) is Host:
             return True
-        if t is types.MethodType and (id(a.__self__) in c.sources or reaches(c, (a.__func__,), {})):
+        if t is types.MethodType and (id(a.__self__) in c.world.sources or reaches(c, (a.__func__,), {})):
             return True
         if t is types.FunctionType and type(native_row(a).answer) is Interpret:
             return True

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thunder.capture.ask import LENGTH, TYPE, VALUE, ask, value_at
+from thunder.capture.ask import LENGTH, TYPE, VALUE
 from thunder.capture.sources import Computation, Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
 
 def primitive(c, value, source: Source):
-    return number(c, value, source) if is_symbolic(c, value, source) else ask(c, source, VALUE)
+    return number(c, value, source) if is_symbolic(c, value, source) else c.world.ask(source, VALUE)
 
 
 def is_symbolic(c, value, source: Source) -> bool:
@@ -24,14 +24,14 @@ def is_symbolic(c, value, source: Source) -> bool:
         return not (t is int and value in (0, 1))
     if source.step == "at":  # another one is another item
         return True
-    values = c.request.changing.get(source.describe(c.parameters), value) if c.request.changing else value
+    values = c.request.changing.get(c.world.describe(source), value) if c.request.changing else value
     return values is None or type(values) is set and value not in values
 
 
 def length(c, n: int, source: Source) -> Any:
     """The length of the container or the text at a source."""
     place = source.child("len", None)
-    return number(c, n, place) if is_symbolic(c, n, place) else ask(c, source, LENGTH)
+    return number(c, n, place) if is_symbolic(c, n, place) else c.world.ask(source, LENGTH)
 
 
 MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets
@@ -52,7 +52,7 @@ def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
         return n
     if c.numbers.symbolic_sizes or any(source.key in getattr(tensor, mark, ()) for mark in _MARKS):
         return number(c, n, source)
-    values = c.request.changing.get(source.describe(c.parameters), (n,)) if c.request.changing else (n,)
+    values = c.request.changing.get(c.world.describe(source), (n,)) if c.request.changing else (n,)
     return n if values is not None and n in values else number(c, n, source)
 
 
@@ -71,7 +71,7 @@ def source_of(c, n: NumberProxy) -> Source:
     (name, found), *_ = sources
     if n.expression != symbol(name):
         found = found.child("number", Computation(n.expression, sources))
-    value_at(c, found)
+    c.world.value_at(found)
     return found
 
 
@@ -91,9 +91,9 @@ def number(c, value, source: Source) -> NumberProxy:
         found = c.numbers.proxies[source] = (IntegerProxy if t is int else FloatProxy)(name, c.numbers.decisions)
         c.numbers.decisions.values[name] = value
         c.numbers.sources[name] = source
-        c.values[source] = value
+        c.world.note(source, value)
         if source.step != "size":
-            ask(c, source, TYPE)
+            c.world.ask(source, TYPE)
         if source.step == "size":
             c.numbers.decisions.add_size(name)
         elif t is int and value not in (0, 1):

@@ -34,14 +34,14 @@ from thunder.interpreter.attributes import call_special, native_method, of_pytho
 def origin(c, o) -> Source | None:
     """Where attributes of an object are read; None for the program's own objects, and for functions and classes that a
     library gives by its names."""
-    source = c.sources.get(id(o))
+    source = c.world.sources.get(id(o))
     if source is not None or id(o) in c.fresh:
         return source
     if type(o) is types.FunctionType and not is_library(o.__globals__.get("__name__")):
-        return c.const(o)
+        return c.world.const(o)
     if issubclass(type(o), type):
-        return None if of_library(o) else c.const(o)  # pyright: ignore[reportArgumentType]
-    return c.outside.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
+        return None if of_library(o) else c.world.const(o)  # pyright: ignore[reportArgumentType]
+    return c.world.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
 
 
 def own(c, o, name):
@@ -57,7 +57,7 @@ def own(c, o, name):
         found = kind.get(space, name, NULL)
     except AttributeError:  # native code keeps it for itself
         return attributes.plain_attribute(o, name, NULL)
-    source = origin(c, o) or c.outside.origins.get(id(o))
+    source = origin(c, o) or c.world.origins.get(id(o))
     if source is None:
         return found
     said = lookup(c, t, name)
@@ -65,10 +65,10 @@ def own(c, o, name):
         owner = None if said is NULL or is_fixed(said) else owner_of(t, name, said)
         if owner is not None:
             # it is no data descriptor, which would come first; a number is looked up together with others
-            c.ask(entry(c, owner, name), VALUE if type(said) in PRIMITIVE else TYPE)
+            c.world.ask(entry(c, owner, name), VALUE if type(said) in PRIMITIVE else TYPE)
         return c.read(found, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
-        c.ask(source.attr("__dict__").item(name), PRESENT)
+        c.world.ask(source.attr("__dict__").item(name), PRESENT)
     return NULL
 
 
@@ -76,7 +76,7 @@ def own_of_class(c, kind, name):
     """An attribute of a class itself, or NULL."""
     if c.effects and (found := c.effects.value(kind, name)) is not NULL:
         return NULL if found is DELETED else found
-    c.ask(entry(c, kind, name), PRESENT)
+    c.world.ask(entry(c, kind, name), PRESENT)
     return kind.__dict__.get(name, NULL)
 
 
@@ -88,14 +88,14 @@ def cached_outside(c, o) -> bool:
 
 def native_get(c, get, found, o, kind, name):
     """The result of a native descriptor: slots and the like of outside objects are read."""
-    if type(found) is staticmethod and id(found) in c.outside.origins:
+    if type(found) is staticmethod and id(found) in c.world.origins:
         if type(found.__func__) is types.MethodType or bound_method(found.__func__) is not None:
-            return c.read(found.__func__, c.outside.origins[id(found)].attr("__func__"))
+            return c.read(found.__func__, c.world.origins[id(found)].attr("__func__"))
     source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
     if c.effects and (written := c.effects.value(o, name)) is not NULL:
         return _written(c, get, found, o, kind, name, written)
     if name == "__dict__" and cached_outside(c, o):
-        return c.read(get(found, o, kind), c.const(o).attr(name))
+        return c.read(get(found, o, kind), c.world.const(o).attr(name))
     if type(o) is types.CellType:
         c.refuse("a variable of a function is read as its cell", "read it by its name")
     if source is None or name in _CONSTANT.get(type(o), ()):
@@ -123,7 +123,7 @@ def _read_outside(c, get, found, o, kind, name, source):
     try:
         value = get(found, o, kind)
     except AttributeError:  # an empty slot
-        c.ask(source.find(name), PRESENT)
+        c.world.ask(source.find(name), PRESENT)
         raise
     return _attributes_as_one(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
 
@@ -161,7 +161,7 @@ def missing(c, getattribute, o, name):
         found = getattribute(o, name)
     except AttributeError:
         if not type(o).__dictoffset__ and not issubclass(type(o), type):
-            c.ask(source.find(name), PRESENT)
+            c.world.ask(source.find(name), PRESENT)
         raise
     return c.read(found, source.attr(name))
 
@@ -171,7 +171,7 @@ def fallback(c, method, o, name):
     if method is torch.nn.Module.__getattr__ and c.reading is None:
         return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
-    if c.sources.get(id(o)) is None and of_library(type(o)):
+    if c.world.sources.get(id(o)) is None and of_library(type(o)):
         asked(c, o, name, value)
     return value
 
@@ -208,7 +208,7 @@ def _attribute_function(t: type):
 def _of_builtin(c, o, n):
     if c.effects and (written := c.effects.value(o, n)) is not NULL:
         return _overlaid(o, n, written)
-    value, source = getattr(o, n), c.sources.get(id(o))
+    value, source = getattr(o, n), c.world.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
 
 
@@ -230,13 +230,13 @@ def _of_module(c, o, n):
     try:
         value = getattr(o, n)
     except AttributeError:
-        c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
+        c.world.ask(c.world.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
         raise
     if n == "__dict__" and not is_library(o.__name__):
-        return containers.attribute_dict(c, o, value, c.const(o))
+        return containers.attribute_dict(c, o, value, c.world.const(o))
     if type(o) is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
-    return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
+    return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.world.const(o).attr(n))
 
 
 def _overlaid(o, n, value):
@@ -248,12 +248,12 @@ def _overlaid(o, n, value):
 def asked(c, o, n: str, value) -> None:
     """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
     if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
-        c.setting(c.const(o).attr(n), value)
+        c.world.ask_setting(c.world.const(o).attr(n), value)
 
 
 def of_torch_module(c, m, n: str):
     """nn.Module.__getattr__: parameters, buffers, children."""
-    source = c.sources.get(id(m))
+    source = c.world.sources.get(id(m))
     for where in ("_parameters", "_buffers", "_modules"):
         d = m.__dict__.get(where)
         written = c.containers.snapshots.get(id(d))
@@ -263,8 +263,8 @@ def of_torch_module(c, m, n: str):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
         for where in ("_parameters", "_buffers", "_modules"):
-            c.ask(source.attr(where).item(n) if where in m.__dict__ else source.attr(where), PRESENT)
-        c.ask(source.attr("__dict__").item(n), PRESENT)
+            c.world.ask(source.attr(where).item(n) if where in m.__dict__ else source.attr(where), PRESENT)
+        c.world.ask(source.attr("__dict__").item(n), PRESENT)
     raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
 
 
@@ -291,7 +291,7 @@ def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
     """An attribute that PyTorch does not know: an effect, where the tensor is from outside or leaves the program."""
     if type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} is set on a tensor", "set it outside of the compiled function")
-    c.hold(p)
+    c.world.hold(p)
     c.effects.write("attr", p, n, v)
     if p in c.tensors.real:
         c.effects.note({c.tensors.real[p][1].attr(n): v})
@@ -312,7 +312,7 @@ def native_set(c, found, o, n, v) -> None:
 def _is_own(c, o) -> bool:
     """Whether an object is the program's own. Classes, modules and functions that nobody asked about are not."""
     shared = issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
-    return id(o) not in c.sources and not shared
+    return id(o) not in c.world.sources and not shared
 
 
 def own_store(c, o, n, v) -> None:
@@ -322,7 +322,7 @@ def own_store(c, o, n, v) -> None:
     if issubclass(type(o), type):
         c.known.looked_up.clear()
     if _is_own(c, o):
-        if id(o) in c.outside.origins:
+        if id(o) in c.world.origins:
             c.refuse(
                 f"attribute {n!r} of a {type(o).__name__} from outside is set, which is not watched for changes",
                 "set it outside of the compiled function",
@@ -346,8 +346,8 @@ def own_store(c, o, n, v) -> None:
     native = type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     if native:
         v = stored(found, o, v)
-    if id(o) not in c.sources:
-        c.know(o, c.const(o))
+    if id(o) not in c.world.sources:
+        c.world.know(o, c.world.const(o))
     if native and id(o) in c.containers.looks:  # native code reads the default_factory of what stands for it
         found.__set__(o, v)
     hidden = hasattr(type(found), "__set__") and not native
@@ -355,7 +355,7 @@ def own_store(c, o, n, v) -> None:
     copy = c.containers.attribute_dicts_of.get(id(o))
     if copy is not None and type(found) is not types.MemberDescriptorType:
         copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
-    c.effects.note({c.sources[id(o)].attr(n): v})
+    c.effects.note({c.world.sources[id(o)].attr(n): v})
 
 
 def delete_attr(c, o, n) -> None:
@@ -392,8 +392,8 @@ def own_delete(c, o, n) -> None:
     if _is_own(c, o) or issubclass(type(o), type) and not of_python(o):
         native_method(type(o), "__delattr__")(o, n)
         return
-    if id(o) not in c.sources:
-        c.know(o, c.const(o))
+    if id(o) not in c.world.sources:
+        c.world.know(o, c.world.const(o))
     if issubclass(type(o), type):
         if own_of_class(c, o, n) is NULL:
             raise _no_attribute(o, n)
@@ -406,9 +406,9 @@ def own_delete(c, o, n) -> None:
         copy.pop(n, None)
         c.containers.attribute_dicts[id(copy)].was.pop(n, None)
     native = type(type_attribute(type(o), n)) in (types.MemberDescriptorType, types.GetSetDescriptorType)
-    source = c.sources[id(o)]
+    source = c.world.sources[id(o)]
     place = source.find(n) if native else source.attr("__dict__").item(n)
-    if c.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
+    if c.world.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
         c.effects.write("delattr", o, n, DELETED)
     else:  # the program made it
         c.effects.drop(o, n)

@@ -32,22 +32,21 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     if found is None:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
-                f"{source.describe(c.parameters)} is a DTensor, which has rules of its own for the parts of its ranks",
+                f"{c.world.describe(source)} is a DTensor, which has rules of its own for the parts of its ranks",
                 "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, "
                 "or wrap the compiled module: fully_shard(thunder.jit(model))",
             )
         if value.requires_grad and torch.is_grad_enabled():
             c.refuse(
-                f"{source.describe(c.parameters)} is a {type(value).__name__} of layout {value.layout} that requires "
-                "grad",
+                f"{c.world.describe(source)} is a {type(value).__name__} of layout {value.layout} that requires grad",
                 "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
             )
-        proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
+        proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.world.parameters)), value)
         found = c.tensors.opaque[id(value)] = (proxy, source)
         c.tensors.holds_opaque = True
-        c.ask(source, KIND)
+        c.world.ask(source, KIND)
     elif found[1] is not source:
-        c.ask(source, SAME, found[1])
+        c.world.ask(source, SAME, found[1])
     return found[0]
 
 

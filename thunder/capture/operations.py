@@ -134,7 +134,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return TensorMethod(p, n)
     if attribute is None:
         if real is not None:
-            c.ask(source.find(n), PRESENT)
+            c.world.ask(source.find(n), PRESENT)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
     if type(attribute) in PRIMITIVE:
         return getattr(kind_of(c, p), n)
@@ -179,7 +179,7 @@ def _contiguous(c, f, args, kwargs):
     value = args[0]
     if type(value) is TensorProxy and value.requires_grad and len(args) == 1 and not kwargs:
         real, source = c.tensors.real.get(c.recorder.latest(value), (None, None))
-        if real is not None and value not in c.tensors.placements and c.ask(source.call("is_contiguous"), VALUE):
+        if real is not None and value not in c.tensors.placements and c.world.ask(source.call("is_contiguous"), VALUE):
             return value
     return record(c, torch.Tensor.contiguous, args, kwargs)
 
@@ -294,7 +294,7 @@ def _object(c, v, t: type, typed: bool):
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     known = t is not torch.Generator or v is torch.default_generator
-    if not known and id(v) not in c.sources and id(v) not in c.tensors.generators:
+    if not known and id(v) not in c.world.sources and id(v) not in c.tensors.generators:
         c.refuse("a torch.Generator is made in a transform of functions or a checkpoint", "make it outside of that")
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 

@@ -54,7 +54,7 @@ class PrologueWriter:
 
     def __init__(self, capture, input_sources: list[Source], code_of: Callable = lambda source: None):
         self.code_of = code_of  # as `written` takes it
-        self.capture, self.parameters, self.input_sources = capture, capture.parameters, input_sources
+        self.capture, self.world, self.input_sources = capture, capture.world, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.statements: list[BoundSymbol] = []
@@ -74,7 +74,7 @@ class PrologueWriter:
         self.start = 0  # before which statement
         self.groups_apart: list[list[Source]] = []  # objects of each that are different ones
         self.weak: list[weakref.ref] = []  # objects without which the program fits no call
-        self.held = {id(v) for v in capture.outside.constants.values()}
+        self.held = {id(v) for v in self.world.constants.values()}
 
     # ---------------------------------------------------------------- text
 
@@ -110,9 +110,6 @@ class PrologueWriter:
         """A check; `reason` is a Python expression."""
         self.emit(f"check_{kind}", f"if {condition}: return {reason}")
 
-    def describe(self, source: Source) -> str:
-        return source.describe(self.parameters)
-
     def literal(self, value) -> str:
         return repr(value) if _literal(value) else self.named(value)
 
@@ -136,13 +133,13 @@ class PrologueWriter:
         if pinned is not None and source.step != "const":
             return self.pin(pinned, "M")
         if source.base is None:
-            return self.named(self.capture.outside.constants[source.key]) if source.step == "const" else source.key
+            return self.named(self.world.constants[source.key]) if source.step == "const" else source.key
         self.mentions[source] += 1
         name = self.variables.get(source)
         if name is None:
             place = self._place(source)
             read = self.read(source) if place is None else ""
-            name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
+            name = self.variables[source] = self.names.claim(source.name(self.world.parameters))
             if place is not None:
                 self.together[source] = place
             else:
@@ -155,7 +152,7 @@ class PrologueWriter:
         return (table, key) if type(table) in (dict, types.MappingProxyType) else None
 
     def _unpack(self, sources: list[Source], *text: str) -> None:
-        parameters = self.capture.parameters  # a printed prologue outlives its capture
+        parameters = self.world.parameters  # a printed prologue outlives its capture
         own = [s for s in sources if s.root.key == "fn"]
         self.emit("unpack", *text, comment=(lambda: by_owner(own, parameters)) if own else None)
 
@@ -248,7 +245,7 @@ class PrologueWriter:
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
-            if kind in (list, tuple) and key in range(self.capture.observed.get((base, ask.LENGTH, None), 0)):
+            if kind in (list, tuple) and key in range(self.world.observed.get((base, ask.LENGTH, None), 0)):
                 return f"{b}[{key}]"
         return f"{STEPS[source.step].__name__}({b}, {self.literal(key)})"
 
@@ -264,16 +261,16 @@ class PrologueWriter:
 
     def type_of(self, source: Source) -> type | None:
         if source.base is None:
-            return type(self.capture.outside.constants[source.key]) if source.step == "const" else None
+            return type(self.world.constants[source.key]) if source.step == "const" else None
         stated = dict if source.step == "attr" and source.key in _DICTS else None
         if source.step == "attr" and source.key in _OF_PARTIAL and self.type_of(source.base) is functools.partial:
             stated = _OF_PARTIAL[source.key]
-        return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
+        return self.world.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source) -> Any:
         """The dict that stays and holds the value at a source: of a pinned module, of a module's globals, or of a
         class."""
-        base, pinned, constants = source.base, self.capture.outside.pinned, self.capture.outside.constants
+        base, pinned, constants = source.base, self.capture.outside.pinned, self.world.constants
         if source.step == "item":
             if base.step == "const":
                 constant = constants[base.key]
@@ -301,7 +298,7 @@ class PrologueWriter:
         `__getattribute__`."""
         if source.step != "attr" or source.key == "__dict__":
             return False
-        owner = self.capture.values.get(source.base)
+        owner = self.world.values.get(source.base)
         if isinstance(owner, type) or source.key not in plain_attribute(owner, "__dict__", ()):
             return False
         return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
@@ -369,7 +366,7 @@ class PrologueWriter:
         return v if unwrap is None else f"{self.pin(unwrap, 'unwrap')}({v})"
 
     def _unwrapping(self, source: Source) -> Callable | None:
-        tensor = self.capture.values.get(source)
+        tensor = self.world.values.get(source)
         is_tensor = isinstance(tensor, torch.Tensor) and source in self.capture.tensors.shapes
         return compat.unwrap_of(tensor) if is_tensor else None
 
@@ -420,7 +417,7 @@ class PrologueWriter:
         """One statement that checks rows by identity first. columns: name in the text -> the column of the rows, for
         each argument of the function `how`."""
         if rows:
-            found = Rows(rows, get, self.capture.parameters)
+            found = Rows(rows, get, self.world.parameters)
             given = ", ".join(self.pin(getattr(found, column), name) for name, column in columns.items())
             self._rows(kind, f"passes.{how}({given})", f"{self.pin(found, 'rows')}()", found)
 
@@ -430,7 +427,7 @@ class PrologueWriter:
             ((_, _, want, source, question),) = rows
             self._check(source, question, None, False if question is PRESENT else want)
             return
-        found, table = Rows(rows, get, self.capture.parameters), self.variable(container)
+        found, table = Rows(rows, get, self.world.parameters), self.variable(container)
         given = f"{table}, {self.pin(found.keys, 'keys')}, {self.pin(found.expected, 'expected')}, MISSING"
         self._rows("entries", f"passes.holds({given})", f"{self.pin(found, 'rows')}.of({table})", found)
 
@@ -447,7 +444,7 @@ class PrologueWriter:
             return
         if question is IDENTITY and self.is_weak(want):
             v = self.variable(source)
-            was = IDENTITY.words.format(path=self.describe(source), was=say(want), now="")
+            was = IDENTITY.words.format(path=self.world.describe(source), was=say(want), now="")
             self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})")
             return
         if question is IDENTITY and source.base is None:  # the compiled function itself, which stays
@@ -455,13 +452,13 @@ class PrologueWriter:
         pinned = question is IDENTITY and source in self.capture.outside.pinned
         v = self.read(source) if pinned else self.variable(source)
         if question is VALUE:
-            self._check_value(v, self.describe(source), want)
+            self._check_value(v, self.world.describe(source), want)
             return
         k = self.variable(operand) if type(operand) is Source else self.literal(operand)
         now = question.text.format(v=v, k=k)
         if self.type_of(source) in (tuple, *CONTAINERS):
             now = now.replace("length(", "len(").replace("keys(", "tuple(")
-        path, other = self.describe(source), self.describe(operand) if type(operand) is Source else operand
+        path, other = self.world.describe(source), self.world.describe(operand) if type(operand) is Source else operand
         words = question.words if isinstance(question.words, str) else question.words[not want]
         words = words.replace("{path}", path).replace("{k}", str(other))
         if "{was}" in words:
@@ -514,7 +511,7 @@ class PrologueWriter:
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
             tensors, list(capture.tensors.shapes.values())
         )
-        self.facts = Tensors(expected, capture.parameters)
+        self.facts = Tensors(expected, capture.world.parameters)
         self.emit("check_tensor_metadata", comment=self.facts.comments)
         self.tensors_checked = self.statements[-1]
 
@@ -531,7 +528,7 @@ class PrologueWriter:
         capture = self.capture
         if not capture.tensors.mutated:
             return
-        same = {s for s, question, _ in capture.observed if question in (SAME, SHARED)}
+        same = {s for s, question, _ in capture.world.observed if question in (SAME, SHARED)}
         groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
         for proxy, (_, source) in capture.tensors.real.items():
             if proxy in capture.tensors.used and source not in same and source in capture.tensors.shapes:
@@ -552,7 +549,7 @@ class PrologueWriter:
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(
-                f"was_is({self.describe(self.capture.numbers.sources[n])!r}, '{self._hint(n)}', {v})"
+                f"was_is({self.world.describe(self.capture.numbers.sources[n])!r}, '{self._hint(n)}', {v})"
                 for n, v in table.items()
             )
             reason = f"{held!r} + {values}"
@@ -571,7 +568,7 @@ class PrologueWriter:
             variables = [self.variable(s) for s in sources]
             if len(variables) > 1:
                 ids = ", ".join(f"id({v})" for v in variables)
-                why = self.pin(Distinct(sources, kind, self.capture.parameters), "distinct")
+                why = self.pin(Distinct(sources, kind, self.world.parameters), "distinct")
                 self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{why}(({', '.join(variables)}))")
 
 
@@ -589,7 +586,7 @@ def _renamed(expression, table: dict[str, str]) -> str:
 def _described(expression, writer: PrologueWriter) -> str:
     def words(m):
         source = writer.capture.numbers.sources.get(m.group())
-        return writer.describe(source).replace('"', "'") if source is not None else m.group()
+        return writer.world.describe(source).replace('"', "'") if source is not None else m.group()
 
     return re.sub(r"\b[a-z]+\d+\b", words, str(expression))
 

@@ -55,7 +55,7 @@ def load_attr(c, o, n):
                 outer.only_looks &= c.reading.only_looks
                 outer.looked_at += c.reading.looked_at
             c.reading = outer
-        if reading.only_looks and id(o) in c.sources and not c.effects:
+        if reading.only_looks and id(o) in c.world.sources and not c.effects:
             c.known.answers[id(o), n] = value, reading.looked_at
         return value
     if outer is not None:

@@ -14,12 +14,12 @@ def asked_again(c, f, args, kwargs, call: Callable):
     """The result of a call that looks at something outside of the program: the prologue makes the call again."""
     key = f, *map(type, args), *args, *kwargs.items()
     asked = c.known.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
-    return c.read(call(asked), c.const(asked, getattr(f, "__name__", "")).call("__call__"))
+    return c.read(call(asked), c.world.const(asked, getattr(f, "__name__", "")).call("__call__"))
 
 
 def _recursion_limit(c) -> int:
     """A program asks for it, or is so deep that it may meet it."""
-    c.setting(c.const(original_limit, "sys.getrecursionlimit").call("__call__"), c.limit)
+    c.world.ask_setting(c.world.const(original_limit, "sys.getrecursionlimit").call("__call__"), c.limit)
     return c.limit
 
 

@@ -109,19 +109,15 @@ def original_stands_in(options: JitOptions, overrides: tuple[dict, ...]) -> bool
 
 @dataclass(slots=True)
 class Outside:
-    """Where values come from (`values`, `identities`, `host`). Those named by an id are in `Capture.keep`."""
+    """What else is known of values from outside (`values`, `identities`, `host`). `World.keep` has those named by an
+    id."""
 
     rooted: dict[int, str]  # by id, the paths of the modules of the compiled one
     module_paths: dict[int, str] = field(default_factory=dict)  # of other modules, by id
     pinned: dict[Source, Any] = field(default_factory=dict)  # modules of the compiled one: the entry may hold them
-    constants: dict[str, Any] = field(default_factory=dict)
-    constant_sources: dict[int, Source] = field(default_factory=dict)
-    # sources of values that are asked as a whole, and that leave as the values there
-    origins: dict[int, Source] = field(default_factory=dict)
     # by id, values that are remade with what the program has in the place of their parts -> the value, source, result
     remade: dict[int, tuple[Any, Source, Any]] = field(default_factory=dict)
     standing: dict[int, Source] = field(default_factory=dict)  # by id, the results, and where the values are
-    anew: set[int] = field(default_factory=set)  # ids of objects that are known by their structure: see `values`
     itself: set[int] = field(default_factory=set)  # ids of functions that are known as the objects that they are
     # where such objects stand that may be known by their structure once another one stands there -> the id
     identities: dict[Source, int] = field(default_factory=dict)

@@ -55,7 +55,7 @@ def answer(c, function, args, kwargs):
         holder = c.recorder.memory.holder(value)
         itself = holder in c.tensors.real and holder not in c.recorder.memory.formed
         if function is torch.Tensor.is_contiguous and itself and not (args[1:] or kwargs):
-            return c.ask(c.tensors.real[holder][1].call("is_contiguous"), VALUE)
+            return c.world.ask(c.tensors.real[holder][1].call("is_contiguous"), VALUE)
         value = layout(c, value, function is torch.Tensor.storage_offset, function in _OF_BITS)
     with compat.DisableTorchFunction():
         return function(value, *args[1:], **kwargs)
@@ -74,7 +74,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
         found = function(real)
-    c.ask(source.call(function.__name__), VALUE)
+    c.world.ask(source.call(function.__name__), VALUE)
     return found
 
 
@@ -86,7 +86,7 @@ def _address(c, value: TensorProxy) -> int:
             "ask for an input's, or outside of the compiled function",
         )
     real, source = c.tensors.real[value]
-    return c.ask(source.call("data_ptr"), VALUE)
+    return c.world.ask(source.call("data_ptr"), VALUE)
 
 
 def _same_view(c, a: TensorProxy, b) -> bool:
@@ -209,7 +209,7 @@ def _contiguous_input(c, proxy: Proxy, with_offset: bool, number: Callable) -> t
         if not new or real.layout is not torch.strided:
             return None
         for name in ("is_contiguous", *(("storage_offset",) if with_offset else ())):
-            c.ask(source.call(name), VALUE)
+            c.world.ask(source.call(name), VALUE)
     shape = [number(n) if isinstance(n, NumberProxy) else n for n in proxy.shape]
     return torch.empty(shape, dtype=to_torch_dtype(proxy.dtype), device=to_torch_device(proxy.device))
 
@@ -234,7 +234,7 @@ def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: b
         *(("storage_offset",) if with_offset else ()),
         *(("is_conj", "is_neg") if with_bits else ()),
     ):
-        c.ask(source.call(name), VALUE)
+        c.world.ask(source.call(name), VALUE)
     if proxy not in layouts:
         with compat.without_fakes(), compat.DisableTorchFunction():
             plain = real.data  # a gradient may have another size

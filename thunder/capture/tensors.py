@@ -11,7 +11,7 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
-from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS, ask, value_at
+from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS
 from thunder.capture.numbers import is_marked, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure, same_shape
@@ -35,7 +35,7 @@ class DependsOnIdentity(ThunderError):
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
     """The proxy for a tensor: one for each argument (`Tensors.apart`), and one however else it is reached."""
-    c.values[source] = value
+    c.world.note(source, value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
     known = c.tensors.proxies.get(id(value), _NONE)
@@ -53,9 +53,9 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
                 return opaque_values.read(c, value, source)
             found = _new_proxy(c, value, source)
         c.tensors.proxies.setdefault(id(value), {})[key] = found
-        c.hold(value)
+        c.world.hold(value)
     elif c.tensors.real[found][1] is not source:
-        ask(c, source, SAME, c.tensors.real[found][1])
+        c.world.ask(source, SAME, c.tensors.real[found][1])
     return found
 
 
@@ -71,10 +71,10 @@ def check_apart(c) -> None:
     touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values()}
     touched.update(effect.owner for effect in c.effects if type(effect.owner) is TensorProxy)
     with compat.DisableTorchFunction():
-        memory = {_memory_of(c.keep[i]) for i in t.passed_twice}
+        memory = {_memory_of(c.world.keep[i]) for i in t.passed_twice}
         written = any(_memory_of(t.real[p][0]) in memory for p in touched if p in t.real)
     told = {id(real) for _, real, _ in c.outside.ids.values()}
-    told |= {id(value_at(c, source)) for source in c.outside.apart}
+    told |= {id(c.world.value_at(source)) for source in c.outside.apart}
     if written or t.required or t.rebound or not told.isdisjoint(t.passed_twice):
         raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
 
@@ -116,7 +116,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
             )
         placement = found
     device = c.request.options.device or from_tensor_device(value.device)
-    name = names.claim(source.name(c.parameters))
+    name = names.claim(source.name(c.world.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
     if is_dtensor(value):
         seen = cast(Placement, _how_held(value)).held_shape
@@ -225,7 +225,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
             "write to it outside of the compiled function",
         )
     if requires_grad and torch.is_grad_enabled() and not detached:
-        leaf, *of_view = ask(c, source, HISTORY)
+        leaf, *of_view = c.world.ask(source, HISTORY)
         if leaf or of_view and of_view[0]:
             shows = "view of a " * (is_view or not leaf)
             raise RuntimeError(f"a {shows}leaf Variable that requires grad is being used in an in-place operation.")
@@ -243,7 +243,7 @@ def joins_history(c, x: TensorProxy) -> None:
     if x not in c.tensors.real:
         return
     real, source = c.tensors.real[x]
-    _, *of_view = ask(c, source, HISTORY)
+    _, *of_view = c.world.ask(source, HISTORY)
     if of_view and of_view[1] != "DEFAULT":
         with compat.probing(grad=True):  # a part without elements is a view of this kind, too
             real.as_strided((0,), (1,)).add_(torch.empty(0, requires_grad=True, dtype=real.dtype, device=real.device))
@@ -266,7 +266,7 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         connected = real.requires_grad or tensor.requires_grad
         has_leaf = real.is_leaf or tensor.is_leaf
     if connected and not disjoint and not has_leaf:  # views of one memory have one history, others one each
-        connected = not ask(c, c.tensors.real[other][1], VIEWS, source)
+        connected = not c.world.ask(c.tensors.real[other][1], VIEWS, source)
     if not disjoint and (connected or mine is None and others is None):
         c.refuse(
             f"{base.name} is written to, and {other.name} shares memory with it",
@@ -289,8 +289,8 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
 
 def _shares(c, source: Source, other: Source) -> None:
     """Two tensors lie in memory as they do now."""
-    if (other, SHARED, source) not in c.observed:
-        ask(c, source, SHARED, other)
+    if (other, SHARED, source) not in c.world.observed:
+        c.world.ask(source, SHARED, other)
 
 
 def write_back(c) -> None:
@@ -385,8 +385,8 @@ def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
 def _follows(c, p: TensorProxy, base: TensorProxy) -> bool:
     """Whether autograd gives `p`, which shares memory with `base`, the history of values written to that."""
     source = c.tensors.real[p][1]
-    of_view = ask(c, source, HISTORY)[1:]
-    return ask(c, source, VIEWS, c.tensors.real[base][1]) and (not of_view or of_view[1] == "DEFAULT")
+    of_view = c.world.ask(source, HISTORY)[1:]
+    return c.world.ask(source, VIEWS, c.tensors.real[base][1]) and (not of_view or of_view[1] == "DEFAULT")
 
 
 def _stands_for_itself(c, base: TensorProxy) -> None:
@@ -412,7 +412,7 @@ def lift(c, value):
     assert not isinstance(value, compat.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
     if type(value) is Condition:
         return bool(value)  # an error, where no check of the program decides it
-    return read(c, value, c.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
+    return read(c, value, c.world.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from thunder.capture import changing, containers, tensors
-from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
+from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, is_data
 from thunder.capture.identities import known_itself
 from thunder.capture.native import (
     CONTAINERS,
@@ -39,7 +39,7 @@ from thunder.capture.policy import (
     read_of_library,
 )  # fmt: skip
 from thunder.capture.remade import UNCHANGING
-from thunder.capture.sources import Source, held
+from thunder.capture.sources import MISSING, Source, held
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL
@@ -56,7 +56,7 @@ from thunder.ops import lookup as operation_of
 def read(c, value, source: Source):
     """A value from a source, as the program may hold it."""
     t = type(value)
-    c.values[source] = value
+    c.world.note(source, value)
     if (known := c.outside.remade.get(id(value))) is not None:
         return _again(c, source, *known[1:])
     if t in PRIMITIVE:
@@ -68,25 +68,25 @@ def read(c, value, source: Source):
         return tensors.read(c, value, source)
     if t in CONTAINERS or issubclass(t, MUTABLE):
         return containers.snapshot(c, value, source)
-    known = c.sources.get(id(value))
+    known = c.world.sources.get(id(value))
     if known is not None:
         if known is not source:
-            ask(c, source, IDENTITY) if known.step == "const" else ask(c, source, SAME, known)
+            c.world.ask(source, IDENTITY) if known.step == "const" else c.world.ask(source, SAME, known)
         return value
     if issubclass(t, torch.nn.Module):
         if source.base is not None and not _comes_anew(c, value, source):
-            ask(c, source, IDENTITY)
+            c.world.ask(source, IDENTITY)
         if id(value) in c.outside.rooted:
             c.outside.pinned[source] = value
-        ask(c, source, TYPE)
-        c.know(value, source)
+        c.world.ask(source, TYPE)
+        c.world.know(value, source)
         return value
     rule = _tuple if issubclass(t, tuple) else _array if issubclass(t, numpy.ndarray) else _RULES.get(t)
     found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if issubclass(t, _REMADE):
         _kept(c, value, source, found)
-    if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
-        c.know_whole(found, source)
+    if t is not tuple and t is not types.MethodType and id(found) not in c.world.sources:
+        c.world.know_whole(found, source)
     return found
 
 
@@ -104,21 +104,21 @@ def _kept(c, value, source: Source, found):
     """`found`, which stands for the value wherever it is read again."""
     if found is not value:
         c.outside.remade[id(value)] = value, source, found
-        c.outside.standing[c.hold(found)] = source
+        c.outside.standing[c.world.hold(found)] = source
     return found
 
 
 def _again(c, source: Source, first: Source, found):
     if source is not first:
-        ask(c, source, IDENTITY) if first.step == "const" else ask(c, source, SAME, first)
+        c.world.ask(source, IDENTITY) if first.step == "const" else c.world.ask(source, SAME, first)
     return found
 
 
 def _slice(c, value: slice, source: Source):
     parts = parts_of_plain(value, source)
     if all(_is_constant(c, x, s) for s, x in parts):
-        return ask(c, source, VALUE)
-    ask(c, source, TYPE)
+        return c.world.ask(source, VALUE)
+    c.world.ask(source, TYPE)
     return slice(*(read(c, x, s) for s, x in parts))
 
 
@@ -130,35 +130,35 @@ def _is_constant(c, value, source: Source) -> bool:
 
 
 def _text(c, value, source: Source):
-    return changing.read(c, value, source) if changing.changes(c, value, source) else ask(c, source, VALUE)
+    return changing.read(c, value, source) if changing.changes(c, value, source) else c.world.ask(source, VALUE)
 
 
 def _method(c, value: types.MethodType, source: Source):
-    ask(c, source, TYPE)
-    ask(c, source.attr("__func__"), IDENTITY)
+    c.world.ask(source, TYPE)
+    c.world.ask(source.attr("__func__"), IDENTITY)
     known_itself(c, value.__func__)
     return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
 
 
 def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
-    ask(c, source, TYPE)
+    c.world.ask(source, TYPE)
     mapping = held(value)
     if isinstance(mapping, dict) and type(mapping) is not dict:
         inside: Any = read(c, mapping, source.child("held", None))
         return types.MappingProxyType(c.materialize(inside))
-    ask(c, source, KEYS)
+    c.world.ask(source, KEYS)
     return types.MappingProxyType({k: read(c, x, source.item(k)) for k, x in value.items()})
 
 
 def _view(c, value, source: Source):
-    reason = f"{source.describe(c.parameters)} is a {type(value).__name__}, a view of a dict from outside"
+    reason = f"{c.world.describe(source)} is a {type(value).__name__}, a view of a dict from outside"
     c.refuse(reason, "pass the dict, or list(...) of the view")
 
 
 def _frozenset(c, value: frozenset, source: Source):
-    ask(c, source, TYPE)
-    ask(c, source, ELEMENTS)
-    c.know(value, source)
+    c.world.ask(source, TYPE)
+    c.world.ask(source, ELEMENTS)
+    c.world.know(value, source)
     found = elements(c, value)
     return value if all(a is b for a, b in zip(found, value, strict=True)) else frozenset(found)
 
@@ -167,17 +167,17 @@ def _array(c, value: numpy.ndarray, source: Source):
     if value.dtype.hasobject:
         for i in numpy.ndindex(value.shape):
             if read(c, value[i], source.item(i)) is not value[i]:
-                path = source.describe(c.parameters)
+                path = c.world.describe(source)
                 c.refuse(f"{path} is a NumPy array that holds containers or tensors", "pass a list of them")
     elif changing.changes(c, value, source):
         return changing.read(c, value, source)
     if plain_attribute(value, "__dict__"):
-        reason = f"{source.describe(c.parameters)} is a {type(value).__name__}, an array with a state of its own"
+        reason = f"{c.world.describe(source)} is a {type(value).__name__}, an array with a state of its own"
         c.refuse(reason, "pass the array alone: np.asarray(...)")
-    ask(c, source, CONTENT)
+    c.world.ask(source, CONTENT)
     c.outside.arrays[id(value)] = value, numpy.ndarray.copy(value), source
     if type(value) is not numpy.ndarray:  # whose attributes are read
-        c.know(value, source)
+        c.world.know(value, source)
     return value
 
 
@@ -188,15 +188,15 @@ def _identical(c, value, source: Source):
     if t is types.FunctionType:
         c.outside.function_sources.setdefault(id(value), source)
     if t in (types.FunctionType, torch.Generator) and _comes_anew(c, value, source):
-        ask(c, source, TYPE)
-        c.know(value, source)
+        c.world.ask(source, TYPE)
+        c.world.know(value, source)
         if t is torch.Generator:
-            ask(c, source.attr("device"), VALUE)
+            c.world.ask(source.attr("device"), VALUE)
             c.outside.apart[source] = None
         return value
-    ask(c, source, IDENTITY)
+    c.world.ask(source, IDENTITY)
     if t is torch.Generator or t is types.FunctionType and source.root.key in ("args", "kwargs"):
-        c.know(value, source)
+        c.world.know(value, source)
     return value
 
 
@@ -209,11 +209,11 @@ def _comes_anew(c, value, source: Source) -> bool:
     if type(value) is types.FunctionType and _is_known_itself(c, value):
         return False
     if source.root.key not in ("args", "kwargs"):
-        before = c.request.changing.get(source.describe(c.parameters), _NONE) if c.request.changing else _NONE
+        before = c.request.changing.get(c.world.describe(source), _NONE) if c.request.changing else _NONE
         if before is not None and (before is _NONE or (id(value),) in before):
             c.outside.identities[source] = id(value)
             return False
-    c.outside.anew.add(id(value))
+    c.world.know_anew(value)
     return True
 
 
@@ -233,8 +233,8 @@ def _bound(c, value, source: Source):
     owner, name, method = value.__self__, value.__name__, bound_method(value)
     if method is None:
         return _identical(c, value, source)
-    ask(c, source, TYPE)
-    ask(c, source.attr("__name__"), VALUE)
+    c.world.ask(source, TYPE)
+    c.world.ask(source.attr("__name__"), VALUE)
     found = read(c, owner, source.attr("__self__"))
     if type(found) is HostProxy:
         return c.load_attr(found, name)
@@ -254,9 +254,9 @@ def _other(c, value, t: type, source: Source):
     if issubclass(t, IMMUTABLE) and (not is_watched(value) or changing.changes(c, value, source)):
         return changing.read(c, value, source)
     if issubclass(t, IMMUTABLE) or plain_base(t) is not None and not issubclass(t, ENUM):
-        ask(c, source, VALUE)
+        c.world.ask(source, VALUE)
         if not issubclass(t, IMMUTABLE):
-            c.know(value, source)
+            c.world.know(value, source)
         return value
     if is_iterator(value) and not in_python(type_attribute(t, "__next__")):
         c.outside.iterators[id(value)] = value
@@ -265,23 +265,28 @@ def _other(c, value, t: type, source: Source):
     if is_of_host(value):
         return changing.read(c, value, source)
     if t is functools.partial and _comes_anew(c, value, source):
-        ask(c, source, TYPE)
-        c.know(value, source)
+        c.world.ask(source, TYPE)
+        c.world.know(value, source)
         return value
     if class_of_library(t) and not (is_tracked(t) or issubclass(t, weakref.ref)):
-        ask(c, source, IDENTITY)
+        c.world.ask(source, IDENTITY)
         if t is functools.partial or not issubclass(t, UNCHANGING):
-            c.know(value, source)
+            c.world.know(value, source)
         return value
-    c.know(value, source)
-    ask(c, source, TYPE)
+    c.world.know(value, source)
+    c.world.ask(source, TYPE)
     return value
+
+
+def reach(c, source: Source):
+    """The value at a source, as the program may hold it; MISSING, asked, where there is none."""
+    return c.read(c.world.value_at(source), source) if c.world.is_there(source) else MISSING
 
 
 def elements(c, value) -> list:
     """The elements of a set from outside: objects among them, and in tuples, are pinned, and asked where somebody looks
     at them."""
-    return [x if _is_primitive(x) else read(c, x, c.const(x)) for x in value]
+    return [x if _is_primitive(x) else read(c, x, c.world.const(x)) for x in value]
 
 
 def _is_primitive(value) -> bool:
@@ -294,21 +299,21 @@ def _is_primitive(value) -> bool:
 
 def _tuple(c, value: tuple, source: Source):
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
-        ask(c, source, CONTENT)
+        c.world.ask(source, CONTENT)
         return containers.data(c, value, source)
     items = parts_of_plain(value, source)
     if all(_is_constant(c, x, s) for s, x in items):
-        ask(c, source, VALUE)
+        c.world.ask(source, VALUE)
         if type(value).__dictoffset__:  # its attributes are read
-            ask(c, source, TYPE)
-            c.know(value, source)
+            c.world.ask(source, TYPE)
+            c.world.know(value, source)
         return value
-    ask(c, source, TYPE)
-    ask(c, source, LENGTH)
+    c.world.ask(source, TYPE)
+    c.world.ask(source, LENGTH)
     children = [read(c, x, s) for s, x in items]
     if all(map(operator.is_, children, tuple.__iter__(value))):
         if type(value).__dictoffset__:  # its attributes are read
-            c.know(value, source)
+            c.world.know(value, source)
         return value
     if type_attribute(type(value), "_make") is not NULL:
         return type(value)._make(children)  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,7 +10,7 @@ from thunder.interpreter.attributes import type_attribute
 def check_watched(c, o, name: str, called: str) -> None:
     """Native code is about to look at an object, by a special method or method of this name. Refuse one from outside
     whose state is not watched. called: the method in words."""
-    if (id(o) in c.sources or id(o) in c.outside.origins) and not _is_watched(o, name):
+    if (id(o) in c.world.sources or id(o) in c.world.origins) and not _is_watched(o, name):
         c.refuse(
             f"{called} looks at or changes an object from outside whose state is not watched",
             "call it outside of the compiled function",

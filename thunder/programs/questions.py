@@ -26,6 +26,7 @@ from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import MISSING, STEPS, Computation, Source
+from thunder.capture.world import World
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
@@ -63,7 +64,7 @@ class _Writer:
         self._constants: dict[str, int] = {}
         self._standing: dict[int, list[Source]] = {}
         self._instances: dict[int, Source] = {}  # by the id of their class
-        for source, value in c.values.items():
+        for source, value in c.world.values.items():
             if source.base is not None:
                 self._standing.setdefault(id(value), []).append(source)
             if source.step != "const":
@@ -90,14 +91,14 @@ class _Writer:
         if source.step == "number":
             return [base, "number", [said_expression(key.expression), self.names(key.sources)]]
         if source.step == "made":
-            raise Unspeakable(f"{source.describe(self.c.parameters)}, which is made of symbolic sizes")
+            raise Unspeakable(f"{self.c.world.describe(source)}, which is made of symbolic sizes")
         if source.step == "of":
-            raise Unspeakable(f"{source.describe(self.c.parameters)}, which a cache has")
+            raise Unspeakable(f"{self.c.world.describe(source)}, which a cache has")
         if source.step == "call":
-            check_call(self.c.values.get(source.base, MISSING), source.describe(self.c.parameters))
+            check_call(self.c.world.values.get(source.base, MISSING), self.c.world.describe(source))
         said = Describer()(key)
         if source.step != "call" and not _is_key(key, said):
-            raise Unspeakable(f"{source.describe(self.c.parameters)}: a key of type {type(key).__name__}")
+            raise Unspeakable(f"{self.c.world.describe(source)}: a key of type {type(key).__name__}")
         return [base, source.step, said]
 
     def names(self, sources: Iterable[tuple[str, Source]]) -> list[list]:
@@ -106,7 +107,7 @@ class _Writer:
     def _constant(self, name: str) -> int:
         found = self._constants.get(name)
         if found is None:
-            value = self.c.outside.constants[name]
+            value = self.c.world.constants[name]
             if id(value) in self._open:
                 raise Unspeakable(f"an object of {type(value).__name__} that is found only through itself")
             self._open.add(id(value))
@@ -150,7 +151,7 @@ class _Writer:
         for name in _GLOBAL_HOOKS:
             if getattr(compat, name) is table:
                 return ["all", name]
-        modules = [(s, v) for s, v in self.c.values.items() if isinstance(v, torch.nn.Module)]
+        modules = [(s, v) for s, v in self.c.world.values.items() if isinstance(v, torch.nn.Module)]
         for source, module in (*self.c.outside.pinned.items(), *modules):
             for name in HOOKS:
                 if module.__dict__.get(name) is table:
@@ -207,7 +208,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     write, say = _Writer(c), Describer()
     changed = settings_changed(c)
     asked = []
-    for (source, question, operand), want in c.observed.items():
+    for (source, question, operand), want in c.world.observed.items():
         if source in changed:
             continue
         if QUESTIONS.get(question.name) is not question:
@@ -216,7 +217,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
             about = ["source", write.source(operand)] if type(operand) is Source else ["value", say(operand)]
             asked.append([write.source(source), question.name, say(want), *(about if operand is not None else ())])
         except Unspeakable as error:
-            raise Unspeakable(f"{source.describe(c.parameters)}: {error}") from None
+            raise Unspeakable(f"{c.world.describe(source)}: {error}") from None
     tensors = [
         [write.source(s), described_tensor(say, c.guarded_tensor(s), shape)] for s, shape in c.tensors.shapes.items()
     ]
@@ -227,7 +228,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     required = [write.source(s) for s in c.tensors.required.values()]
     places = {name: write.place(x) for name, x in objects.items()}
     return {
-        "parameters": list(c.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
+        "parameters": list(c.world.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": asked, "tensors": tensors, "real": real,
         "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
         "required": required,
@@ -296,13 +297,10 @@ class Replay:
         code_of: Callable[[str], types.CodeType | None],
     ):  # fmt: skip
         self.code_of = code_of
-        self.said, self.parameters = said, tuple(said["parameters"])
+        self.said, self.world = said, World(tuple(said["parameters"]))
         options = _Part(transforms=())  # programs of transforms and of DTensors are not kept
         self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides, options=options)
-        self.observed: dict = {}
-        self.settings: set = set()
-        self.values: dict[Source, Any] = {}
-        self.outside = _Part(rooted=rooted_modules(fn), pinned={}, constants={}, constant_sources={}, passing=set())
+        self.outside = _Part(rooted=rooted_modules(fn), pinned={}, passing=set())
         self.numbers = _Part(decisions=Decisions(), sources={})
         self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set(), local={})
         self._sources: list[Source] = []
@@ -317,7 +315,7 @@ class Replay:
             for source in map(self.source, self.said["pinned"]):
                 found = self.outside.pinned[source] = self.value(source)
                 if not isinstance(found, torch.nn.Module):
-                    raise Mismatch(f"{source.describe(self.parameters)} was a module, is {type(found).__name__}")
+                    raise Mismatch(f"{self.world.describe(source)} was a module, is {type(found).__name__}")
             self._ask(say)
             self._look_at_tensors(say)
             self._numbers()
@@ -341,7 +339,7 @@ class Replay:
     def _ask(self, say: Describer) -> None:
         """All questions in their order: what one asks may stand only where those before it were answered as then. It
         is one loop, since a program has a thousand questions."""
-        sources, observed = self._sources, self.observed
+        sources, observe = self._sources, self.world.answer
         source, question = None, ""
         try:
             for number, question, want, *about in self.said["asked"]:
@@ -350,7 +348,8 @@ class Replay:
                 if about:
                     operand = sources[about[1]] if about[0] == "source" else named(about[1])
                     other = self.value(operand) if type(operand) is Source else operand
-                found = observed[source, asked, operand] = asked.ask(self.value(source), other)
+                found = asked.ask(self.value(source), other)
+                observe(source, asked, operand, found)
                 if (now := say(found)) != want:
                     raise Mismatch(f"the answer to {question!r} was {_short(want)}, is {_short(now)}")
         except (Unspeakable, Mismatch) as error:
@@ -359,20 +358,20 @@ class Replay:
             what = f"the question {question!r} raised {type(error).__name__}: {error}"
         else:
             return
-        raise Mismatch(f"{source.describe(self.parameters) if source is not None else 'the document'}: {what}")
+        raise Mismatch(f"{self.world.describe(source) if source is not None else 'the document'}: {what}")
 
     def _look_at_tensors(self, say: Describer) -> None:
         for number, want in self.said["tensors"]:
             source = self.source(number)
             tensor = self.value(source)
             if not isinstance(tensor, torch.Tensor):
-                raise Mismatch(f"{source.describe(self.parameters)} was a tensor, is {type(tensor).__name__}")
+                raise Mismatch(f"{self.world.describe(source)} was a tensor, is {type(tensor).__name__}")
             symbolic = {i for i, n in enumerate(named(want[1]) or ()) if n is None}  # any size fits there
             shape = tuple(None if i in symbolic else n for i, n in enumerate(tensor.shape))
             now = described_tensor(say, tensor, shape)
             if now != want:
                 was = f"the tensor {_short(want)}, is {_short(now)}"
-                raise Mismatch(f"{source.describe(self.parameters)} was {was}")
+                raise Mismatch(f"{self.world.describe(source)} was {was}")
             self.tensors.shapes[source] = shape
         self.tensors.required = {number: self.source(number) for number in self.said["required"]}
         for i, (number, mutated) in enumerate(self.said["real"]):
@@ -394,14 +393,14 @@ class Replay:
             except (TypeError, ValueError, ArithmeticError):  # as where the prologue's check raises
                 fits = False
             if not fits:
-                found = ", ".join(f"{s.describe(self.parameters)} is {self.values[s]!r}" for s in sources.values())
+                found = ", ".join(f"{self.world.describe(s)} is {self.world.values[s]!r}" for s in sources.values())
                 raise Mismatch(f"{key[0]} {relation} {key[2]} was {outcome}, and {found}")
             decisions.relations[key] = outcome
         decisions.close()
 
     # what PrologueWriter asks of a capture
     def guarded_tensor(self, source: Source) -> torch.Tensor:
-        return self.values[source]
+        return self.world.values[source]
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
         return [([self.source(i) for i in sources], what) for sources, what in self.said["distinct"]]
@@ -409,16 +408,17 @@ class Replay:
     # --- sources
     def value(self, source: Source) -> Any:
         """What stands at a source in this process."""
-        values, base, step = self.values, source.base, source.step
+        values, base, step = self.world.values, source.base, source.step
         if source in values:
             return values[source]
         if base is None:
-            found = self.outside.constants[source.key] = self.found(self.said["constants"][source.key])
+            found = self.found(self.said["constants"][source.key])
+            self.world.pin(source.key, found)
         else:
             owner = self.value(base)
             if step == "call":
                 try:
-                    check_call(owner, source.describe(self.parameters))
+                    check_call(owner, self.world.describe(source))
                 except Unspeakable as error:
                     raise Mismatch(str(error)) from None
             elif step in ("keyed", "at"):
@@ -427,7 +427,7 @@ class Replay:
                 for _, number in source.key.sources:
                     self.value(number)
             found = source.fetch(owner, values)
-        values[source] = found
+        self.world.note(source, found)
         return found
 
     def source(self, number: int) -> Source:
@@ -448,7 +448,8 @@ class Replay:
             return self._sources[base].child(step, key, label)
         if step == "root":
             source = Source(None, "root", key, label)
-            self.values[source] = {"fn": self.request.fn, "args": self.request.args, "kwargs": self.request.kwargs}[key]
+            request = self.request
+            self.world.note(source, {"fn": request.fn, "args": request.args, "kwargs": request.kwargs}[key])
             return source
         if step != "const":
             raise Mismatch("a path that begins nowhere")

@@ -295,7 +295,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
     with compat.DisableTorchFunction():
         is_leaf, has_hooks = real.is_leaf, hooked(real)
     is_split = p in c.tensors.placements and not c.tensors.placements[p].is_whole
-    name = source.describe(c.parameters)
+    name = c.world.describe(source)
     if not is_leaf:
         c.refuse(
             f"a backward inside of it reaches {name}, which is itself a result of operations outside",

@@ -100,8 +100,8 @@ def _is_number(value) -> bool:
 
 def _was_read(c, owner: int, name) -> bool:
     """Whether the program has looked for an attribute that it writes, also where its class has the value."""
-    source = c.sources.get(owner)
+    source = c.world.sources.get(owner)
     if source is None or name is None:
         return False
-    places = (source, source.attr("__dict__"))
-    return source.attr(name) in c.values or any(s.key == name and s.base in places for s, _, _ in c.observed)
+    world, places = c.world, (source, source.attr("__dict__"))
+    return source.attr(name) in world.values or any(s.key == name and s.base in places for s, _, _ in world.observed)

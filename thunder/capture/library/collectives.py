@@ -209,8 +209,8 @@ def _values(c, value):
     from thunder.capture.operations import lifted
 
     def guarded(x):
-        if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:
-            c.ask(c.sources[id(x)], IDENTITY)
+        if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.world.sources:
+            c.world.ask(c.world.sources[id(x)], IDENTITY)
         return x
 
     return map_structure(guarded, lifted(c, value))
@@ -291,7 +291,7 @@ def _call_data_parallel(c, f, args, kwargs):
 def _before_fully_sharded(c, f, args, kwargs):
     """The hook in front of a module's forward: programs gather parameters, and it casts."""
     state, module, given, named = args
-    options = c.ask(c.sources[id(module)], SHARDED_WITH)
+    options = c.world.ask(c.world.sources[id(module)], SHARDED_WITH)
     for name in (name for _, others in options for name in others):
         c.refuse(f"fully_shard's {name} is in effect", "use no_sync() of what thunder.jit returned" * ("sync" in name))
     renew(module)

@@ -77,8 +77,8 @@ def from_local(c, f, args, kwargs):
     if mesh is None or any(given.get(n) is not None for n in ("shape", "stride", "grad_placements")):
         _refuse(c, "DTensor.from_local is called with a shape, a stride or placements of gradients, or without a mesh")
     for x in (mesh, *(placements or ())):
-        if id(x) in c.sources:
-            c.ask(c.sources[id(x)], IDENTITY)
+        if id(x) in c.world.sources:
+            c.world.ask(c.world.sources[id(x)], IDENTITY)
     c.synchronize()
     value = c.recorder.latest(local)
     placements = _normal(placements or _replicated(mesh), len(value.shape))

@@ -22,7 +22,7 @@ def _owner(c, p: TensorProxy) -> torch.Tensor | TensorProxy:
     real, source = c.tensors.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
-        c.ask(source, SAME, c.tensors.real[first][1])
+        c.world.ask(source, SAME, c.tensors.real[first][1])
     return real
 
 
@@ -55,7 +55,7 @@ def write_gradient(c, p: TensorProxy, value) -> None:
             tensor = fake(p)
             tensor.grad = tensor if value is p else fake(now) if type(now) is TensorProxy else value
     owner = _owner(c, p)
-    c.hold(p)
+    c.world.hold(p)
     if p in c.tensors.real:
         with compat.DisableTorchFunction():
             filled = c.tensors.real[p][0].grad is not None

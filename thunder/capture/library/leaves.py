@@ -7,7 +7,6 @@ import functools
 
 import torch
 
-from thunder.capture.ask import value_at
 from thunder.capture.library import gradients
 from thunder.capture.numbers import source_of
 from thunder.capture.sources import Source
@@ -26,8 +25,8 @@ def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool 
         shape, layout = tuple(map(number_value, values.shape)), c.recorder.memory.layout
         strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()
         make = functools.partial(_make, kind, shape, strides, requires_grad, **options)
-        source = c.const(make, "leaf").call("__call__")
-    proxy = c.read(value_at(c, source), source)
+        source = c.world.const(make, "leaf").call("__call__")
+    proxy = c.read(c.world.value_at(source), source)
     c.tensors.leaves.add(proxy)
     with torch.no_grad():
         c.synchronize()
@@ -45,7 +44,7 @@ def _made_of_numbers(c, values: TensorProxy, kind: type, requires_grad: bool, op
     if layout is not None and not layout(values, known={}).is_contiguous():
         return None
     make = functools.partial(_make_contiguous, kind, requires_grad, options)
-    return c.const(make, "leaf").child(
+    return c.world.const(make, "leaf").child(
         "made", tuple(source_of(c, n) if isinstance(n, NumberProxy) else n for n in values.shape)
     )
 

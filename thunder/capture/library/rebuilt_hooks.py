@@ -7,7 +7,7 @@ import functools
 import types
 from collections.abc import Callable
 
-from thunder.capture.ask import IDENTITY, value_at
+from thunder.capture.ask import IDENTITY
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.library.hooks import Hook, hooked
 from thunder.core.proxies import TensorProxy, proxies_in
@@ -50,8 +50,8 @@ class _HookWriter(EpilogueWriter):
 
     def path(self, source) -> str:
         if source.base is not None:  # else it is the compiled module, or stands in the program
-            self.c.ask(source, IDENTITY)
-        return self.pin(value_at(self.c, source))
+            self.c.world.ask(source, IDENTITY)
+        return self.pin(self.c.world.value_at(source))
 
     def _outside(self, value, source) -> str:
         return self.path(source)

@@ -51,9 +51,9 @@ def _launch(c, f, args, kwargs):
     grid = kwargs.pop("grid")
     if kwargs.pop("warmup", False):
         c.refuse("a Triton kernel is warmed up inside the program", "warm it up outside")
-    source = c.sources.get(id(kernel))
+    source = c.world.sources.get(id(kernel))
     if source is not None:
-        c.ask(source, IDENTITY)
+        c.world.ask(source, IDENTITY)
     function, layers = _unwrapped(kernel)
     args, kwargs = _plain(c, list(args)), _plain(c, kwargs)
     given = _bound(function, args, kwargs)
