@@ -142,12 +142,12 @@ def test_gradients_of_one_tensor_add_up():
 def test_a_program_is_captured_again_only_where_it_depends_on_the_two_being_one(captures, program, monkeypatch):
     made = []
 
-    class Counted(thunder.capture.Capture):
+    class Counted(thunder.capture.TorchHost):
         def __init__(self, *args):
             made.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(thunder.capture, "Capture", Counted)
+    monkeypatch.setattr(thunder.capture, "TorchHost", Counted)
     x = torch.ones(1)
     thunder.jit(program)(x, x)
     assert len(made) == captures

@@ -10,7 +10,6 @@ In the order of the flow: `sources` (where values come from), `ask` (every look 
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import types
 from collections.abc import Callable
@@ -27,11 +26,12 @@ from thunder import compat
 from thunder.capture.changing import constants, outgrown_sizes, read_numbers
 from thunder.capture.eager import note_failure
 from thunder.capture.epilogue import EpilogueWriter
-from thunder.capture.host import Capture
+from thunder.capture.host import TorchHost
+from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
+from thunder.capture.library.locks import taken_locks
 from thunder.capture.locations import place
-from thunder.capture.locks import taken_locks
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -68,8 +68,8 @@ class Captured:
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.world.parameters, c.numbers.decisions, c
         self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
-        self.eager_codes = [f.__code__ for f in c.eager_calls if hasattr(f, "__code__")]
-        self.has_eager_calls = bool(c.eager_calls)
+        self.eager_codes = [f.__code__ for f in c.fallbacks.calls if hasattr(f, "__code__")]
+        self.has_eager_calls = bool(c.fallbacks.calls)
         if any(isinstance(o, FutureTensorProxy) for b in c.recorder.bound_symbols for o in b.outputs):
             with recording(c.recorder):  # a future that is returned is waited for
                 result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
@@ -326,7 +326,7 @@ def _capture(request: Request, apart: bool) -> Captured:
     depends on that, or fails."""
     undecided: CaptureError | None = None  # the refusal of the program that was told no
     while True:
-        c, before = Capture(request, undecided is not None), request.log.mark()
+        c, before = TorchHost(request, undecided is not None), request.log.mark()
         refused_lines = len(request.eager.superseding)
         c.tensors.apart = apart
         try:
@@ -375,11 +375,11 @@ _EAGER_CALLS = 32  # functions of one compiled function that are eager calls, or
 
 def _with_eager_call(request: Request, c: Capture, error: BaseException) -> bool:
     """Whether the program is to be captured again, in which the function around what was refused is called as it is."""
-    if c.candidate is None or c.raises or not isinstance(error, Exception):
+    if c.fallbacks.candidate is None or c.fallbacks.raises or not isinstance(error, Exception):
         return False
     is_refused = isinstance(error, CaptureError)
-    request.eager.reasons[c.candidate.unit] = str(error) if is_refused else f"{type(error).__name__}: {error}"
-    return c.candidate.again and len(request.eager.reasons) <= _EAGER_CALLS
+    request.eager.reasons[c.fallbacks.candidate.unit] = str(error) if is_refused else f"{type(error).__name__}: {error}"
+    return c.fallbacks.candidate.again and len(request.eager.reasons) <= _EAGER_CALLS
 
 
 def _for_other_calls(c: Capture, captured: Captured) -> Captured:
@@ -391,7 +391,7 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
         return captured.with_prologue()
     changing = {**c.request.changing, **counters}
     request = replace(c.request, changing=changing, path=tuple(c.path.taken))
-    second = Capture(request, c.compiling)
+    second = TorchHost(request, c.compiling)
     second.tensors.apart = c.tensors.apart
     try:
         found = _read(second).with_prologue()
@@ -415,7 +415,7 @@ def _close(c: Capture) -> None:
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the capture."""
     names, default_dtype = c.recorder.context.names, from_tensor_dtype(torch.get_default_dtype())
-    c.recorder.context = c.recorder.context.replace(default_dtype=default_dtype)
+    c.recording.change(default_dtype=default_dtype)
     names.default_dtype = default_dtype
     names.backends = compat.attention_backends()
     failure = None
@@ -426,12 +426,12 @@ def _read(c: Capture) -> Captured:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before = compat.settings()
-                c.same_settings = functools.partial(compat.settings_are, compat.beside_modes(before))
+                c.modes.begin(before)
                 try:
                     with recording(c.recorder), RecordingMode(c):
-                        c.function_modes = compat.function_modes()
+                        c.modes.record()
                         result, failure = _run_or_fail(c)
-                        leaves_mode = compat.function_modes() != c.function_modes
+                        leaves_mode = compat.function_modes() != c.modes.functions
                 finally:
                     c.restore_context()
                 if leaves_mode:

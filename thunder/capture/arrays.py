@@ -7,6 +7,7 @@ import operator
 import numpy
 import torch
 
+from thunder.capture.interface import Capture
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
@@ -14,7 +15,7 @@ from thunder.interpreter.attributes import plain_attribute
 from thunder.interpreter.tables import ARITHMETIC
 
 
-def any_size(c, name: str, value) -> list[int]:
+def any_size(c: Capture, name: str, value) -> list[int]:
     """The dimensions of a tensor that a host call gives which had another size before: their sizes are read from the
     result. name: of the function."""
     where = c.user_location()
@@ -31,7 +32,7 @@ def values_of(tensor: torch.Tensor) -> numpy.ndarray:
     return found
 
 
-def array_that_leaves(c, value) -> TensorProxy | None:
+def array_that_leaves(c: Capture, value) -> TensorProxy | None:
     """The tensor whose `.numpy()` a value is that leaves the program: made of the tensor once more, the two share
     memory."""
     if value in c.path.values_of:
@@ -41,7 +42,7 @@ def array_that_leaves(c, value) -> TensorProxy | None:
     return None
 
 
-def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray]:
+def _written(c: Capture, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray]:
     """The arrays that a host call may write to. Raises CaptureError where the program has a tensor of one: operations
     on tensors have no order among host calls."""
     reads = reads or plain_attribute(function, "__module__") == "builtins"
@@ -56,7 +57,7 @@ def _written(c, function, args, kwargs: dict, reads: bool) -> list[numpy.ndarray
     return found
 
 
-def effect_of_writes(c, function, args, kwargs: dict, reads: bool) -> str:
+def effect_of_writes(c: Capture, function, args, kwargs: dict, reads: bool) -> str:
     """The effect of a host call that others see: that it writes to an array from outside, or to a view of one. reads:
     it changes no container that it is given."""
     written = _written(c, function, args, kwargs, reads)
@@ -82,7 +83,7 @@ _WRITING_NAMES = {
 }  # fmt: skip
 
 
-def refuse_array(c, o) -> None:
+def refuse_array(c: Capture, o) -> None:
     """Refuse a write to an array whose content was asked for, or to a view of one: the program is captured again, with
     a value of the host in its place."""
     for array, _, source in c.outside.arrays.values() if isinstance(o, numpy.ndarray) else ():
@@ -90,13 +91,13 @@ def refuse_array(c, o) -> None:
             _refuse_write(c, source)
 
 
-def refuse_given(c, array) -> None:
+def refuse_given(c: Capture, array) -> None:
     """Host code may change an array that capture has made once for all calls."""
     refuse_array(c, array)
     c.refuse("code that runs on the host is given a NumPy array, which it may change or keep", "make it inside")
 
 
-def check_arrays(c) -> None:
+def check_arrays(c: Capture) -> None:
     """Refuse writes of native code to such arrays, and undo them."""
     for array, copy, source in c.outside.arrays.values():
         if not (array.shape == copy.shape and array.dtype == copy.dtype and _same_bytes(array, copy)):
@@ -113,7 +114,7 @@ def _same_bytes(a, b) -> bool:
     )
 
 
-def _refuse_write(c, source: Source):
+def _refuse_write(c: Capture, source: Source):
     c.outside.written_arrays.add(c.world.describe(source))
     c.refuse(
         "a numpy array from outside is written to",

@@ -18,6 +18,7 @@ import torch
 from thunder.capture import callbacks, containers
 from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say
 from thunder.capture.expose import is_written
+from thunder.capture.interface import Capture
 from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIVE, slots
 from thunder.capture.sources import Source
 from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
@@ -41,7 +42,7 @@ def module_of(f) -> str:
     return getattr(function, "__module__", None) or type(function).__module__
 
 
-def call(c, f, args, kwargs):
+def call(c: Capture, f, args, kwargs):
     """The result is read like anything from outside."""
     is_own = id(f.__wrapped__) in c.fresh
     if not is_own and numbers_in([*args, *kwargs.values()], []):
@@ -72,7 +73,7 @@ def _as_key(x: Any) -> Any:
     return torch.Size([int(settled(n)) for n in x]) if type(x) is Size else map_structure(settled, x)
 
 
-def _computed(c, f, args, kwargs):
+def _computed(c: Capture, f, args, kwargs):
     """The result of a function of sizes that vary: the program computes it, as on a miss of the cache. NULL where the
     function is more than its arguments: a cache may then have another result than a call has now."""
     if type(f.__wrapped__) is not types.FunctionType:
@@ -108,13 +109,13 @@ def _symbol(x: Any) -> Any:
 _OF_DEFINITIONS = (IDENTITY, PRESENT, TYPE)  # functions and classes that stay
 
 
-def _refuse(c, f, why: str):
+def _refuse(c: Capture, f, why: str):
     name = getattr(f, "__name__", "a function")
     reason = f"{name}() is behind functools.lru_cache, which {why}"
     c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
 
 
-def _is_constant(c, x) -> bool:
+def _is_constant(c: Capture, x) -> bool:
     """Whether a key is compared by value, or is something that stays."""
     kind = type(x)
     if kind in PRIMITIVE or issubclass(kind, IMMUTABLE):
@@ -128,7 +129,7 @@ def _by_identity(x) -> bool:
     return type(x) in (tuple, TensorProxy) or type_attribute(type(x), "__hash__") is object.__hash__
 
 
-def _is_made_again(c, x) -> bool:
+def _is_made_again(c: Capture, x) -> bool:
     """Whether an object of the program's own is made of constants, so that each call makes an equal one."""
     kind = type(x)
     if slots(kind) or not stands_alone(kind):
@@ -142,7 +143,7 @@ def _made_again(x):
     return made
 
 
-def _asked(c, f, args, kwargs):
+def _asked(c: Capture, f, args, kwargs):
     """The prologue makes the call again, of what is then at the places of the arguments."""
     sources: list[Source] = []
 
@@ -158,13 +159,10 @@ def _asked(c, f, args, kwargs):
 
     places = [place(x) for x in args], {k: place(x) for k, x in kwargs.items()}
     key = f, *map(type, args), *places[0], *places[1].items()
-    asked = c.known.cached_calls.setdefault(key, functools.partial(_ask, f, *places))
+    asked = c.known.same_call(key, functools.partial(_ask, f, *places))
     values = tuple(c.world.value_at(source) for source in sources)
-    c.in_cached_call += 1
-    try:  # the values are those from outside, as are the result's
+    with c.dispatch.in_cache():  # the values are those from outside, as are the result's
         found = Host.call_native(c, asked, [values], {})
-    finally:
-        c.in_cached_call -= 1
     source = c.world.const(asked, _label(f, places)).child("of", tuple(sources))
     if type(found) is _Raised:
         c.world.ask(source, TYPE)
@@ -209,7 +207,7 @@ def _ask(f, args, kwargs, values: tuple):
         return _Raised(error)
 
 
-def _own_cache(c, f):
+def _own_cache(c: Capture, f):
     """A cache in the place of one that the program made, or that has nothing of what the program made, whose function
     comes back to the machine."""
     found = c.known.own_caches.get(id(f))

@@ -17,6 +17,7 @@ import weakref
 import numpy
 
 from thunder.capture.ask import KEYS
+from thunder.capture.interface import Capture
 from thunder.capture.native import MUTABLE, PRIMITIVE
 from thunder.capture.policy import folded, is_library
 from thunder.core.proxies import TensorProxy
@@ -26,7 +27,7 @@ from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, p
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
 
-def called_in(c, kind: type, f=None) -> str:
+def called_in(c: Capture, kind: type, f=None) -> str:
     """A special method of a class that the user wrote in Python and that native code `f` may call, or ""."""
     found = c.known.called_in.get(kind)
     if found is None:
@@ -37,7 +38,7 @@ def called_in(c, kind: type, f=None) -> str:
     return next((found[n] for n in found if names is None or n in names), "")
 
 
-def check_functions(c, f, values) -> None:
+def check_functions(c: Capture, f, values) -> None:
     """Native code `f` is given values, and may call those that run Python code of the user's."""
     names = _names(f)
     if (names is None or "__call__" in names) and any(map(runs_python, values)):
@@ -82,7 +83,7 @@ def _owner(f):
     return plain_attribute(f, "__objclass__")
 
 
-def reached(c, f, args, kwargs) -> bool:
+def reached(c: Capture, f, args, kwargs) -> bool:
     """Whether native code `f` would find, in containers, an object whose special methods the user wrote."""
     return any(called_in(c, type(v), f) for v in parts_of(*args, *kwargs.values()))
 
@@ -130,7 +131,7 @@ _OF_KEYS = frozenset(("__contains__", "__getitem__", "__delitem__", "__len__", "
 _BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__mul__", "__rmul__", "__mod__"}
 
 
-def _called_in(c, kind: type) -> dict[str, str]:
+def _called_in(c: Capture, kind: type) -> dict[str, str]:
     if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__):
         return {}
     found: dict[str, str] = {}
@@ -142,7 +143,7 @@ def _called_in(c, kind: type) -> dict[str, str]:
     return found
 
 
-def check_given(c, value, caller) -> None:
+def check_given(c: Capture, value, caller) -> None:
     """Native code is given an object, and may call its methods: the program depends on those that its class does not
     have."""
     kind = type(value)
@@ -167,7 +168,7 @@ def _of_library(module) -> bool:
 _LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
-def refuse(c, value, caller):
+def refuse(c: Capture, value, caller):
     """caller: native code, a callable or in words."""
     name, shown = called_in(c, type(value), caller), plain_attribute(caller, "__qualname__", caller)
     c.refuse(
@@ -189,7 +190,7 @@ _LOOKS = {
 _PURE_CALLS = {"hash", "isinstance", "type", "len", "tuple", "frozenset", "id", "str", "repr", "int", "bool", "super"}
 
 
-def check_hashed(c, keys, others=()) -> None:
+def check_hashed(c: Capture, keys, others=()) -> None:
     """Keys are about to be hashed, and compared with others, by native code. A method of the user's is interpreted for
     its questions; where it might do something besides, the call is refused."""
     kinds = {kind for kind in set(map(type, others)) if issubclass(kind, _ASKED_BY_PARTS) or called_in(c, kind)}
@@ -216,7 +217,7 @@ def _hash(k):
         return None
 
 
-def _hashed_in_python(c, k) -> bool:
+def _hashed_in_python(c: Capture, k) -> bool:
     if isinstance(k, weakref.ref):  # as its object
         return type(k()) is TensorProxy or _hashed_in_python(c, k())
     if not called_in(c, type(k)):

@@ -16,6 +16,7 @@ from thunder.capture import cached_calls, callbacks, eager, host_lines
 from thunder.capture.ask import KEYS, LENGTH
 from thunder.capture.construct import construct_object, reduced
 from thunder.capture.expose import kept
+from thunder.capture.interface import Capture
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, among
@@ -31,6 +32,7 @@ from thunder.capture.policy import (
     is_library,
     native_row,
 )
+from thunder.capture.reads import note_call
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
@@ -41,20 +43,20 @@ from thunder.interpreter.attributes import NATIVE_METHODS, plain_attribute, type
 from thunder.ops import inplace_of, lookup
 
 
-def call(c, f, args, kwargs):
+def call(c: Capture, f, args, kwargs):
     """Any call of the program."""
     t = type(f)
-    if c.reading is not None:
-        c.reading.call(c, f)
+    if c.dispatch.reading is not None:
+        note_call(c, f)
     if t is types.FunctionType and id(f) in c.known.interpreted:
         return c.enter(f, args, kwargs)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
     if t is TensorMethod:
         return call_method(c, f, args, kwargs)
-    if c.replacements and among(f, c.replacements):
-        return _call_symbol(c, c.replacements[f], args, kwargs)
-    handler = DEFINED.get(id(f)) or c.handlers.get(id(f))
+    if c.dispatch.replacements and among(f, c.dispatch.replacements):
+        return _call_symbol(c, c.dispatch.replacements[f], args, kwargs)
+    handler = DEFINED.get(id(f)) or c.dispatch.handlers.get(id(f))
     if handler is not None:
         return handler(c, f, args, kwargs)
     if t is types.FunctionType:
@@ -75,7 +77,7 @@ def call(c, f, args, kwargs):
     return construct_object(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
 
 
-def _attribute_by_name(c, f, args, kwargs):
+def _attribute_by_name(c: Capture, f, args, kwargs):
     """`float.__getattribute__(value, name)` and the like: a builtin class finds attributes as `object` does."""
     owner = plain_attribute(f, "__objclass__")
     if owner is None or owner.__module__ not in ("builtins", "collections"):
@@ -84,7 +86,7 @@ def _attribute_by_name(c, f, args, kwargs):
     return attributes.call_by_name(owner, f.__name__)(c, f, given, kwargs)
 
 
-def _following(c, f, args, kwargs):
+def _following(c: Capture, f, args, kwargs):
     """`iterator.__next__`."""
     owner = plain_attribute(f, "__self__")
     return call(c, next, args if owner is None else [owner, *args], kwargs)
@@ -96,7 +98,7 @@ _BOUND = {  # methods that an object gives anew
 }  # fmt: skip
 
 
-def _call_object(c, f, t: type, args, kwargs):
+def _call_object(c: Capture, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
     # a compiled function: its original becomes part of this program
     if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
@@ -122,7 +124,7 @@ def _call_object(c, f, t: type, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
-def _original(c, f):
+def _original(c: Capture, f):
     """The original of a compiled function or module, read where it is."""
     original = f._lc_original
     if type(original) is types.FunctionType:
@@ -130,7 +132,7 @@ def _original(c, f):
     return c.read(original, (c.world.sources.get(id(f)) or c.world.const(f)).attr("_lc_original"))
 
 
-def _call_partial(c, f, args, kwargs):
+def _call_partial(c: Capture, f, args, kwargs):
     source = c.world.sources.get(id(f))
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
@@ -144,7 +146,7 @@ def _call_partial(c, f, args, kwargs):
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
-def _call_reference(c, f, args, kwargs):
+def _call_reference(c: Capture, f, args, kwargs):
     """A call of a weak reference: of one from outside the prologue asks for its object again."""
     if args or kwargs:
         return f(*args, **kwargs)  # raises
@@ -156,7 +158,7 @@ def _call_reference(c, f, args, kwargs):
     return found
 
 
-def _call_operator(c, f, args, kwargs):
+def _call_operator(c: Capture, f, args, kwargs):
     """A call of an object of the module `operator`, whose pickled form has its arguments."""
     if len(args) != 1 or kwargs:
         return f(*args, **kwargs)  # raises
@@ -172,7 +174,7 @@ def _call_operator(c, f, args, kwargs):
     return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
 
 
-def _leads_out(c, f, args) -> bool:
+def _leads_out(c: Capture, f, args) -> bool:
     """Whether what a library's function keeps, in its closure or as the object that it is a method of, leads to
     something whose use must be seen. The machine's own functions see it themselves."""
     if f.__module__.startswith("thunder."):
@@ -182,12 +184,12 @@ def _leads_out(c, f, args) -> bool:
     return any(reaches(c, (x,), {}) for x in found)
 
 
-def _call_symbol(c, symbol, args, kwargs):
+def _call_symbol(c: Capture, symbol, args, kwargs):
     c.synchronize()
     return symbol(*all_lifted(c, args), **all_lifted(c, kwargs))
 
 
-def _call_scripted(c, f, args, kwargs):
+def _call_scripted(c: Capture, f, args, kwargs):
     """TorchScript's code cannot be read, and is called as it is; the Python function that it was made of can."""
     original = compat.scripted_from(f)
     return eager.disabled(c, f, args, kwargs) if original is None else call(c, original, args, kwargs)
@@ -211,7 +213,7 @@ DEFINED_BY_KIND[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, a
 _FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
 
-def _call_function(c, f, args, kwargs):
+def _call_function(c: Capture, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
@@ -233,7 +235,7 @@ def _call_function(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
-def _runs_natively(c, f, args, kwargs) -> bool:
+def _runs_natively(c: Capture, f, args, kwargs) -> bool:
     """Whether a library's function runs as it is: on the host, or because it is folded and is given nothing whose use
     must be seen."""
     row = native_row(f)

@@ -19,6 +19,7 @@ import torch
 from thunder import compat
 from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE
 from thunder.capture.expose import settle_values
+from thunder.capture.interface import Capture
 from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
 from thunder.capture.sources import Source
@@ -32,7 +33,7 @@ from thunder.interpreter.tables import COMPARISONS
 TEXTS = (str, bytes)
 
 
-def changes(c, value, source: Source) -> bool:
+def changes(c: Capture, value, source: Source) -> bool:
     """Whether a value of the host had another value before."""
     if not c.request.changing or source.step == "at":
         return source.step == "at"
@@ -54,7 +55,7 @@ def is_of_host(value) -> bool:
     return type(value) in TEXTS or isinstance(value, (numpy.ndarray, *IMMUTABLE))
 
 
-def read(c, value, source: Source) -> HostProxy:
+def read(c: Capture, value, source: Source) -> HostProxy:
     """The value of the host that stands for a value from outside."""
     found = c.outside.host_values.get(source)
     if found is None and isinstance(value, numpy.ndarray):
@@ -72,12 +73,12 @@ def read(c, value, source: Source) -> HostProxy:
     return found
 
 
-def is_text(c, value) -> bool:
+def is_text(c: Capture, value) -> bool:
     """Whether a value stands for a text from outside."""
     return type(value) is HostProxy and value.kind in TEXTS and c.path.source_of(value) is not None
 
 
-def answer(c, function, args: tuple, kwargs: dict) -> Any:
+def answer(c: Capture, function, args: tuple, kwargs: dict) -> Any:
     """The number or the truth that an operator or a method gives of a text from outside and constants: the prologue
     asks for it, and the text may be another. NULL where there is none."""
     name = _METHODS.get(function)
@@ -88,6 +89,7 @@ def answer(c, function, args: tuple, kwargs: dict) -> Any:
     if name is None or kwargs or not is_text(c, args[0]) or not all(type(a) in (*TEXTS, int) for a in args[1:]):
         return NULL
     source = c.path.source_of(args[0])
+    assert source is not None, "a text from outside has a source"
     if name == "__len__":
         return length(c, len(args[0].example), source)
     place = source.call(name, *args[1:])
@@ -103,7 +105,7 @@ _METHODS |= {COMPARISONS[symbol]: method for symbol, method in COMPARE_METHOD.it
 _REFLECTED = {COMPARE_METHOD[symbol]: COMPARE_METHOD[other] for symbol, other in REFLECTED.items()}
 
 
-def settled(c, value):
+def settled(c: Capture, value):
     """The value itself where only a value will do (a name, a key, also in a tuple): the program is for this one."""
     if isinstance(value, tuple):
         return map_structure(lambda x: settled(c, x), value)
@@ -117,13 +119,13 @@ def settled(c, value):
     return c.path.host_value(value)
 
 
-def settle_inside(c, *values) -> None:
+def settle_inside(c: Capture, *values) -> None:
     """Containers among the values hold the values of texts from now on: native code hashes what is in them."""
     for part in parts_of(*values):
         settle_values(c, c.materialize(part), functools.partial(settled, c))
 
 
-def number_of(c, value: HostProxy):
+def number_of(c: Capture, value: HostProxy):
     """The number of Python's that a number of NumPy's from outside is; None for other values."""
     source = c.path.source_of(value)
     if source is None or not isinstance(value.example, numpy.generic):
@@ -134,7 +136,7 @@ def number_of(c, value: HostProxy):
     return c.path.host_value(value).item()  # equality does not say all about it
 
 
-def tensor_of(c, value):
+def tensor_of(c: Capture, value):
     """The tensor that shares the memory of an array from outside; None for other values."""
     source = c.path.source_of(value) if type(value) is HostProxy else None
     if source is None or not isinstance(value.example, numpy.ndarray):
@@ -150,7 +152,7 @@ def tensor_of(c, value):
     return c.call(torch.Tensor.detach, [found], {}) if again else found  # another tensor of the same memory
 
 
-def attribute(c, value: HostProxy, name: str):
+def attribute(c: Capture, value: HostProxy, name: str):
     """A property of an array from outside that all of its values have; None for others."""
     source = c.path.source_of(value)
     if source is None or name not in _PROPERTIES or not isinstance(value.example, numpy.ndarray):
@@ -163,7 +165,7 @@ _PROPERTIES = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
 # ------------------------------------------------------------------------------------------------- of which one is held
 
 
-def _held_sizes(c) -> dict[str, int]:
+def _held_sizes(c: Capture) -> dict[str, int]:
     """Sizes of arguments that the program holds for one value of and that are symbolic once they were another."""
     options = c.request.options
     if options.dynamic is not None or any(getattr(t, "needs_sizes", False) for t in options.transforms):
@@ -180,7 +182,7 @@ def _held_sizes(c) -> dict[str, int]:
     }
 
 
-def outgrown_sizes(c, held: Container[str]) -> set[str]:
+def outgrown_sizes(c: Capture, held: Container[str]) -> set[str]:
     """The paths of sizes of arguments that the program holds for one value of, and in whose places it puts tensors of
     another size: what a cache grows by. held: the paths of `constants`."""
     found = set()
@@ -196,7 +198,7 @@ def outgrown_sizes(c, held: Container[str]) -> set[str]:
     return found
 
 
-def constants(c) -> dict[str, Any]:
+def constants(c: Capture) -> dict[str, Any]:
     """The values that the program holds one of and that are inputs once they were another, by their paths: a
     temperature, a count of steps, a name; under `cache="constant values"` floats of objects alone (the learning rate of
     an optimizer). Values of the host stand as their `value_key`, functions, modules and generators as `(id,)`."""
@@ -215,7 +217,7 @@ def constants(c) -> dict[str, Any]:
     return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 
-def _held_values(c) -> Iterator[tuple[Source, Any]]:
+def _held_values(c: Capture) -> Iterator[tuple[Source, Any]]:
     """The plain values that the program holds for one value of, by themselves or in tuples and slices."""
     for (source, question, _), value in c.world.observed.items():
         if question is VALUE:
@@ -226,7 +228,7 @@ def _held_values(c) -> Iterator[tuple[Source, Any]]:
             yield source, array
 
 
-def read_numbers(c) -> set[str]:
+def read_numbers(c: Capture) -> set[str]:
     """The paths of the numbers that the program holds for one value of."""
     return {c.world.describe(s) for s, v in _held_values(c) if type(v) in (int, float)}
 
@@ -237,7 +239,7 @@ def read_numbers(c) -> set[str]:
 _OF_TEXT = {print, format, str, repr, ascii, str.join, operator.add, operator.mod, operator.iadd}
 
 
-def known_result(c, function: Callable, args, kwargs: dict, effect: str):
+def known_result(c: Capture, function: Callable, args, kwargs: dict, effect: str):
     """The result of a call that needs no host call: the tensor of an array from outside, or a call that decides by a
     text from outside, whose value the prologue asks for. NULL for others."""
     if function is torch.from_numpy:

@@ -10,6 +10,7 @@ import torch
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.effects import DELETED
 from thunder.capture.identities import known_itself
+from thunder.capture.interface import Capture
 from thunder.capture.native import ENUM, IDENTICAL
 from thunder.capture.policy import bound_method, class_of_library
 from thunder.capture.sources import Source
@@ -31,14 +32,14 @@ _SHOWN_BY_CLASSES = {
 }  # fmt: skip
 
 
-def lookup(c, kind: type, name: str, after: type | None = None):
+def lookup(c: Capture, kind: type, name: str, after: type | None = None):
     """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
     it."""
     found = c.known.looked_up.get((kind, name, after), UNKNOWN)
     return _look_up(c, kind, name, after) if found is UNKNOWN else found
 
 
-def _look_up(c, kind, name, after):
+def _look_up(c: Capture, kind, name, after):
     if issubclass(kind, PROXIES):  # tensors and numbers have operations in the place of special methods
         c.known.looked_up[kind, name, after] = NULL
         return NULL
@@ -74,7 +75,7 @@ def of_library(kind: type) -> bool:
 _MADE_AGAIN = {property, staticmethod, classmethod, functools._lru_cache_wrapper}
 
 
-def _depend(c, kind, name, after, found, owner, passed) -> None:
+def _depend(c: Capture, kind, name, after, found, owner, passed) -> None:
     """Depend on an attribute of a user's class: descriptors, functions and classes stay the same objects; other values
     are asked where they are used."""
     known_itself(c, found)
@@ -92,19 +93,19 @@ def _depend(c, kind, name, after, found, owner, passed) -> None:
         ask_bases(c, kind)
 
 
-def _depend_on_absence(c, kind, name, after, found, passed) -> None:
+def _depend_on_absence(c: Capture, kind, name, after, found, passed) -> None:
     if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
         _absent(c, passed, name)
         ask_bases(c, kind)
 
 
-def ask_bases(c, kind) -> None:
+def ask_bases(c: Capture, kind) -> None:
     """The order in which bases are looked up stays the same."""
     if len(kind.__mro__) > 2 and not of_library(kind):
         c.world.ask(c.world.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
-def _by_class(c, kind, name, after, found) -> bool:
+def _by_class(c: Capture, kind, name, after, found) -> bool:
     """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
     made = type(found)
     if after is not None or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
@@ -115,12 +116,12 @@ def _by_class(c, kind, name, after, found) -> bool:
     return True
 
 
-def _absent(c, classes, name) -> None:
+def _absent(c: Capture, classes, name) -> None:
     for base in classes:
         c.world.ask(entry(c, base, name), PRESENT)
 
 
-def entry(c, owner: type, name: str) -> Source:
+def entry(c: Capture, owner: type, name: str) -> Source:
     return c.world.const(owner, owner.__qualname__).attr("__dict__").item(name)
 
 
@@ -130,7 +131,12 @@ def is_fixed(found) -> bool:
     return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
 
 
-def class_value(c, kind, name, found):
+def forget_lookups(c: Capture) -> None:
+    """The program writes to a class."""
+    c.known.looked_up.clear()
+
+
+def class_value(c: Capture, kind, name, found):
     """A class attribute that is no descriptor: read like anything from outside."""
     owner = owner_of(kind, name, found)
     if owner is None or of_library(owner):

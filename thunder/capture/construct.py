@@ -12,6 +12,7 @@ import torch
 
 from thunder.capture import callbacks, eager
 from thunder.capture.expose import expose
+from thunder.capture.interface import Capture
 from thunder.capture.items import pairs
 from thunder.capture.native import ENUM
 from thunder.capture.native_calls import call_native, iterated, reaches, stepping
@@ -27,13 +28,13 @@ from thunder.ops.families import random
 from thunder.ops.torch_types import from_tensor_device
 
 
-def _refuse_steps(c, o) -> None:
+def _refuse_steps(c: Capture, o) -> None:
     steps = "__iter__" if isinstance(o, list) else "items" if isinstance(o, dict) else ""
     if steps and c.slot(type(o), steps) is not None:
         c.refuse(f"copying a {type(o).__name__} calls its {steps} natively", "copy it outside")
 
 
-def reduced(c, f, args, kwargs):
+def reduced(c: Capture, f, args, kwargs):
     """`__reduce_ex__`, by which `copy` makes copies: the attributes of an object as the program sees them. Of special
     methods of the user's only those are called natively that `object.__reduce_ex__` reads attributes by."""
     o = args[0] if plain_attribute(f, "__self__") is None else f.__self__
@@ -64,19 +65,19 @@ def reduced(c, f, args, kwargs):
     return *found[:2], state, *found[3:]
 
 
-def _member(c, cls, args, kwargs):
+def _member(c: Capture, cls, args, kwargs):
     """`Colour(value)`. A member of the class is found before its hash or equality is asked."""
     is_plain = type(cls).__call__ is type(ENUM).__call__
     return args[0] if is_plain and list(map(type, args)) == [cls] else call_native(c, cls, args, kwargs)
 
 
-def new_reference(c, f, args, kwargs):
+def new_reference(c: Capture, f, args, kwargs):
     """`weakref.ref.__new__`, by which subclasses make references."""
     _check_callback(c, args[1:])
     return call_native(c, f, args, kwargs)
 
 
-def _check_callback(c, args) -> None:
+def _check_callback(c: Capture, args) -> None:
     """A weak reference to an object of the program's own, which may die while the program is captured."""
     if len(args) < 2 or args[1] is None or id(args[1]) in c.fresh:
         return
@@ -89,21 +90,21 @@ def _is_read(method) -> bool:
     return type(method) is types.FunctionType and type(native_row(method).answer) is Interpret
 
 
-def _check_finalizer(c, cls) -> None:
+def _check_finalizer(c: Capture, cls) -> None:
     if _is_read(type_attribute(cls, "__del__")) and not read_of_library(cls.__module__):
         c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
 
 
-def _generator(c, args, kwargs) -> torch.Generator:
+def _generator(c: Capture, args, kwargs) -> torch.Generator:
     """A generator that the program makes, which is a value of the program."""
     made = torch.Generator(*args, **kwargs)
-    if current_recorder() is c.recorder and not c.outer_recorders and not c.recorder.context.checkpoint:
+    if current_recorder() is c.recorder and not c.recording.outer and not c.recorder.context.checkpoint:
         c.world.hold(made)
         c.tensors.generators[id(made)] = random.new_generator(from_tensor_device(made.device))
     return made
 
 
-def construct_object(c, cls, args, kwargs):
+def construct_object(c: Capture, cls, args, kwargs):
     """`cls(*args, **kwargs)` of a program: natively, as an operation, or by the class's own Python code."""
     if (made := _construct_known(c, cls, args, kwargs)) is not NULL:
         return made
@@ -121,7 +122,7 @@ def construct_object(c, cls, args, kwargs):
     return construction.construct(c, cls, args, kwargs)
 
 
-def _construct_known(c, cls, args, kwargs):
+def _construct_known(c: Capture, cls, args, kwargs):
     """The object of a class that thunder knows; NULL for others."""
     if cls is torch.Generator:
         return _generator(c, args, kwargs)

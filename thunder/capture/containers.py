@@ -17,6 +17,7 @@ import torch
 from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
 from thunder.capture.ask import length as native_length
 from thunder.capture.identities import real_id, told_apart
+from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.numbers import length as known_length
 from thunder.capture.numbers import source_of
@@ -29,7 +30,7 @@ from thunder.interpreter.attributes import plain_attribute, type_attribute
 LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
 
 
-def snapshot(c, value, source: Source):
+def snapshot(c: Capture, value, source: Source):
     """The snapshot of a container that came in through a source."""
     s = _known(c, value, source)
     if s is not None:
@@ -41,7 +42,7 @@ def snapshot(c, value, source: Source):
     return s
 
 
-def _known(c, value, source: Source):
+def _known(c: Capture, value, source: Source):
     """The snapshot of a container that has come in before, through this source or another one; None for others."""
     s = c.containers.snapshots.get(id(value))
     if s is not None and c.world.sources[id(s)] is not source:
@@ -51,12 +52,12 @@ def _known(c, value, source: Source):
     return s
 
 
-def _is_called_by_position(c) -> bool:
+def _is_called_by_position(c: Capture) -> bool:
     """Whether the code that runs is that of calls of modules, which the keys of hooks mean nothing to."""
     return c.stack_of_frames[-1].fn.__globals__ is vars(torch.nn.modules.module)
 
 
-def held(c, value):
+def held(c: Capture, value):
     """What native code gives, with the snapshots of the containers from outside that are in it: an object in C that
     came from outside keeps those themselves."""
     known = c.containers.snapshots
@@ -71,14 +72,14 @@ def held(c, value):
     return value
 
 
-def _stand_for(c, s, value, source: Source) -> Look:
+def _stand_for(c: Capture, s, value, source: Source) -> Look:
     look = c.containers.looks[id(s)] = Look(value, source)
     c.containers.snapshots[c.world.hold(value)] = s
     c.world.know(s, source)
     return look
 
 
-def _empty(c, value, source: Source):
+def _empty(c: Capture, value, source: Source):
     t: Any = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
     if isinstance(value, collections.defaultdict):
@@ -94,7 +95,7 @@ def _empty(c, value, source: Source):
     return s
 
 
-def materialize(c, s) -> None:
+def materialize(c: Capture, s) -> None:
     """Somebody looks at all of a snapshot."""
     settle(c, s)
     look = c.containers.lazy.pop(id(s))
@@ -150,13 +151,13 @@ def _pairs(value):
     return value.items() if isinstance(value, dict) else enumerate(value)
 
 
-def _is_settled(c, look: Look) -> bool:
+def _is_settled(c: Capture, look: Look) -> bool:
     """Whether no item was read by itself, and no number in it is to stay symbolic."""
     path = c.world.describe(look.source) if c.request.changing else ""
     return not look.items and not c.numbers.symbolic and not any(p.startswith(path) for p in c.request.changing)
 
 
-def data(c, value, source: Source):
+def data(c: Capture, value, source: Source):
     """A part of a value that is asked for its content: of a list or dict a snapshot, filled."""
     if type(value) is tuple and not {list, tuple, dict}.isdisjoint(map(type, value)):
         inside = [data(c, x, source.item(i)) for i, x in enumerate(value)]
@@ -177,7 +178,7 @@ def data(c, value, source: Source):
 # ---------------------------------------------------------------- single items
 
 
-def length(c, s) -> Any:
+def length(c: Capture, s) -> Any:
     """The length of a list or a deque that nobody has looked at as a whole; the snapshot holds the program's own
     items."""
     look = c.containers.lazy[id(s)]
@@ -186,7 +187,7 @@ def length(c, s) -> Any:
     return n if limit is None else extreme("min", n, limit)
 
 
-def list_item(c, s, k: int):
+def list_item(c: Capture, s, k: int):
     """One item of a list that nobody has looked at as a whole."""
     look = c.containers.lazy[id(s)]
     if k not in look.items:
@@ -197,7 +198,7 @@ def list_item(c, s, k: int):
     return look.items[k]
 
 
-def dict_item(c, s, k, *default):
+def dict_item(c: Capture, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is asked, no other."""
     settle(c, s)
     if dict.__contains__(s, k):
@@ -225,7 +226,7 @@ def dict_item(c, s, k, *default):
     raise KeyError(k)
 
 
-def has_key(c, s, k) -> bool:
+def has_key(c: Capture, s, k) -> bool:
     """`k in s`, of a dict that nobody has read as a whole."""
     settle(c, s)
     if k in s:
@@ -237,7 +238,7 @@ def has_key(c, s, k) -> bool:
     return c.world.ask(entry(c, c.containers.lazy[id(s)].source, k)[1], PRESENT)
 
 
-def has_element(c, s, v) -> bool | None:
+def has_element(c: Capture, s, v) -> bool | None:
     """`v in s`, of a set that nobody has read as a whole; None where comparing runs code that is not Python's."""
     look = c.containers.lazy[id(s)]
     if type(s) is not set or not all(map(_compares_by_itself, (v, *look.original))):
@@ -250,7 +251,7 @@ def _compares_by_itself(v) -> bool:
     return type(v) in PRIMITIVE or type(v) in IDENTICAL or type(v).__eq__ in (object.__eq__, type.__eq__)
 
 
-def made_by_factory(c, s, k):
+def made_by_factory(c: Capture, s, k):
     """The value that a defaultdict makes for a key that it does not have."""
     factory = c.load_attr(s, "default_factory")
     if factory is None:
@@ -259,7 +260,7 @@ def made_by_factory(c, s, k):
     return made
 
 
-def entry(c, source: Source, k) -> tuple:
+def entry(c: Capture, source: Source, k) -> tuple:
     """(key in the outside dict, source of the item) for a key of its snapshot: the proxy of a tensor from
     outside stands for it."""
     if type(k) is not TensorProxy:
@@ -277,7 +278,7 @@ def entry(c, source: Source, k) -> tuple:
     return real, source.child("keyed", found)
 
 
-def item_at(c, s, k: NumberProxy):
+def item_at(c: Capture, s, k: NumberProxy):
     """The item under a number that stays symbolic, of a list or a dict that nobody has looked at as a whole; NULL where
     the program has written to it."""
     look = c.containers.lazy[id(s)]
@@ -290,7 +291,7 @@ def item_at(c, s, k: NumberProxy):
     return found
 
 
-def write_late(c, s, k, v) -> bool:
+def write_late(c: Capture, s, k, v) -> bool:
     """Write an item behind, or under, a number that stays symbolic to a dict that nobody has read as a whole."""
     look = c.containers.lazy.get(id(s)) if isinstance(s, dict) else None
     if look is None or not (look.late or _is_place(k)):
@@ -299,7 +300,7 @@ def write_late(c, s, k, v) -> bool:
     return True
 
 
-def settle(c, s) -> None:
+def settle(c: Capture, s) -> None:
     """A dict is read: what was written under numbers stands under their values."""
     look = c.containers.lazy[id(s)]
     for k, v in look.late:
@@ -318,7 +319,7 @@ def _hides_missing(s) -> bool:
 # ---------------------------------------------------------------- changes
 
 
-def attribute_dict(c, o, value: dict, source) -> dict:
+def attribute_dict(c: Capture, o, value: dict, source) -> dict:
     """`o.__dict__` of an outside object: a plain dict, the same one each time, which is filled like a snapshot. Each
     entry is read through its attribute."""
     if (copy := c.containers.attribute_dicts_of.get(id(o))) is None:
@@ -328,7 +329,7 @@ def attribute_dict(c, o, value: dict, source) -> dict:
     return copy
 
 
-def _attribute(c, known: AttributeDict, look: Look, name):
+def _attribute(c: Capture, known: AttributeDict, look: Look, name):
     """One entry of `o.__dict__`, as the program has it; MISSING where there is none."""
     copy, o, was = known
     if name not in copy:
@@ -346,7 +347,7 @@ def _is_deleted(value) -> bool:
     return type(value).__name__ == "_Deleted"
 
 
-def _outside_attribute(c, o, look: Look, name):
+def _outside_attribute(c: Capture, o, look: Look, name):
     item, entries = look.source.item(name), look.original
     if name not in entries:
         c.world.ask(item, PRESENT)
@@ -355,7 +356,7 @@ def _outside_attribute(c, o, look: Look, name):
     return c.read(entries[name], item if hidden else look.source.base.attr(name))
 
 
-def _fill_attributes(c, known: AttributeDict, look: Look) -> None:
+def _fill_attributes(c: Capture, known: AttributeDict, look: Look) -> None:
     """Somebody looks at all of an `o.__dict__`."""
     copy, o, was = known
     c.world.ask(look.source, KEYS)
@@ -366,7 +367,7 @@ def _fill_attributes(c, known: AttributeDict, look: Look) -> None:
         table.update(found)
 
 
-def write_attributes(c, d) -> None:
+def write_attributes(c: Capture, d) -> None:
     """Write changes of `o.__dict__` to the attributes of o."""
     known = c.containers.attribute_dicts.get(id(d))
     if known is None:
@@ -383,7 +384,7 @@ def write_attributes(c, d) -> None:
             c.own_store(o, k, v)
 
 
-def changes(c) -> list[tuple]:
+def changes(c: Capture) -> list[tuple]:
     """The changes of containers from outside: (kind, original, source, key, value)."""
     found: list[tuple] = []
     for sid, look in c.containers.looks.items():
@@ -403,7 +404,7 @@ def changes(c) -> list[tuple]:
     return found
 
 
-def state(c) -> dict[Any, Any]:
+def state(c: Capture) -> dict[Any, Any]:
     """The program's writes to attributes, variables and containers outside so far, to compare with later ones."""
     found: dict[Any, Any] = {key: id(value) for key, value in c.effects.held.items()}
     for kind, original, _, key, value in changes(c):
@@ -418,7 +419,7 @@ def _identities(kind: str, value) -> Any:
     return id(value) if kind == "item" else None, tuple(sorted(identities) if type(value) is set else identities)
 
 
-def is_changed(c, s) -> bool:
+def is_changed(c: Capture, s) -> bool:
     """Whether a value is a snapshot that the program has changed."""
     look = c.containers.looks.get(id(s))
     return look is not None and bool(_changes(s, look))

@@ -12,20 +12,20 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
 from thunder.capture.examples import is_tried
-from thunder.capture.locks import check_host_call
+from thunder.capture.interface import Capture
+from thunder.capture.library.locks import check_host_call
+from thunder.capture.path import Path
 from thunder.capture.reachable import Reach
 from thunder.capture.sources import Source
 from thunder.capture.tensors import check_apart
 from thunder.core.host_calls import (
     CONTAINERS,
     HostProxy,
-    Lent,
     Log,
     contents,
     host_call,
@@ -41,7 +41,6 @@ from thunder.core.proxies import (
     Proxy,
     TensorProxy,
     map_structure,
-    numbers_in,
     proxies_in,
 )
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached, recording
@@ -64,32 +63,13 @@ class RaisesBefore(CaptureError):
     compiled one could not."""
 
 
-class Path:
-    """The decisions of one capture, in order. It is the recorder's `decide`.
+class DecidedPath(Path):
+    """The path of a capture, decided by the values of the call that is captured. It is the recorder's `decide`."""
 
-    expected: the decisions of a program that a call has left at the last of them: they are answered as there.
-    may_not_decide: whether the program would have decided, and neither this call nor one of its ranks may by itself.
-    log: the results of this call's host calls.
-    """
-
-    def __init__(self, c, expected: tuple[Decision, ...], log: Log):
-        self.c, self.expected, self.log = c, expected, log
-        self.taken: list[Decision] = []
-        self.may_not_decide = False
-        self.why = ""  # it may not decide, where that is not plain to see
-        self.host_calls = 0
-        self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
-        self.shown: dict[TensorProxy, None] = {}  # whose memory such objects may show
-        self.watched: list[tuple[TensorProxy, TensorProxy]] = []
-        self.lent: list[Lent] = []  # the program's own containers
-        self.values_of: dict[HostProxy, TensorProxy] = {}  # arrays with the values of tensors
-        self.sizes: dict[str, int] = {}  # of tensors that host calls give, see `arrays.any_size`
-        self.arrays: list[Any] = []  # NumPy's, whose memory tensors of the program share
-        self._settled: dict[HostProxy, Any] = {}
-        # what a text is made of: numbers of the arguments, and sources of values from outside (see `changing`)
-        self._made_of: dict[HostProxy, list[NumberProxy | Source]] = {}
-        self._sources: dict[HostProxy, Source] = {}  # of values from outside
-        self._values = _Values(c, self.log)
+    def __init__(self, c: Capture, expected: tuple[Decision, ...], log: Log):
+        super().__init__(expected, log)
+        self.c = c
+        self._values = _Values(c, log)
 
     def truth(self, condition: Condition) -> bool | None:
         """Whether the program goes on as where the condition holds. None where that cannot be decided now."""
@@ -133,27 +113,6 @@ class Path:
         except CaptureError:
             return None
 
-    def note_text(self, made, pure: bool, given) -> None:
-        """A host call gives a text. Where nothing but numbers of the arguments is in it, the prologue decides by it."""
-        if not pure or type(made) is not HostProxy or made.kind is not str:
-            return
-        texts, numbers = proxies_in(given, []), numbers_in(given, [])
-        if all(text in self._made_of for text in texts):  # data-dependent numbers are among these
-            self._made_of[made] = [*numbers, *(n for text in texts for n in self._made_of[text])]
-
-    def comes_from(self, value: HostProxy, source: Source) -> None:
-        """A value of the host stands for one from outside."""
-        self._sources[value] = source
-        if not issubclass(value.kind, numpy.ndarray):  # whose content changes
-            self._made_of[value] = [source]
-
-    def is_of_arguments(self, value: HostProxy) -> bool:
-        """Whether the arguments alone say what a value of the host is, so that the prologue can ask for it."""
-        return value in self._made_of
-
-    def source_of(self, value: HostProxy) -> Source | None:
-        return self._sources.get(value)
-
     def host_value(self, proxy: HostProxy) -> Any:
         """The value that the program goes on with."""
         if proxy in self._made_of and proxy not in self._settled:
@@ -188,38 +147,11 @@ class Path:
         check_host_call(self.c)
         return self._values.eager_call(index, function, args, kwargs, how, shown)
 
-    @property
-    def happened(self) -> tuple[int, int]:
-        """How many calls others have seen, and how many have numbers."""
-        return len(self.log.effects), self.host_calls
-
-    def is_as_before(self, happened: tuple[int, int]) -> bool:
-        """Whether nothing has happened since that a capture of the same call would find under another number."""
-        return not self.log.effects or self.happened == happened
-
-    def count_host_call(self) -> None:
-        """A host call with a number is recorded."""
-        self.host_calls += 1
-
-    def hold(self, result: Any) -> None:
-        """An eager call gives it; where it is an object, what it gives is such an object, too."""
-        if type(result) is HostProxy:
-            self.held.add(result)
-
-    def share(self, array: Any) -> None:
-        """A tensor of the program is in the memory of this array, where it is one."""
-        if isinstance(array, numpy.ndarray):
-            self.arrays.append(array)
-
     def watch(self, p: TensorProxy) -> None:
         """Host code has seen memory of a tensor: the program must not write to it any more."""
         memory = self.c.recorder.memory
         base = memory.base(memory.holder(p))
         self.watched.append((base, memory.latest(base)))
-
-    def lend(self, container: Any) -> None:
-        """Host code is given a copy of a container, and may keep it: the program must not change it any more."""
-        self.lent.append(Lent(container, ""))
 
     def keep_alive(self) -> None:
         """At the end of the program."""
@@ -314,7 +246,7 @@ def _gives_back(value: Any, given: tuple) -> bool:
 class _Values:
     """Values of a capture's bound symbols, computed when they are asked for, each once."""
 
-    def __init__(self, c, log: Log):
+    def __init__(self, c: Capture, log: Log):
         self.c, self.log = c, log
         self.known: dict[Proxy, Any] = {}
         self.equal: dict[Proxy, Proxy] = {}  # arguments of functions that are recorded apart -> what they are given
@@ -435,8 +367,7 @@ class _Values:
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
         check_apart(self.c)
-        recorders = *self.c.outer_recorders, self.c.recorder
-        bound_symbols = [b for recorder in recorders for b in recorder.bound_symbols]
+        bound_symbols = [b for recorder in self.c.recording.all for b in recorder.bound_symbols]
         self._look_at(bound_symbols)
         needed = self._slice(values)
         while True:  # numbers are drawn, and host calls run, in the program's order

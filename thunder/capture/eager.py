@@ -24,12 +24,13 @@ import torch
 
 from thunder import compat
 from thunder.capture import changing, containers, host_lines
+from thunder.capture.dispatch import LibraryCall
+from thunder.capture.interface import Capture
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import read_of_library
 from thunder.capture.reachable import Reach, names_of, reached_placements, reaches_wrappers
 from thunder.capture.sources import Source
-from thunder.capture.state import Candidate
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.regions import leading_to
@@ -54,68 +55,68 @@ from thunder.ops.eager_calls import (
 from thunder.options import FALLBACK_OPTIONS
 
 
-class Reading:
+class Entered:
     """A function that is being read. A context, and no function around it: it takes no frame of each call."""
 
     __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes", "recorded")
 
-    def __init__(self, c, function: types.FunctionType, args: Sequence, kwargs: dict):
+    def __init__(self, c: Capture, function: types.FunctionType, args: Sequence, kwargs: dict):
         self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
 
     def __enter__(self) -> None:
-        self.happened, self.outer, self.writes = self.c.path.happened, self.c.library, len(self.c.effects.held)
-        self.recorded = len(self.c.recorder.bound_symbols)
+        c, dispatch = self.c, self.c.dispatch
+        self.happened, self.outer, self.writes = c.path.happened, dispatch.library, len(c.effects.held)
+        self.recorded = len(c.recorder.bound_symbols)
         if not _is_of_library(self.function):
-            self.c.library = None
+            dispatch.enter_library(None)
         elif self.outer is None:
-            self.c.library = self
+            dispatch.enter_library(LibraryCall(self.function, self.args, self.kwargs, self.happened))
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
-        c, library, c.library = self.c, self.c.library, self.outer
+        c, library, call = self.c, self.c.dispatch.library, (self.function, self.args, self.kwargs, self.happened)
+        c.dispatch.enter_library(self.outer)
         if isinstance(error, (CaptureError, UnsupportedError)):
-            if library is self:
-                note_library(c, self)
+            if library is not None and self.outer is None:
+                note_library(c, library)
             stores = any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None)))
-            holds = self.recorded <= c.reaches_back_to and not stores
-            if c.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
-                _note_function(c, self.function, self.args, self.kwargs, self.happened)
+            holds = self.recorded <= c.fallbacks.reaches_back_to and not stores
+            if c.fallbacks.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
+                _note_function(c, *call)
         elif isinstance(error, Exception):
-            if not c.failing or c.failing[0] != id(error):  # not itself: its frames hold objects that end with them
-                c.failing[:] = [id(error)]
-            c.failing.append((self.function, self.args, self.kwargs, self.happened))
+            c.fallbacks.note_failing(error, call)
 
 
 def _has_gradient(value: Any) -> bool:
     return type(value) is TensorProxy and value.requires_grad
 
 
-def note_failure(c, error: Exception) -> None:
+def note_failure(c: Capture, error: Exception) -> None:
     """The program fails with an exception that no code of the user's raises: thunder fails on it, or it does by itself.
     The innermost function around it is tried as an eager call, which shows which."""
-    if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER or not c.failing or user_line(error)[1]:
+    if c.request.options.fallback is not FALLBACK_OPTIONS.EAGER or user_line(error)[1]:
         return
-    for call in c.failing[1:] if c.failing[0] == id(error) else ():
-        if c.candidate is None:
+    for call in c.fallbacks.calls_left_by(error):
+        if c.fallbacks.candidate is None:
             _note_function(c, *call)
-    if c.candidate is not None:
-        c.request.eager.failing.add(c.candidate.unit)
+    if c.fallbacks.candidate is not None:
+        c.request.eager.failing.add(c.fallbacks.candidate.unit)
 
 
-def _note_function(c, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
+def _note_function(c: Capture, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
     """A refusal leaves a call of `f`. happened: what had happened when it was entered."""
     if f.__code__ is _code_of(c.request.fn) or not _stands_alone(f):  # there is nothing around the compiled function
         return
     if c.request.eager.may_have(f.__code__) and _can_be_called(c, f, args, kwargs, behind=True):
         # the log of a program that this call has left counts earlier calls of it otherwise
         counts_others = bool(c.request.path) and c.calls[decode(f.__code__)] > 1
-        c.candidate = Candidate(f.__code__, c.path.is_as_before(happened) and not counts_others)
+        c.fallbacks.name(f.__code__, c.path.is_as_before(happened) and not counts_others)
 
 
 def _is_of_library(f: Any) -> bool:
     return isinstance(f, type) or read_of_library(f.__globals__.get("__name__"))
 
 
-def note_library(c, entered: Reading) -> bool:
+def note_library(c: Capture, entered: LibraryCall) -> bool:
     """Notes what of the standard library, which the user's code has entered, may run as it is from now on: the class
     whose method it is, or the function. Gives whether there is anything."""
     f, args, kwargs = entered.function, entered.args, entered.kwargs
@@ -123,26 +124,30 @@ def note_library(c, entered: Reading) -> bool:
         return False
     if args and note_class(c, type(args[0]), f.__code__.co_name == "__init__"):
         return True
-    if c.candidate is None and c.request.eager.may_have(f.__code__) and _may_be_given(c, (*args, *kwargs.values())):
-        c.candidate = Candidate(f.__code__, True)
-    return c.candidate is not None
+    if (
+        c.fallbacks.candidate is None
+        and c.request.eager.may_have(f.__code__)
+        and _may_be_given(c, (*args, *kwargs.values()))
+    ):
+        c.fallbacks.name(f.__code__, True)
+    return c.fallbacks.candidate is not None
 
 
-def note_class(c, cls: type, is_made_here: bool = False) -> bool:
+def note_class(c: Capture, cls: type, is_made_here: bool = False) -> bool:
     """Notes a class of the standard library, where its objects may be the host's from now on. is_made_here: since the
     call of the class nothing has run on the host. Otherwise it is one host call more than before, where others were
     counted: none may have had an effect, and no other path counts them."""
     if str(cls.__module__).split(".")[0] not in _CLASSES or not c.request.eager.may_have(cls):
         return False
-    if c.candidate is None and (is_made_here or not (c.path.log.effects or c.request.path)):
-        c.candidate = Candidate(cls, True)
-    return c.candidate is not None
+    if c.fallbacks.candidate is None and (is_made_here or not (c.path.log.effects or c.request.path)):
+        c.fallbacks.name(cls, True)
+    return c.fallbacks.candidate is not None
 
 
 _CLASSES = sys.stdlib_module_names - {"builtins"}
 
 
-def _may_be_given(c, values: tuple) -> bool:
+def _may_be_given(c: Capture, values: tuple) -> bool:
     """Whether host code may be given all of these: no tensors, whose gradients and sizes it would not see, and nothing
     that the program may have written to."""
     if any(type(p) is TensorProxy for p in parts_of(values)):
@@ -182,7 +187,7 @@ def _code_of(fn: Any) -> types.CodeType | None:
     return plain_attribute(getattr(fn, "__func__", fn), "__code__")
 
 
-def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
+def _can_be_called(c: Capture, f: Callable, args, kwargs, behind: bool = False) -> bool:
     """behind: asked when the call has ended, where the program may have written inside of it."""
     lent = len(c.path.lent)
     try:
@@ -199,15 +204,15 @@ def _can_be_called(c, f: Callable, args, kwargs, behind: bool = False) -> bool:
         del c.path.lent[lent:]
 
 
-def called(c, f: Callable, args, kwargs) -> Any:
+def called(c: Capture, f: Callable, args, kwargs) -> Any:
     """The result of an eager call, or of a host call of the standard library; NULL where the function cannot be called
     as it is, and is read."""
-    if c.library is None and _is_of_library(f) and _may_be_given(c, (*args, *kwargs.values())):
+    if c.dispatch.library is None and _is_of_library(f) and _may_be_given(c, (*args, *kwargs.values())):
         return host_lines.run(c, f, args, kwargs, effect="outside")
     return NULL if isinstance(f, type) or not _can_be_called(c, f, args, kwargs) else _record(c, f, args, kwargs)
 
 
-def disabled(c, f: Callable, args, kwargs) -> Any:
+def disabled(c: Capture, f: Callable, args, kwargs) -> Any:
     """The result of a call of a function that the user wants called as it is.
 
     Raises CaptureError where it cannot stand in the program.
@@ -217,7 +222,7 @@ def disabled(c, f: Callable, args, kwargs) -> Any:
     return _record(c, f, args, kwargs)
 
 
-def call_operator(c, f: Callable, args, kwargs, error: Exception) -> Any:
+def call_operator(c: Capture, f: Callable, args, kwargs, error: Exception) -> Any:
     """The result of an operator of the user's that could not be typed: it is called as it is.
 
     Raises `error` where programs have no eager calls.
@@ -230,7 +235,12 @@ def call_operator(c, f: Callable, args, kwargs, error: Exception) -> Any:
     return result
 
 
-def _record(c, f: Callable, args, kwargs) -> Any:
+def _unit(f: Any) -> types.CodeType | type:
+    """The code of a function, or the class: what eager calls are known by."""
+    return getattr(f, "__code__", f)
+
+
+def _record(c: Capture, f: Callable, args, kwargs) -> Any:
     """Runs an eager call at capture and records it."""
     pending = _writes_to_show(c, f, args, kwargs)
     function = _function(c, f)
@@ -244,13 +254,13 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     index = c.path.host_calls
     outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad), pending)
     if outcome.error is not None:
-        c.raises = c.request.eager.not_failing(getattr(f, "__code__", f))
+        c.fallbacks.note_raises(c.request.eager.not_failing(_unit(f)))
         c.refuse(f"{_name(f)}() raises {type(outcome.error).__name__}, which the program may handle")
     leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
     kind = kind_with_leaves(outcome)
     decision = c.path.take_kind(_name(f), kind)
     c.path.count_host_call()
-    c.eager_calls.append(f)
+    c.fallbacks.note_call(f)
     results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None
     inputs = () if graph is None else _inputs_behind(c, (*(proxies[path] for path in wanted), *leaves))
@@ -266,7 +276,7 @@ def _record(c, f: Callable, args, kwargs) -> Any:
     return shown
 
 
-def _inputs_behind(c, values: Sequence[TensorProxy]) -> tuple[str, ...]:
+def _inputs_behind(c: Capture, values: Sequence[TensorProxy]) -> tuple[str, ...]:
     """Names of the program's inputs that gradients of these values go to."""
     operations = leading_to(c.recorder.bound_symbols, values)
     read = {*values, *(i for operation in operations for i in operation.inputs)}
@@ -277,16 +287,18 @@ def _name(f: Callable) -> str:
     return getattr(f, "__qualname__", type(f).__qualname__)
 
 
-def _check_nesting(c, f: Callable) -> None:
+def _check_nesting(c: Capture, f: Callable) -> None:
     """Refuses an eager call inside of transforms of functions and of checkpoints."""
-    inside = current_recorder() is not c.recorder or c.outer_recorders or c.levels or c.recorder.context.checkpoint
-    if inside or c.in_cached_call or c.reading is not None or c.library is not None:
+    inside = (
+        current_recorder() is not c.recorder or c.recording.outer or c.recording.levels or c.recorder.context.checkpoint
+    )
+    if inside or c.dispatch.is_in_cache or c.dispatch.reading is not None or c.dispatch.library is not None:
         c.refuse(f"{_name(f)}() would run inside of a transform of functions or a checkpoint")
-    if compat.function_modes() != c.function_modes:
+    if compat.function_modes() != c.modes.functions:
         c.refuse(f"{_name(f)}() would run outside of a torch-function mode that the program has entered")
 
 
-def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
+def _writes_to_show(c: Capture, f: Callable, args: tuple, kwargs: dict) -> Shown:
     """The writes of the program so far that the function may look at: those to tensors and to attributes of objects
     are carried out for the duration of the call. Refuses an eager call that could look at others."""
     effects, tensors = list(c.effects), list(c.tensors.mutated)
@@ -301,7 +313,7 @@ def _writes_to_show(c, f: Callable, args: tuple, kwargs: dict) -> Shown:
             hidden = hidden or p.requires_grad or now.requires_grad
             shown.append((p, None, now))
     for kind, owner, name, value in effects:
-        if kind == "global":
+        if kind == "global" and name is not None:
             hidden = hidden or reach.reads_global(owner, name)
         elif kind == "context":
             hidden = True
@@ -319,7 +331,7 @@ def _is_plain(owner: Any) -> bool:
     return type(attributes) is dict and not isinstance(owner, torch.Tensor)
 
 
-def _check_placements(c, f: Callable, args: tuple, kwargs: dict) -> None:
+def _check_placements(c: Capture, f: Callable, args: tuple, kwargs: dict) -> None:
     """Refuses an eager call of a function that reads parameters of which this rank holds a part, or that calls a module
     of PyTorch's FSDP or DDP: gradients of the program do not reach what these do in a backward."""
     values = (f, *(_seen_by(c, x) for x in (*args, *kwargs.values())))
@@ -327,13 +339,13 @@ def _check_placements(c, f: Callable, args: tuple, kwargs: dict) -> None:
         c.refuse(f"{_name(f)}() reads parameters of which each rank holds a part, and cannot be called as it is")
 
 
-def _seen_by(c, value: Any) -> Any:
+def _seen_by(c: Capture, value: Any) -> Any:
     """An argument as the function gets it."""
     look = c.containers.looks.get(id(value))
     return value if look is None else look.original
 
 
-def _function(c, f: Callable) -> Any:
+def _function(c: Capture, f: Callable) -> Any:
     """The function as the program holds it: a constant, or where it comes from outside with a closure, an input."""
     if type(f) is not types.FunctionType:
         return f
@@ -347,17 +359,17 @@ def _function(c, f: Callable) -> Any:
     return f if source is None else changing.read(c, f, source)
 
 
-def _check_seen(c, value: Any, f: Callable) -> None:
+def _check_seen(c: Capture, value: Any, f: Callable) -> None:
     """Refuses a value of the program's in the closure of a function that runs as it is."""
     if type(value) not in PRIMITIVE and not isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         c.refuse(f"{_name(f)}() keeps a value of the program in its closure")
 
 
-def _arguments(c, args, kwargs) -> tuple[tuple, dict]:
+def _arguments(c: Capture, args, kwargs) -> tuple[tuple, dict]:
     return tuple(_argument(c, x) for x in args), {k: _argument(c, x) for k, x in kwargs.items()}
 
 
-def _argument(c, value: Any) -> Any:
+def _argument(c: Capture, value: Any) -> Any:
     """An argument as the bound symbol holds it: a value of the program's, a constant, or an object from outside, which
     is an input."""
     look = c.containers.looks.get(id(value))
@@ -380,7 +392,7 @@ def _argument(c, value: Any) -> Any:
     return host_lines.given(c, value, False)
 
 
-def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
+def _leaf(c: Capture, tensor: torch.Tensor, name: str) -> TensorProxy:
     """The input for a tensor with a gradient that the function reads by itself."""
     known = c.tensors.proxies.get(id(tensor))
     if known:
@@ -388,7 +400,7 @@ def _leaf(c, tensor: torch.Tensor, name: str) -> TensorProxy:
     return c.read(tensor, _source_of_leaf(c, tensor) or c.world.const(tensor, f"a tensor that {name} reads"))
 
 
-def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
+def _source_of_leaf(c: Capture, tensor: torch.Tensor) -> Source | None:
     """The path of a parameter below a module that the program knows."""
     known = ((c.world.keep.get(number), source) for number, source in c.world.sources.items() if source.step != "const")
     pending, seen = [pair for pair in known if isinstance(pair[0], torch.nn.Module)], set[int]()
@@ -407,7 +419,7 @@ def _source_of_leaf(c, tensor: torch.Tensor) -> Source | None:
     return None
 
 
-def _typed(c, outcome: Outcome, proxies: dict[tuple, TensorProxy], name: str) -> tuple[tuple, Any]:
+def _typed(c: Capture, outcome: Outcome, proxies: dict[tuple, TensorProxy], name: str) -> tuple[tuple, Any]:
     """The values in the result as the bound symbol holds them, and the result as the program gets it."""
     position, results = itertools.count(), list[Any]()
 

@@ -21,6 +21,7 @@ from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.effects import Effect
 from thunder.capture.identities import Id
 from thunder.capture.inference import inference_tensor
+from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
@@ -44,7 +45,7 @@ _FIXED = (
 )  # fmt: skip
 
 
-def is_plain(c, value, seen: set[int]) -> bool:
+def is_plain(c: Capture, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
     if t is HostProxy and arrays.array_that_leaves(c, value) is not None:
@@ -68,12 +69,12 @@ def is_plain(c, value, seen: set[int]) -> bool:
 class EpilogueWriter:
     """Writes statements that build values; each object of the program's own making is built once."""
 
-    def __init__(self, c):
+    def __init__(self, c: Capture):
         self.c = c
         self.lines: list[str] = []
         self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
         self.names = Names()
-        self.names.taken |= {"fn", "args", "kwargs", "values"}
+        self.names.reserve(("fn", "args", "kwargs", "values"))
         # the results of the computation, in order: name and value, by id
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
@@ -223,9 +224,9 @@ class EpilogueWriter:
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
-            if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
+            if isinstance(value, TensorProxy) and self.c.is_freed(value):
                 self.built[id(value)] = self.variable(value, f"{self.pin(freed)}({found[0]})")
-            elif isinstance(value, TensorProxy) and self.c.inference.leaves(self.c, value):
+            elif isinstance(value, TensorProxy) and self._leaves_inference(value):
                 self.variable(value, f"{self.pin(inference_tensor)}({found[0]})")
         return self.built.get(id(value), found[0])
 
@@ -240,6 +241,15 @@ class EpilogueWriter:
         if isinstance(value, _FIXED) or t in _LITERAL:
             return True
         return isinstance(value, UNCHANGING) or t.__module__.startswith("torch") and not t.__dictoffset__
+
+    def _leaves_inference(self, value: TensorProxy) -> bool:
+        """Whether a result is an inference tensor."""
+        first = self.c.modes.inference.first_leaving(self.c.recorder, value)
+        if first is not None and first is not value:
+            self.c.refuse(
+                "two tensors that share memory leave inference mode", "return one, and make the other outside"
+            )
+        return first is not None
 
     def _is_made(self, kind: type) -> bool:
         """Whether a class was made while the program was captured: no module has it, nor came it from outside."""
@@ -455,7 +465,7 @@ class EpilogueWriter:
         """(trace, function, the result of the computation). No trace and no function where the computation's value is
         the result."""
         c = self.c
-        if not (self.writes or c.engine.freed or c.inference.made) and is_plain(c, result, set()):
+        if not (self.writes or c.engine.freed or c.modes.inference.made) and is_plain(c, result, set()):
             return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         afterwards.write(self)
         expression = self.build(result)
@@ -474,7 +484,7 @@ class EpilogueWriter:
         return written(name, signature, lines, result, self.names, self.objects)
 
 
-def latest(c, value: TensorProxy) -> TensorProxy:
+def latest(c: Capture, value: TensorProxy) -> TensorProxy:
     """The value that a proxy stands for in the end; views of tensors that were written to are rebuilt."""
     memory = c.recorder.memory
     if memory.leaves_apart(value) or memory.apart.get(memory.base(value)) in c.tensors.real:

@@ -13,6 +13,7 @@ import torch
 from thunder import compat
 from thunder.capture import callbacks
 from thunder.capture.expose import keeps
+from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
@@ -28,7 +29,7 @@ from thunder.ops.torch_types import to_torch_dtype
 _FEW = 1 << 16  # elements of an example
 
 
-def checked(c, function, args, kwargs, run):
+def checked(c: Capture, function, args, kwargs, run):
     """`run()`, which records a call, with PyTorch's own errors where the program may handle one, and about strange
     arguments. Results of DTensors are DTensors."""
     if c.tensors.dtensors or c.tensors.placements and not torch.is_grad_enabled():
@@ -36,7 +37,7 @@ def checked(c, function, args, kwargs, run):
     return _checked(c, function, args, kwargs, run)
 
 
-def _checked(c, function, args, kwargs, run):
+def _checked(c: Capture, function, args, kwargs, run):
     if not is_tried(c) and not any(map(_is_strange, (*args, *kwargs.values()))):
         return run()
     error = _known_error(c, function, args, kwargs)
@@ -68,7 +69,7 @@ def _is_strange(x) -> bool:
 _USUAL = {*PRIMITIVE, list, tuple, dict, type, types.FunctionType}
 
 
-def is_tried(c) -> bool:
+def is_tried(c: Capture) -> bool:
     """Whether a frame of the program handles exceptions where it stands."""
     for frame in c.stack_of_frames:  # for each operation: no generator
         if frame.record.catches and frame.record.handles(frame.ip):
@@ -76,7 +77,7 @@ def is_tried(c) -> bool:
     return False
 
 
-def _known_error(c, function, args, kwargs) -> Exception | None:
+def _known_error(c: Capture, function, args, kwargs) -> Exception | None:
     """`_error`, found once for arguments of the same types, shapes and values: layers repeat each other's calls."""
     try:
         key = function, _described(c, list(args)), _described(c, dict(kwargs))
@@ -92,7 +93,7 @@ def _known_error(c, function, args, kwargs) -> Exception | None:
     return error
 
 
-def _described(c, x):
+def _described(c: Capture, x):
     """A key of the arguments for examples: types, shapes and values."""
     t = type(x)
     if t is TensorProxy:
@@ -105,7 +106,7 @@ def _described(c, x):
     return t, _number(c, x)
 
 
-def _error(c, function, args, kwargs) -> Exception | None:
+def _error(c: Capture, function, args, kwargs) -> Exception | None:
     """The error that PyTorch raises for zeros and ones alike, so that it is not for the numbers in the tensors. They
     are no state of a generator. For what a mask or an index selects they prove nothing: that error is raised for
     tensors without numbers, too."""
@@ -122,7 +123,7 @@ def _error(c, function, args, kwargs) -> Exception | None:
     return found[0]
 
 
-def _error_on(c, make, function, args, kwargs) -> Exception | None:
+def _error_on(c: Capture, make, function, args, kwargs) -> Exception | None:
     """The error that PyTorch raises for examples of the arguments; None where there is none, or no example."""
     with compat.probing(torch.is_grad_enabled(), draws=True):
         try:
@@ -140,7 +141,7 @@ class _Unknown(Exception):
     """There is no example of an argument."""
 
 
-def _number(c, x):
+def _number(c: Capture, x):
     """A number as it is in the call that is captured."""
     if not isinstance(x, NumberProxy) or not x.unbacked:
         return number_value(x)
@@ -157,7 +158,7 @@ def _ones(shape: tuple, **options) -> torch.Tensor:
     return torch.eye(*shape[-2:], **options).expand(shape).clone() if len(shape) > 1 else torch.ones(shape, **options)
 
 
-def _example(c, make, x):
+def _example(c: Capture, make, x):
     if isinstance(x, NumberProxy):
         return _number(c, x)
     if type(x) is not TensorProxy:

@@ -20,6 +20,7 @@ from thunder.capture import callbacks, containers
 from thunder.capture.ask import IDENTITY, KEYS
 from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
+from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, container_base, is_iterator, slots
 from thunder.capture.policy import class_of_library
 from thunder.capture.sources import MISSING
@@ -38,7 +39,9 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, HostProxy, types.BuiltinFunctionTy
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None, shown: bool = False, opened: bool = False) -> None:
+def expose(
+    c: Capture, *values, concretely: bool = False, called=None, shown: bool = False, opened: bool = False
+) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that symbolic numbers in lists and dicts are replaced by their values.
@@ -83,7 +86,7 @@ def expose(c, *values, concretely: bool = False, called=None, shown: bool = Fals
         pending += found
 
 
-def _parts(c, value, kind: type, shown: bool, opaque: tuple) -> list:
+def _parts(c: Capture, value, kind: type, shown: bool, opaque: tuple) -> list:
     """What native code finds in a value."""
     found: list = []
     if isinstance(value, MUTABLE) and kind not in CONTAINERS:
@@ -102,20 +105,20 @@ def _parts(c, value, kind: type, shown: bool, opaque: tuple) -> list:
     return found
 
 
-def _elements(c, value, kind: type) -> tuple:
+def _elements(c: Capture, value, kind: type) -> tuple:
     if isinstance(value, dict):
         return *dict.keys(value), *dict.values(value)
     base = container_base(kind) or (tuple if isinstance(value, tuple) else kind)
     return tuple(base.__iter__(value))
 
 
-def _check_shown(c, kind: type) -> None:
+def _check_shown(c: Capture, kind: type) -> None:
     what = "tensor" if kind is TensorProxy else "module" if issubclass(kind, torch.nn.Module) else None
     if what is not None:
         c.refuse(f"the text of an object that holds a {what} is made by native code", f"make a text of the {what}")
 
 
-def settle_values(c, container, settled: Callable) -> None:
+def settle_values(c: Capture, container, settled: Callable) -> None:
     """Values, keys and elements of a list, a dict, a set or a deque are replaced by what `settled` makes of them."""
     if not isinstance(container, (list, dict, set, deque)):
         return
@@ -158,7 +161,7 @@ def is_for_library(*values) -> bool:
     return any(_computes_in_c(kind) for kind in set(map(type, parts_of(*values))))
 
 
-def with_numbers(c, *values) -> list:
+def with_numbers(c: Capture, *values) -> list:
     """The values, exposed, with the values of symbolic numbers."""
     expose(c, *values, concretely=True)
     return [in_tuples(concrete, x) for x in values]
@@ -173,7 +176,7 @@ def _computes_in_c(kind: type) -> bool:
     return any(owner.__module__ not in ("builtins", "collections") for owner in owners)
 
 
-def _inside(c, value, kind: type, again: bool) -> list:
+def _inside(c: Capture, value, kind: type, again: bool) -> list:
     """The values of an object's attributes; of one from outside, asked, and given again where that is said."""
     source = c.world.sources.get(id(value))
     if source is not None:
@@ -193,7 +196,7 @@ def _kept_by(value) -> list:
     return list(vars(value).values()) if isinstance(value, types.SimpleNamespace) else []
 
 
-def attributes(c, o, source) -> list:
+def attributes(c: Capture, o, source) -> list:
     """All attributes of an object from outside, asked. Raises CaptureError where the program has written to one, which
     native code would not see."""
     c.known.exposed.add(id(o))
@@ -215,7 +218,7 @@ def attributes(c, o, source) -> list:
     return [concrete(x) for x in children]
 
 
-def _place_of(c, o, source, name: str):
+def _place_of(c: Capture, o, source, name: str):
     """The place of an object's own attribute; in its `__dict__` where code of the user's may answer instead."""
     answers = hasattr(type(type_attribute(type(o), name)), "__set__") or c.slot(type(o), "__getattribute__")
     return source.attr("__dict__").item(name) if answers else source.attr(name)
@@ -228,7 +231,7 @@ def _members(kind: type) -> list[str]:
     return [n for n in [*found, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
 
 
-def _can_be_asked(c, value, source, name: str) -> bool:
+def _can_be_asked(c: Capture, value, source, name: str) -> bool:
     if type(value) in DICT_VIEWS or is_iterator(value):
         c.sharp(
             f"native code is given {c.world.describe(source.attr(name))}, a {type(value).__name__}, which is "
@@ -238,7 +241,7 @@ def _can_be_asked(c, value, source, name: str) -> bool:
     return True
 
 
-def as_text(c, value, function: Callable):
+def as_text(c: Capture, value, function: Callable):
     """A value of which native code makes a text, exposed."""
     expose(c, value, called=function, shown=True)
     return value
@@ -281,7 +284,7 @@ def keeps(values: tuple, kinds) -> bool:
     return any(isinstance(value, kinds) for value in kept(*values, shown=True))
 
 
-def is_written(c, value) -> bool:
+def is_written(c: Capture, value) -> bool:
     """Whether the program has written to an object from outside, or to something that it keeps."""
     written = {owner for owner, _ in c.effects.held}
     looks = c.containers.looks.items()

@@ -13,6 +13,7 @@ from typing import Any
 
 from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, SAME, TYPE, VALUE, Question, same_value
 from thunder.capture.sources import MISSING, Source
+from thunder.capture.world import World
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items no code of the user's answers
@@ -36,7 +37,7 @@ class Groups:
         self.hooked: list[Source] = []
         self.single: list[tuple] = []
         self._held: dict[Source, list] = {}
-        changed = settings_changed(self.capture)
+        changed = settings_changed(self.capture.world)
         self.apart = _groups_apart(self.capture.world.observed)
         told = {source for group in self.apart for source in group}
         for (source, question, operand), want in self.capture.world.observed.items():
@@ -128,14 +129,14 @@ def _groups_apart(observed: dict[tuple, Any]) -> list[list[Source]]:
     return groups
 
 
-def settings_changed(capture) -> set[Source]:
+def settings_changed(world: World) -> set[Source]:
     """PyTorch's settings that the program changed itself after it asked for them: the next call finds the same
     as this one."""
     found = set()
-    for source, question, _ in capture.world.observed:
-        if source in capture.world.settings and question is VALUE:
-            now = source.fetch(capture.world.value_at(source.base), capture.world.values)
-            if not same_value(now, capture.world.values[source]):
+    for source, question, _ in world.observed:
+        if source in world.settings and question is VALUE and source.base is not None:
+            now = source.fetch(world.value_at(source.base), world.values)
+            if not same_value(now, world.values[source]):
                 found.add(source)
     return found
 

@@ -23,6 +23,7 @@ from thunder.capture import changing, eager, host_lines, namespaces, objects
 from thunder.capture.ask import FILLED, HOOKLESS, HOOKS
 from thunder.capture.construct import construct_object, new_reference, reduced
 from thunder.capture.identities import hashable, id_of
+from thunder.capture.interface import Capture
 from thunder.capture.library import (
     autograd_function,
     backward,
@@ -57,14 +58,14 @@ from thunder.ops.tensor_values import as_number
 from thunder.options import compile_option
 
 
-def _type(c, f, args, kwargs):
+def _type(c: Capture, f, args, kwargs):
     if len(args) != 1 or kwargs:
         makes_class = args and isinstance(args[0], type)
         return (construct_object if makes_class else call_native)(c, f, args, kwargs)
     return type_of(c, args[0])
 
 
-def _number(c, f, args, kwargs):
+def _number(c: Capture, f, args, kwargs):
     """int and float."""
     if len(args) == 1 and isinstance(args[0], NumberProxy):
         return converted(args[0], f)
@@ -89,7 +90,7 @@ def _hooks_of_all() -> list[dict]:
     return [getattr(compat, f"global{n}") for n in HOOKS]
 
 
-def _module_call(c, f, args, kwargs):
+def _module_call(c: Capture, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
@@ -107,14 +108,14 @@ def _module_call(c, f, args, kwargs):
                 c.ask(c.sources[id(m)], HOOKLESS)
             return result
         _guard_hooks(c, m)
-        with eager.Reading(c, f, args, kwargs):
+        with eager.Entered(c, f, args, kwargs):
             return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     forward = m.forward if isinstance(m, torch.jit.ScriptModule) else c.load_attr(m, "forward")  # which caches it
     return c.call(forward, args[1:], kwargs)
 
 
-def _count_call(c, m) -> None:
+def _count_call(c: Capture, m) -> None:
     most = c.request.options.get(MODULE_CALLS)
     if most and (m._parameters or m._modules):
         c.known.module_calls[id(m)] += 1
@@ -126,7 +127,7 @@ def _count_call(c, m) -> None:
             )
 
 
-def _watch_hooks(c, m) -> None:
+def _watch_hooks(c: Capture, m) -> None:
     """The hook dicts of a module without hooks, and those of all modules, are checked to stay empty."""
     if id(m) not in c.world.sources or id(m) in c.known.seen_hooks:
         return
@@ -140,7 +141,7 @@ def _watch_hooks(c, m) -> None:
     c.outside.hooks += map(m.__dict__.__getitem__, HOOKS)
 
 
-def _guard_hooks(c, m) -> None:
+def _guard_hooks(c: Capture, m) -> None:
     """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
     so. Keys of forward hooks mean nothing to it where none is one of the special ones."""
     if id(m) not in c.world.sources:
@@ -160,7 +161,7 @@ def _guard_hooks(c, m) -> None:
 _SPECIAL_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
-def _around_backward(c, f, args, kwargs):
+def _around_backward(c: Capture, f, args, kwargs):
     """`BackwardHook.setup_input_hook` and `setup_output_hook`: full backward hooks of a module run where its inputs or
     its results have a gradient."""
     _, values = args
@@ -170,7 +171,7 @@ def _around_backward(c, f, args, kwargs):
     return values
 
 
-def _apply_function(c, f, args, kwargs):
+def _apply_function(c: Capture, f, args, kwargs):
     """`autograd.Function.apply`."""
     if args[0] is torch.utils.checkpoint.CheckpointFunction:
         return checkpoints.reentrant(c, args[1], args[3:])  # between them stands preserve_rng_state
@@ -181,18 +182,18 @@ def _is_number(value) -> bool:
     return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
 
 
-def _make_autocast(c, f, args, kwargs):
+def _make_autocast(c: Capture, f, args, kwargs):
     """`torch.autocast(...)`: without a dtype it takes the one that is set, which is asked where the program has not set
     it."""
     made: Any = call_native(c, f, args, kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("dtype")) is None:
         asked = functools.partial(torch.get_autocast_dtype, made.device)
-        if asked() is c.same_settings.args[0].get(f"autocast's dtype on {made.device}"):
+        if asked() is c.modes.settings.get(f"autocast's dtype on {made.device}"):
             c.world.ask_setting(c.world.const(asked, f"autocast's dtype on {made.device}").call("__call__"), asked())
     return made
 
 
-def _leave_autocast(c, f, args, kwargs):
+def _leave_autocast(c: Capture, f, args, kwargs):
     """`autocast.__exit__`: where no other one is around it, the casts that it kept are gone."""
     result = call_native(c, f, args, kwargs)
     if not compat.autocast_nesting():
@@ -200,19 +201,18 @@ def _leave_autocast(c, f, args, kwargs):
     return result
 
 
-def _enter_range(c, f, args, kwargs):
+def _enter_range(c: Capture, f, args, kwargs):
     """`record_function.__enter__`: the operations inside have the name of the range (`transforms/named_ranges.py`)."""
     name = args[0].name
-    c.ranges.append(name if type(name) is str else type(args[0]).__name__)
+    c.recording.enter_range(name if type(name) is str else type(args[0]).__name__)
     return args[0]
 
 
-def _leave_range(c, f, args, kwargs):
-    if c.ranges:
-        c.ranges.pop()
+def _leave_range(c: Capture, f, args, kwargs):
+    c.recording.leave_range()
 
 
-def _torch_compile(c, f, args, kwargs):
+def _torch_compile(c: Capture, f, args, kwargs):
     """A function that is compiled inside is a part of this program as it is."""
     fn = args[0] if args else kwargs.get("model")
     if callable(kwargs.get("backend")) or isinstance(fn, torch.nn.Module):
@@ -230,7 +230,7 @@ def _constant(value):
     return lambda c, f, args, kwargs: value
 
 
-def _extreme(c, f, args, kwargs):
+def _extreme(c: Capture, f, args, kwargs):
     """min and max of numbers some of which are symbolic."""
     numbers = args if len(args) > 1 else args[0] if args and type(args[0]) in (list, tuple) else ()
     symbolic = any(isinstance(n, NumberProxy) for n in numbers)
@@ -239,7 +239,7 @@ def _extreme(c, f, args, kwargs):
     return call_builtin(c, f, args, kwargs)
 
 
-def _of_numbers(c, f, args, kwargs):
+def _of_numbers(c: Capture, f, args, kwargs):
     """A function of `math` of numbers with values, some of which are symbolic."""
     symbolic = [n for n in args if isinstance(n, NumberProxy)]
     if kwargs or not symbolic or any(n.unbacked for n in symbolic) or not all(map(_is_number, args)):
@@ -248,7 +248,7 @@ def _of_numbers(c, f, args, kwargs):
     return bool(found) if f in (math.isnan, math.isinf, math.isfinite) else found
 
 
-def _symbolic(c, f, args, kwargs):
+def _symbolic(c: Capture, f, args, kwargs):
     """torch.sym_max and the like: Python's functions without branching."""
     if f is torch.sym_not:
         return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
@@ -259,7 +259,7 @@ def _symbolic(c, f, args, kwargs):
     return converted(found, float) if has_float else found
 
 
-def _instance_check(c, f, args, kwargs):
+def _instance_check(c: Capture, f, args, kwargs):
     """type.__instancecheck__, called by name: proxies are of the classes that they stand for."""
     kind = type_of(c, args[1]) if len(args) == 2 else None
     if kind is not None and (kind is not type(args[1]) or args[0] in kind.__mro__):
@@ -267,11 +267,11 @@ def _instance_check(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
-def _hash(c, f, args, kwargs):
+def _hash(c: Capture, f, args, kwargs):
     return PROTOCOL_CALLS[id(f)](c, f, [changing.settled(c, hashable(c, a)) for a in args], kwargs)
 
 
-def _chained(c, f, args, kwargs):
+def _chained(c: Capture, f, args, kwargs):
     """itertools.chain.from_iterable."""
     _, *given = args
     if len(given) == 1 and not kwargs:
@@ -279,21 +279,21 @@ def _chained(c, f, args, kwargs):
     return call_native(c, f, given, kwargs)
 
 
-def _accumulate(c, f, args, kwargs):
+def _accumulate(c: Capture, f, args, kwargs):
     """itertools.accumulate, which adds where it is given no function."""
     if (args[1] if len(args) > 1 else kwargs.get("func")) is None:
         args, kwargs = args[:1], kwargs | {"func": operator.add}
     return call_native(c, f, [iterable(c, a) if i == 0 else a for i, a in enumerate(args)], kwargs)
 
 
-def _compress(c, f, args, kwargs):
+def _compress(c: Capture, f, args, kwargs):
     """itertools.compress, which asks selectors for the truth."""
     if len(args) == 2 and not kwargs:
         args = [iterable(c, args[0]), map(c.truth, iterable(c, args[1]))]
     return call_native(c, f, args, kwargs)
 
 
-def _check_is_size(c, f, args, kwargs):
+def _check_is_size(c: Capture, f, args, kwargs):
     """torch._check_is_size: of a data-dependent number; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
     if not (isinstance(n, NumberProxy) and n.unbacked):
@@ -303,7 +303,7 @@ def _check_is_size(c, f, args, kwargs):
         _check_with(c, compat.check_with, [RuntimeError, condition, message], {})
 
 
-def _check_with(c, f, args, kwargs):
+def _check_with(c: Capture, f, args, kwargs):
     """torch._check_with, which all of torch._check, _check_value, _check_tensor_all and the like call: a condition on
     data-dependent numbers is checked when the program runs. One with another error is a decision of the program."""
     error, condition, message = args
@@ -316,7 +316,7 @@ def _check_with(c, f, args, kwargs):
     return None
 
 
-def _assert(c, f, args, kwargs):
+def _assert(c: Capture, f, args, kwargs):
     """torch._assert: a condition on tensors cannot be asked, one on data-dependent numbers is checked when the program
     runs."""
     condition, message = args
@@ -329,11 +329,11 @@ def _assert(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
-def _print(c, f, args, kwargs):
+def _print(c: Capture, f, args, kwargs):
     return host_lines.run_impure(c, f, [_printable(c, a) for a in args], kwargs)
 
 
-def _printable(c, value):
+def _printable(c: Capture, value):
     """An argument of print: an object's text comes from its class, which may be the user's."""
     known = (Proxy, NumberProxy, Condition, *host_lines.FIXED)
     plain = type(value) in PRIMITIVE | {list, tuple, dict, set} or isinstance(value, known)
@@ -445,7 +445,7 @@ def _is_users(function: types.FunctionType) -> bool:
 _LIBRARIES = sys.stdlib_module_names | {"torch", "thunder", "numpy", "triton"}
 
 
-def _hook_saved_tensors(c, f, args, kwargs) -> None:
+def _hook_saved_tensors(c: Capture, f, args, kwargs) -> None:
     """Hooks of what autograd saves: a compiled program saves other tensors, and elsewhere. Those that only move them
     change nothing that a program computes."""
     if torch.is_grad_enabled() and not isinstance(args[0], torch.autograd.graph.save_on_cpu):
@@ -461,7 +461,7 @@ KEEP: list = []
 _HOLDS = {"_parameters": torch.nn.Parameter, "_buffers": torch.Tensor, "_modules": torch.nn.Module}
 
 
-def _module_setattr(c, f, args, kwargs):
+def _module_setattr(c: Capture, f, args, kwargs):
     """nn.Module.__setattr__ of an outside module: any value but a parameter, buffer or child is an attribute, without
     looking at all others. A new value of one stands in the dict that has it."""
     m, n, v = args
@@ -481,7 +481,7 @@ def _module_setattr(c, f, args, kwargs):
     return c.setitem(c.load_attr(m, where), n, v)
 
 
-def _holds(c, m, where: str, n: str) -> bool:
+def _holds(c: Capture, m, where: str, n: str) -> bool:
     table = m.__dict__.get(where)
     known = table is not None and (n in table or id(table) in c.containers.snapshots)
     return known and c.contains(c.load_attr(m, where), n)

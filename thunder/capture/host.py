@@ -1,4 +1,4 @@
-"""Capture: the interpreter's host that reads a PyTorch program.
+"""The interpreter's host that reads a PyTorch program.
 
 Values travel bare. An object reachable from the call's arguments, from the function, its globals or closures has a
 source in a side table, by identity. Reading through a source turns tensors into proxies, guards primitive values, and
@@ -6,7 +6,7 @@ turns containers into snapshots whose children are read when somebody looks. Ope
 to outside objects become effects.
 """
 
-# The functions name their first parameter `c`; as methods of Capture they override methods with `self`.
+# The functions name their first parameter `c`; as methods of TorchHost they override methods with `self`.
 # pyright: reportAssignmentType=false
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import sys
 import types
 import warnings
 import weakref
@@ -45,26 +44,30 @@ from thunder.capture import (
 )
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME
 from thunder.capture.ask import keys as keys_of
-from thunder.capture.decisions import Path
+from thunder.capture.decisions import DecidedPath
+from thunder.capture.dispatch import Dispatch
 from thunder.capture.effects import Effects
+from thunder.capture.engine import Engine
 from thunder.capture.expose import expose
+from thunder.capture.fallbacks import Fallbacks
 from thunder.capture.identities import COPIED, place, same_number, told_apart
-from thunder.capture.inference import Inference
-from thunder.capture.library import backward, collectives, higher_order, triton_kernels
+from thunder.capture.interface import Capture
+from thunder.capture.library import collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
+from thunder.capture.modes import Modes
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import Eager, is_library, native_row
-from thunder.capture.reads import Reading
+from thunder.capture.recording import Recording
 from thunder.capture.sources import Source
-from thunder.capture.state import Candidate, Containers, Known, Numbers, Outside, Request, Tensors
+from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors
 from thunder.capture.strides import layout
 from thunder.capture.world import World
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
-from thunder.interpreter import NULL, Host
+from thunder.interpreter import NULL
 from thunder.interpreter.recursion import is_own
 from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
@@ -79,11 +82,11 @@ _RESERVED = {
 }  # fmt: skip
 
 
-class Capture(Host):
-    """One capture of a program. Everything named by an id here is kept alive by `keep` until it is over."""
+class TorchHost(Capture):
+    """The interpreter's host for a PyTorch program."""
 
     named_type = TensorProxy
-    uncatchable = (*Host.uncatchable, CaptureError, tensors.DependsOnIdentity)
+    uncatchable = (*Capture.uncatchable, CaptureError, tensors.DependsOnIdentity)
 
     def __init__(self, request: Request, compiling: bool = False):
         """compiling: the answer of torch.compiler.is_compiling()."""
@@ -93,28 +96,25 @@ class Capture(Host):
         self.world = World(parameter_names(request.fn))
         self.filters = warnings.filters  # which the program may replace
         names = Names()
-        names.taken |= _RESERVED
+        names.reserve(_RESERVED)
         for executor in options.executors:
-            names.taken.update(executor.opmap)
-        self.recorder = Recorder(
+            names.reserve(executor.opmap)
+        recorder = Recorder(
             Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location
         )
-        self.recorder.memory = Memory(
+        recorder.memory = Memory(
             outside=functools.partial(tensors.written_to, self),
             layout=functools.partial(layout, self),
             joins=functools.partial(tensors.joins_history, self),
         )
-        self.path = self.recorder.decide = Path(self, request.path, request.log)
-        self.recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
-        self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
-        self.patched, self.dispatch_modes = operations.patched_methods(), compat.dispatch_modes()
-        self.levels: list = []  # of torch.func that the program has entered and not left
-        self.differentiated: list = []  # those of `grad` that it has entered
+        recorder.is_leaf = functools.partial(tensors.keeps_casts, self)
+        self.recording = Recording(recorder)
+        self.path = recorder.decide = DecidedPath(self, request.path, request.log)
         # of functions in modules that few programs import
         late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()
-        self.handlers = {id(f): h for f, h in late.items()}
-        self.replacements = options.replacements
-        self.engine = backward.Engine()
+        handlers = {id(f): h for f, h in late.items()}
+        self.dispatch = Dispatch(handlers, options.replacements, operations.patched_methods())
+        self.engine = Engine()
         self.fresh: set[int] = set()  # ids of functions that the program made
         self.made: dict[int, weakref.ref] = {}  # these functions
         self.outside = Outside(rooted_modules(request.fn))
@@ -122,21 +122,9 @@ class Capture(Host):
         self.numbers = Numbers.of(options)
         self.numbers.decisions.where = self.own_location
         self.containers, self.effects, self.known, self.locks = Containers(), Effects(), Known(), Locks()
-        self.library: eager.Reading | None = None  # what of the standard library the user's code has entered
-        self.candidate: Candidate | None = None  # where the program is refused
-        self.reaches_back_to = sys.maxsize  # the first operation that what is refused has to do with
-        self.eager_calls: list[Any] = []  # the functions
-        self.raises = False  # whether a function that was called as it is for its exception raises by itself
-        self.function_modes = 0  # PyTorch's, when the program begins
-        self.inference = Inference()
-        self.ranges: list[str] = []  # names of the profiler's ranges that the program has entered
+        self.fallbacks = Fallbacks()
+        self.modes = Modes(self)
         self.sharp_edges: list[str] = []
-        self.in_cached_call = 0
-        self.reading: Reading | None = None  # an attribute that Python code answers
-        # whether PyTorch's settings are those under which the program began, which sets it
-        self.same_settings: functools.partial[bool] = functools.partial(compat.settings_are, {})
-        # the innermost torch-function mode that `synchronize` has seen, which may be the program's own
-        self.function_mode: Any = self
 
     def passes(self, error: BaseException) -> bool:
         """`Host.passes`. A program that handles what a signal handler raised would do so in all later calls. A refusal
@@ -148,6 +136,10 @@ class Capture(Host):
         if type(error) is RecursionError and is_own(error):
             self.refuse("a container that holds itself would have to be opened", "open it outside")
         return super().passes(error) or interrupts(error)
+
+    def handles(self) -> None:
+        """`Host.handles`: the calls that the exception has left are the program's own matter."""
+        self.fallbacks.forget_failing()
 
     # ------------------------------------------------------------------------------------------------ sources
 
@@ -172,41 +164,39 @@ class Capture(Host):
         is_unnamed = value.name[:1] == "t" and value.name[1:].isdigit()
         is_free = name.isidentifier() and name not in names.taken  # names in code that pytest writes are no identifiers
         if is_unnamed and is_free and value not in memory.current and value.name not in memory.versions:
-            names.taken.add(name)
-            value.name = name
+            value.name = names.claim(name)
 
     def synchronize(self) -> None:
         """The recorder's context follows PyTorch's own modes, which the program switches as it always does."""
         context = self.recorder.context
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         cast = compat.autocast_state() if compat.any_autocast() else None
-        if compat.dispatch_modes() != self.dispatch_modes:
+        if compat.dispatch_modes() != self.modes.dispatch:
             self.refuse(
                 "a dispatch mode is entered, which each operator that PyTorch runs goes to",
                 "enter it outside of the compiled function",
             )
         depth = compat.function_modes()
         innermost = compat.function_mode_at(depth - 1) if depth else None
-        if innermost is not self.function_mode:
-            self.function_mode = innermost
+        if self.modes.is_new(innermost):
             operations.check_mode(self, innermost)
-            self.recorder.context = context = context.replace(default_device=compat.default_device())
-        self.inference.follow(self)
+            self.recording.change(default_device=compat.default_device())
+        self.modes.inference.follow(self.recorder)
         now = grad, from_tensor_dtype(dtype), cast
         if now != (context.grad_enabled, context.default_dtype, getattr(context.autocast, "state", None)):
             grad, dtype, _ = now
             policy = autocast.policy(*cast) if cast else None
-            self.recorder.context = context.replace(grad_enabled=grad, default_dtype=dtype, autocast=policy)
+            self.recording.change(grad_enabled=grad, default_dtype=dtype, autocast=policy)
 
     def follow_settings(self, f, result) -> None:
         """PyTorch's function `f` has run. Where it may have changed a setting, the program is one for the settings of
         this call, and its end sets the settings that it leaves."""
-        before, names = self.same_settings.args[0], self.recorder.context.names
+        before, names = self.modes.settings, self.recorder.context.names
         now = compat.kernel_settings()
         names.settings = tuple(name for name, value in now.items() if value != before[name])
         sets = result is None and type(f) in _FUNCTIONS and f.__name__ not in ("__init__", "__enter__", "__exit__")
         if names.settings or sets:
-            source = self.world.const(self.same_settings, "whether PyTorch's settings are those at capture")
+            source = self.world.const(self.modes.same_settings, "whether PyTorch's settings are those at capture")
             self.world.ask_setting(source.call("__call__"), True)
 
     # ------------------------------------------------------------------------------------------------ objects
@@ -293,7 +283,7 @@ class Capture(Host):
                 self.world.ask(self.world.sources[id(f)].attr("__globals__"), IDENTITY)
         if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
             return result
-        with eager.Reading(self, f, args, kwargs):
+        with eager.Entered(self, f, args, kwargs):
             return super().enter(f, args, kwargs)
 
     def foreign_function(self, f, args, kwargs, construct):

@@ -20,6 +20,7 @@ from thunder import compat
 from thunder.capture import arrays, callbacks, changing, lending
 from thunder.capture.examples import is_tried
 from thunder.capture.expose import expose, is_written, keeps, settle_keys
+from thunder.capture.interface import Capture
 from thunder.capture.library import printed_nodes
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, among, is_hashable, is_tracked
 from thunder.capture.policy import (
@@ -87,7 +88,7 @@ class HostMethod:
         self.proxy, self.name = proxy, name
 
 
-def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = ""):
+def run(c: Capture, function: Callable, args, kwargs=None, *, pure: bool = False, effect: str = "") -> Any:
     """A call on the host, as a bound symbol. pure: it gives an equal value whenever it is repeated, and has no effect.
     effect: its effect that others see, see `taken_from_log`.
 
@@ -139,14 +140,14 @@ def run(c, function: Callable, args, kwargs=None, *, pure: bool = False, effect:
     return result
 
 
-def _share_result(c, out: Any, value: Any, decision: Any, given_values: tuple) -> None:
+def _share_result(c: Capture, out: Any, value: Any, decision: Any, given_values: tuple) -> None:
     """Notes what the result of a call may share with its arguments, and a number that the program was decided by."""
     if decision is not None and isinstance(out, Proxy):
         c.path.knows(out, value)
     share(c, out, given_values)
 
 
-def _effect_on_shared(c, function: Callable, name: str, args: Sequence, pure: bool, is_held: bool) -> str:
+def _effect_on_shared(c: Capture, function: Callable, name: str, args: Sequence, pure: bool, is_held: bool) -> str:
     """The effect of a call on objects that others see. is_held: whether an object that an eager function gave is among
     the arguments. Raises CaptureError where only that function may change it."""
     if is_held and function in _UNCALLED:
@@ -160,33 +161,33 @@ def _is_used_up(value: Any) -> bool:
     return type(value) is HostProxy and hasattr(value.kind, "__next__")
 
 
-def _check_gradient(c, name: str, kind: type, args: tuple, kwargs: dict) -> None:
+def _check_gradient(c: Capture, name: str, kind: type, args: tuple, kwargs: dict) -> None:
     """A tensor of the host has no gradient."""
     if issubclass(kind, torch.Tensor) and _connects(c, args, kwargs):
         c.refuse(f"a gradient would have to pass through {name}(), which runs on the host", "detach its arguments")
 
 
-def _connects(c, args: tuple, kwargs: dict) -> bool:
+def _connects(c: Capture, args: tuple, kwargs: dict) -> bool:
     """Whether a tensor with a gradient is among the arguments."""
     if not c.recorder.context.grad_enabled:
         return False
     return any(type(p) is TensorProxy and p.requires_grad for p in proxies_in((args, kwargs), []))
 
 
-def _check_library(c, name: str, effect: str, repeated: bool) -> None:
+def _check_library(c: Capture, name: str, effect: str, repeated: bool) -> None:
     """repeated: whether it may run again."""
-    if not repeated and effect != "random" and c.library is not None and c.note_library(c.library):
+    if not repeated and effect != "random" and c.dispatch.library is not None and c.note_library(c.dispatch.library):
         c.refuse(f"a function of the standard library calls {name}()")  # captured again, it runs as a whole
 
 
-def _check_place(c, name: str, effect: str) -> None:
-    if current_recorder() is not c.recorder or c.outer_recorders:
+def _check_place(c: Capture, name: str, effect: str) -> None:
+    if current_recorder() is not c.recorder or c.recording.outer:
         c.refuse(f"{name}() runs on the host inside of a transform of functions", "call it outside of the transform")
     if effect and c.recorder.context.checkpoint and torch.is_grad_enabled():
         c.refuse(f"{name}() is called in a checkpoint, whose backward calls it again", "call it outside of that")
 
 
-def _frames(c, function: Callable, kwargs: dict) -> Frames:
+def _frames(c: Capture, function: Callable, kwargs: dict) -> Frames:
     """The frames of the program that a function looks at which writes down its caller."""
     answer = native_row(function).answer
     if type(answer) is not Host or not answer.names_caller:
@@ -201,7 +202,7 @@ def _frames(c, function: Callable, kwargs: dict) -> Frames:
 
 
 def _run_now(
-    c, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple,
+    c: Capture, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple,
     frames: Frames,
 ):  # fmt: skip
     try:
@@ -215,7 +216,7 @@ def _run_now(
         )
 
 
-def _check_owner(c, function: Callable, name: str, args) -> None:
+def _check_owner(c: Capture, function: Callable, name: str, args) -> None:
     """A method of an object that the program made at capture would change that one object at each call. Operations
     alone overwrite a tensor's value."""
     if (inplace_of(function) is not None or function in _OPERATORS) and TensorProxy in map(type, args):
@@ -250,7 +251,7 @@ def _known_kind(function, args: tuple, kwargs: dict) -> type | None:
 _NUMBERS = {int, float, bool, str, IntegerProxy, FloatProxy}
 
 
-def typed(c, name: str, kind: type, value, any_size: Sequence[int], requires_grad: bool) -> tuple[Any, Any]:
+def typed(c: Capture, name: str, kind: type, value, any_size: Sequence[int], requires_grad: bool) -> tuple[Any, Any]:
     """The output of the bound symbol, and the value for the program. any_size: see `arrays.any_size`. requires_grad: of
     a tensor."""
     if kind is type(None):
@@ -272,7 +273,7 @@ def typed(c, name: str, kind: type, value, any_size: Sequence[int], requires_gra
     return made, made
 
 
-def share(c, out, given) -> None:
+def share(c: Capture, out, given) -> None:
     """A tensor that Python code gives may be one that it was given, or a view of it."""
     if type(out) is TensorProxy:
         for p in proxies_in(given, []):
@@ -283,7 +284,7 @@ def share(c, out, given) -> None:
                 c.path.share(p.example)
 
 
-def given(c, value, reads: bool):
+def given(c: Capture, value, reads: bool):
     """An argument, as the bound symbol holds it. reads: containers stay as they are."""
     t = type(value)
     if t is Condition:
@@ -314,7 +315,7 @@ def given(c, value, reads: bool):
     return value
 
 
-def _given_container(c, value, reads: bool):
+def _given_container(c: Capture, value, reads: bool):
     t = type(value)
     if not reads and t is not tuple:
         if id(value) in c.containers.looks or id(value) in c.world.sources:
@@ -332,7 +333,7 @@ def _given_container(c, value, reads: bool):
     return t(given(c, v, reads) for v in value)
 
 
-def _is_of_program(c, value) -> bool:
+def _is_of_program(c: Capture, value) -> bool:
     """Whether an object may be written to by the program or hold what it has computed. A library's class, and an object
     of one that comes from outside, is where the program has written to it."""
     t = type(value)
@@ -355,13 +356,13 @@ def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
     return made
 
 
-def run_impure(c, function, args, kwargs):
+def run_impure(c: Capture, function, args, kwargs):
     """A call of code that runs on the host in each call of the program."""
     warn_of(c, function)
     return run(c, function, args, kwargs, effect=_effect(function))
 
 
-def warn_of(c, function) -> None:
+def warn_of(c: Capture, function) -> None:
     """Code that runs on the host is a sharp edge, under sharp_edges="error"."""
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         row = native_row(function)
@@ -373,24 +374,24 @@ def _effect(function) -> str:
     return answer.effect if type(answer) is Host else ""
 
 
-def is_outside(c, value) -> bool:
+def is_outside(c: Capture, value) -> bool:
     """Whether a value of the host is an object from outside that others may see changes of."""
     return type(value) is HostProxy and c.path.source_of(value) is not None and not is_watched(value.example)
 
 
-def outside_state(c, o):
+def outside_state(c: Capture, o):
     """The value of the host that stands for an object from outside whose state is not watched; None for others."""
     source = c.world.sources.get(id(o)) or c.world.origins.get(id(o))
     return None if source is None or is_watched(o) else changing.read(c, o, source)
 
 
-def refuse(c, function) -> None:
+def refuse(c: Capture, function) -> None:
     """Refuses a call that a function around it may make, as the policy says."""
     name = plain_attribute(function, "__qualname__", function)
     c.refuse(f"{name}() {native_row(function).why}", "call it outside of the compiled function")
 
 
-def of_outside(c, function, receiver, args, kwargs):
+def of_outside(c: Capture, function, receiver, args, kwargs):
     """A method in C of an object from outside whose state is not watched; NULL for others."""
     if (value := outside_state(c, receiver)) is None:
         return NULL
@@ -398,7 +399,7 @@ def of_outside(c, function, receiver, args, kwargs):
     return run(c, call_method, (value, function.__name__, *args), kwargs)
 
 
-def native(c, function, args, kwargs):
+def native(c: Capture, function, args, kwargs):
     """A call of native code that is made by each call of the program; NULL where capture makes it for all."""
     if function is next and len(args) in (1, 2) and type(args[0]) is HostProxy:
         return _next(c, *args)
@@ -417,7 +418,7 @@ def native(c, function, args, kwargs):
 # ------------------------------------------------------------------------------------- values that a host call gave
 
 
-def holds_host_values(c, *values, numbers: bool = True) -> bool:
+def holds_host_values(c: Capture, *values, numbers: bool = True) -> bool:
     """Whether values are or hold results of host calls or data-dependent numbers. The path decides keys of dicts."""
     if _NAMES.isdisjoint(c.recorder.context.names.counters):
         return False
@@ -430,7 +431,7 @@ def holds_host_values(c, *values, numbers: bool = True) -> bool:
     )
 
 
-def to_numpy(c, p: TensorProxy) -> HostProxy:
+def to_numpy(c: Capture, p: TensorProxy) -> HostProxy:
     """`p.numpy()`: values, for programs that write neither to them nor later to the tensor, whose memory they share."""
     if p.requires_grad:
         with compat.DisableTorchFunction():
@@ -441,7 +442,7 @@ def to_numpy(c, p: TensorProxy) -> HostProxy:
     return values
 
 
-def of_numpy(c, function, args, kwargs):
+def of_numpy(c: Capture, function, args, kwargs):
     """A function of NumPy's that is given tensors."""
     args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]
     return run(c, function, args, {k: to_numpy(c, v) if type(v) is TensorProxy else v for k, v in kwargs.items()})
@@ -451,7 +452,7 @@ def _is_of_numpy(function) -> bool:
     return (plain_attribute(function, "__module__") or "").startswith("numpy") and not isinstance(function, numpy.ufunc)
 
 
-def of_foreign(c, function, args, kwargs):
+def of_foreign(c: Capture, function, args, kwargs):
     given = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
     if given and c.recorder.context.grad_enabled:
         c.refuse(
@@ -461,7 +462,7 @@ def of_foreign(c, function, args, kwargs):
     return run_impure(c, function, args, kwargs)
 
 
-def takes(c, function, args, kwargs) -> bool:
+def takes(c: Capture, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
     given = (*args, *kwargs.values())
     if not holds_host_values(c, *given):
@@ -504,7 +505,7 @@ _COMPUTING = {abs, round, divmod, pow, bytes, bytearray, complex}  # with such a
 _KEEPING_CLASSES = (object, tuple, list)  # which keep what they are made of
 
 
-def printed(c, values) -> Any:
+def printed(c: Capture, values) -> Any:
     """Values of which a text is made: with eager's `grad_fn` names of tensors, and copies in the place of the program's
     own arrays, which no text changes."""
     values = printed_nodes.printed(c, values)
@@ -521,14 +522,14 @@ def _read_only(array: numpy.ndarray) -> numpy.ndarray:
     return copied
 
 
-def text(c, function, *args, **kwargs):
+def text(c: Capture, function, *args, **kwargs):
     """The text that a function makes of tensors, or of data-dependent numbers."""
     args, kwargs = printed(c, (args, kwargs))
     shows_arrays = any(isinstance(x, (numpy.ndarray, numpy.generic)) for x in parts_of(args, kwargs))
     return run(c, function, args, kwargs, pure=not shows_arrays)
 
 
-def attribute(c, value: HostProxy, name: str):
+def attribute(c: Capture, value: HostProxy, name: str):
     """`value.name`: a method is called later."""
     if (known := changing.attribute(c, value, name)) is not None:
         return known
@@ -543,7 +544,7 @@ def attribute(c, value: HostProxy, name: str):
     return run(c, getattr, (value, name), pure=isinstance(value.example, FIXED))
 
 
-def call(c, function, args, kwargs):
+def call(c: Capture, function, args, kwargs):
     """A call of a method of such a value, or of the value itself."""
     if type(function) is HostProxy:
         return run(c, call_function, (function, *args), kwargs)
@@ -555,17 +556,17 @@ def call(c, function, args, kwargs):
     )
 
 
-def operate(c, function: Callable, *operands):
+def operate(c: Capture, function: Callable, *operands):
     """An operator with such a value among its operands. In place, or of a mutable value, it is an effect."""
     fixed = not isinstance(operands[0], HostProxy) or issubclass(operands[0].kind, (*FIXED, tuple))
     return run(c, function, operands, pure=fixed)
 
 
-def truth(c, value: HostProxy) -> bool:
+def truth(c: Capture, value: HostProxy) -> bool:
     return bool(run(c, operator.truth, (value,), pure=isinstance(value.example, FIXED)))
 
 
-def elements(c, value: HostProxy):
+def elements(c: Capture, value: HostProxy):
     """An iterator over such a value, with as many elements as there are at capture."""
     if hasattr(value.kind, "__next__"):
         return _steps(c, value)
@@ -577,12 +578,12 @@ def elements(c, value: HostProxy):
     return iter([run(c, operator.getitem, (items, i)) for i in range(int(run(c, len, (items,))))])
 
 
-def _steps(c, iterator: HostProxy):
+def _steps(c: Capture, iterator: HostProxy):
     while (found := run(c, next_or_end, (iterator,))) is not None:
         yield run(c, operator.getitem, (found, 0))
 
 
-def _next(c, iterator: HostProxy, *default):
+def _next(c: Capture, iterator: HostProxy, *default):
     """`next(iterator)`."""
     found = run(c, next_or_end, (iterator,))
     if found is not None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import operator
 import types
 import weakref
+from typing import Any
 
 from thunder.capture.ask import IDENTITY, SAME, same_value
+from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS
 from thunder.capture.policy import is_library
 from thunder.capture.sources import Source
+from thunder.capture.state import NOT_REAL
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.instructions import PLAIN
 
 
-def place(c, value) -> Source | None:
+def place(c: Capture, value) -> Source | None:
     """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
     is may be compared with one that is known by its structure."""
     found = c.world.sources.get(id(value)) or c.outside.standing.get(id(value))
@@ -24,7 +27,7 @@ def place(c, value) -> Source | None:
     return found
 
 
-def known_itself(c, value) -> None:
+def known_itself(c: Capture, value) -> None:
     """The program knows the object that stands in a module or in a class: where it knows it by its structure from
     elsewhere, it stands there in all calls."""
     if type(value) is types.FunctionType:
@@ -38,7 +41,7 @@ class Id(int):
     """The id of an object from outside."""
 
 
-def id_of(c, f, args, kwargs):
+def id_of(c: Capture, f, args, kwargs):
     """Handler of id(): an object from outside has an id of its own, until that meets ids from outside (`real_id`)."""
     o = concrete(args[0])
     look = c.containers.looks.get(id(o))
@@ -51,7 +54,7 @@ def id_of(c, f, args, kwargs):
     return c.outside.ids.setdefault(id(o), (source, real, Id(id(o))))[2]
 
 
-def real_id(c, k):
+def real_id(c: Capture, k):
     """A number that meets ids from outside: the program depends on the identity of an object whose id it is."""
     if type(k) is not Id:
         return k
@@ -64,7 +67,7 @@ def real_id(c, k):
     return id(real)
 
 
-def hashable(c, value):
+def hashable(c: Capture, value):
     """The argument of hash(): the program depends on the identity of an object that is hashed by it."""
     if type(value) in (tuple, frozenset):
         parts = [hashable(c, x) for x in value]
@@ -76,7 +79,7 @@ def hashable(c, value):
     return value
 
 
-def told_apart(c, value, others) -> None:
+def told_apart(c: Capture, value, others) -> None:
     """A hash table or a list compares a value with others, a dict with its keys: those from outside stay other objects
     than they are. Numbers and text are compared by what they are."""
     if type(value) in PLAIN:
@@ -92,7 +95,7 @@ def told_apart(c, value, others) -> None:
         stays_apart(c, x)
 
 
-def stays_apart(c, value) -> None:
+def stays_apart(c: Capture, value: Any) -> None:
     """The identity of a value from outside may be compared with those of others: it stays another object than they
     are, as does the object of an id. Containers are compared by their content, and references as their objects."""
     value = value() if isinstance(value, weakref.ref) else value
@@ -100,20 +103,17 @@ def stays_apart(c, value) -> None:
     if kind is Id:
         source = c.outside.ids[value][0]
     else:
-        source = c.tensors.real.get(value, _NO_SOURCE)[1] if kind is TensorProxy else place(c, value)
+        source = c.tensors.real.get(value, NOT_REAL)[1] if kind is TensorProxy else place(c, value)
     if source is not None and (kind is Id or kind not in CONTAINERS):
-        c.outside.apart[source] = None
+        c.outside.compare(source)
         c.outside.told.add(id(value))
-
-
-_NO_SOURCE = None, None
 
 
 # numbers and texts: of the same value Python has one object for some, and several for others
 COPIED = {int, float, complex, str, bytes, IntegerProxy, FloatProxy}
 
 
-def same_number(c, a, b) -> bool:
+def same_number(c: Capture, a, b) -> bool:
     """Whether two numbers or texts are one object. Python keeps small integers; a number that the program computes is
     new; of those from outside the prologue asks, where code of the user's compares them."""
     symbolic = isinstance(a, NumberProxy) or isinstance(b, NumberProxy)
@@ -130,7 +130,7 @@ def same_number(c, a, b) -> bool:
     written = [k for k in function.__code__.co_consts if k is a or k is b]
     if source is not None and written:
         return c.world.ask(source, SAME, c.world.const(written[0]))
-    if places and others:
+    if source is not None and places and others:
         known = a is not b and not set(places).isdisjoint(others)  # a symbolic number and its value
         return known or all([c.world.ask(source, SAME, other) for other in others if other is not source])
     for x in (a, b):
@@ -138,12 +138,12 @@ def same_number(c, a, b) -> bool:
     return a is b
 
 
-def _check_choice(c, x) -> None:
+def _check_choice(c: Capture, x) -> None:
     if isinstance(x, NumberProxy) and x.expression.is_choice:
         c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
 
 
-def _places(c, x) -> list:
+def _places(c: Capture, x) -> list:
     """The sources of a number or a text from outside; none for one that the program computes."""
     known = c.numbers.proxies if isinstance(x, NumberProxy) else c.world.values
     return [s for s, v in known.items() if v is x and s.step not in _COMPUTED]

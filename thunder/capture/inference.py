@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import Recorder
 
 
 class Inference:
@@ -24,30 +23,27 @@ class Inference:
         self.made: set[Proxy] = set()
         self.leaving: dict[TensorProxy, TensorProxy] = {}
 
-    def follow(self, c: Any) -> None:
+    def follow(self, recorder: Recorder) -> None:
         """The program may have entered or left the mode."""
         if self.around or torch.is_inference_mode_enabled() == (self.start is not None):
             return
         if self.start is None:
-            self.start = len(c.recorder.bound_symbols)
+            self.start = len(recorder.bound_symbols)
         else:
-            self.made.update(p for b in c.recorder.bound_symbols[self.start :] for p in b.outputs)
+            self.made.update(p for b in recorder.bound_symbols[self.start :] for p in b.outputs)
             self.start = None
 
-    def is_made(self, c: Any, p: TensorProxy) -> bool:
+    def is_made(self, recorder: Recorder, p: TensorProxy) -> bool:
         """Whether the memory of a tensor is one that the program makes in inference mode."""
         if self.start is None and not self.made:
             return False
-        base, inside = c.recorder.memory.base(p), () if self.start is None else c.recorder.bound_symbols[self.start :]
+        base, inside = recorder.memory.base(p), () if self.start is None else recorder.bound_symbols[self.start :]
         return base in self.made or any(base in b.outputs for b in inside)
 
-    def leaves(self, c: Any, p: TensorProxy) -> bool:
-        """Whether a tensor that leaves the program is an inference tensor. Refuses another one in its memory."""
-        if not self.is_made(c, p):
-            return False
-        if self.leaving.setdefault(c.recorder.memory.base(p), p) is not p:
-            c.refuse("two tensors that share memory leave inference mode", "return one, and make the other outside")
-        return True
+    def first_leaving(self, recorder: Recorder, p: TensorProxy) -> TensorProxy | None:
+        """Of the tensors in the memory of one that leaves the program, the first that did; None where they are no
+        inference tensors."""
+        return self.leaving.setdefault(recorder.memory.base(p), p) if self.is_made(recorder, p) else None
 
 
 def inference_tensor(x: torch.Tensor) -> torch.Tensor:

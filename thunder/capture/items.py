@@ -15,7 +15,9 @@ import torch
 from thunder.capture import arrays, changing, containers, host_lines, numpy_values, opaque_values
 from thunder.capture.expose import expose, is_for_library
 from thunder.capture.identities import Id, real_id, told_apart
+from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, PRIMITIVE, is_hashable
+from thunder.capture.reads import look_at
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
@@ -27,10 +29,10 @@ from thunder.options import SHARP_EDGES_OPTIONS
 VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
 
 
-def getitem(c, o, k):
+def getitem(c: Capture, o, k):
     t = type(o)
-    if c.reading is not None:
-        c.reading.look_at(c, o)
+    if c.dispatch.reading is not None:
+        look_at(c, o)
     k = _settled(c, o, k)
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
@@ -60,7 +62,7 @@ def getitem(c, o, k):
     return o[k]  # pyright: ignore
 
 
-def _settled(c, o, k):
+def _settled(c: Capture, o, k):
     """A key of a dict, or an index of a list, with the values of texts and NumPy's numbers."""
     if isinstance(o, dict):
         return changing.settled(c, k)
@@ -69,18 +71,18 @@ def _settled(c, o, k):
     return numpy_values.as_number(c, k) if type(o) in (list, tuple) else k
 
 
-def _key(c, k):
+def _key(c: Capture, k):
     """An index of a tensor, with tensors in the place of NumPy's arrays."""
     if type(k) in (numpy.ndarray, tuple, list, slice, HostProxy):
         return map_structure(lambda x: _of_array(c, x), k)
     return k
 
 
-def _of_array(c, x):
+def _of_array(c: Capture, x):
     return c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else numpy_values.as_index(c, x)
 
 
-def given(c, *operands) -> None:
+def given(c: Capture, *operands) -> None:
     """Native code iterates over operands: it would advance an iterator from outside, which no later call would
     repeat."""
     if not (c.outside.iterators and any(id(o) in c.outside.iterators for o in operands)):
@@ -91,7 +93,7 @@ def given(c, *operands) -> None:
     c.sharp(f"{reason}, and stays advanced only for the call that captured the program")
 
 
-def setitem(c, o, k, v) -> None:
+def setitem(c: Capture, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
@@ -114,9 +116,9 @@ def setitem(c, o, k, v) -> None:
     containers.write_attributes(c, o)
 
 
-def contains(c, o, v) -> bool:
-    if c.reading is not None:
-        c.reading.look_at(c, o)
+def contains(c: Capture, o, v) -> bool:
+    if c.dispatch.reading is not None:
+        look_at(c, o)
     v = changing.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
     if c.containers.lazy and id(o) in c.containers.lazy:
         if isinstance(o, dict) and is_hashable(v):
@@ -141,7 +143,7 @@ def contains(c, o, v) -> bool:
     return v in o
 
 
-def iterate(c, o):
+def iterate(c: Capture, o):
     c.materialize(o)
     given(c, o)
     t = type(o)
@@ -158,7 +160,7 @@ def iterate(c, o):
     return iter(o)
 
 
-def pairs(c, a):
+def pairs(c: Capture, a):
     """An argument of dict(): a dict, a mapping's items, or pairs (dict_update_arg)."""
     if isinstance(a, dict) and not c.slot(type(a), "__iter__"):
         return c.materialize(a)
@@ -185,7 +187,7 @@ class _Pairs(standins.Iterated):
             yield (*self.host.hashed(pair[:1]), pair[1]) if is_pair else pair
 
 
-def _has_keys(c, a) -> bool:
+def _has_keys(c: Capture, a) -> bool:
     try:
         c.load_attr(a, "keys")
     except AttributeError as error:
@@ -194,7 +196,7 @@ def _has_keys(c, a) -> bool:
     return True
 
 
-def _pair(c, p):
+def _pair(c: Capture, p):
     known = c.lookup(type(p), "__iter__") is not NULL or c.lookup(type(p), "__getitem__") is not NULL
     if not known or type(p) is tuple:
         return p

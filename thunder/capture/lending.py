@@ -10,6 +10,7 @@ import random
 
 import torch
 
+from thunder.capture.interface import Capture
 from thunder.capture.native import among
 from thunder.core.host_calls import CONTAINERS, call_function, call_method, contents
 from thunder.core.proxies import TensorProxy
@@ -33,7 +34,7 @@ def called(function, args):
     return args[0].example if function is call_function else function
 
 
-def only_reads(c, function, args) -> bool:
+def only_reads(c: Capture, function, args) -> bool:
     """Whether a function changes no container that it is given, and gives none of what is in it back."""
     return _is_reader(function) and not _gives_back(c, function, args)
 
@@ -47,7 +48,7 @@ def _is_reader(function) -> bool:
     return not changes and module.split(".")[0] in _READING_MODULES or isinstance(owner, (str, bytes))
 
 
-def _gives_back(c, function, args) -> bool:
+def _gives_back(c: Capture, function, args) -> bool:
     """Whether a function gives back an element of a container that is more than its content."""
     if plain_attribute(function, "__func__", function) not in _CHOOSING:
         return False

@@ -9,6 +9,7 @@ from collections import deque
 
 import torch
 
+from thunder.capture.interface import Capture
 from thunder.capture.library.functional import original
 from thunder.capture.native import is_tracked
 from thunder.capture.policy import is_library
@@ -27,7 +28,7 @@ def place(location) -> tuple:
     return filename, line, function, source or ""
 
 
-def own_location(c) -> Location | None:
+def own_location(c: Capture) -> Location | None:
     """Code, instruction index and module path of the innermost frame that is not library code, of the innermost one
     where all are. The path is that of the innermost module that runs: None where none does."""
     own = module = None
@@ -39,10 +40,10 @@ def own_location(c) -> Location | None:
         if own is not None and module is not None:
             break
     location = c.location() if own is None else (own.fn.__code__, own.ip)
-    return None if location is None else Location(location[0], location[1], module, tuple(c.ranges))
+    return None if location is None else Location(location[0], location[1], module, tuple(c.recording.ranges))
 
 
-def _module_path(c, frame) -> str | None:
+def _module_path(c: Capture, frame) -> str | None:
     """The path of the module that a method runs of, as the user would write it below the compiled module."""
     code = frame.fn.__code__
     owner = frame.locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -59,7 +60,7 @@ def _module_path(c, frame) -> str | None:
     return path
 
 
-def user_location(c) -> tuple | None:
+def user_location(c: Capture) -> tuple | None:
     """(filename, line, function, source line) of the innermost frame that is not library code."""
     location = c.own_location()
     if location is None:  # the program has returned: where it is defined

@@ -11,6 +11,7 @@ import torch
 
 from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.identities import known_itself
+from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, plain_base
 from thunder.capture.native_calls import call_native
 from thunder.capture.policy import bound_method, is_library
@@ -19,7 +20,7 @@ from thunder.interpreter import NULL, attributes
 from thunder.interpreter.instructions import builtin_namespace
 
 
-def import_module(c, f, args, kwargs):
+def import_module(c: Capture, f, args, kwargs):
     """`__import__` and `importlib.import_module`: another module may stand under a name, or one where there is none."""
     modules, name = c.world.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
     try:
@@ -37,7 +38,7 @@ _ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
 _MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
 
 
-def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
+def namespace_value(c: Capture, space: dict, label: str, n: str, value, answered: Source | None = None):
     """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     is_own = not is_library(space.get("__name__"))
@@ -61,7 +62,7 @@ def namespace_value(c, space: dict, label: str, n: str, value, answered: Source 
     return c.read(value, answered or c.world.const(space, label).item(n)) if by_attribute or is_tracked(t) else value
 
 
-def namespace(c, f):
+def namespace(c: Capture, f):
     """`globals()`: read name by name; nobody may write through it."""
     space = f.__globals__
     if is_library(space.get("__name__")) or id(f) in c.fresh:
@@ -71,12 +72,12 @@ def namespace(c, f):
     return c.read(space, c.world.const(space, "global"))
 
 
-def _check_namespace(c, space) -> None:
+def _check_namespace(c: Capture, space) -> None:
     if id(space) in c.outside.namespaces and c.effects.names(space):
         c.refuse("globals() is read in a program that assigns globals", "read the global by its name")
 
 
-def load_global(c, f, n):
+def load_global(c: Capture, f, n):
     space = f.__globals__
     known = None if c.effects else c.known.names.get((id(space), n))
     if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):
@@ -98,13 +99,13 @@ def load_global(c, f, n):
     return found
 
 
-def store_global(c, f, n, v) -> None:
+def store_global(c: Capture, f, n, v) -> None:
     space = f.__globals__
     c.effects.note({c.world.const(space, "global").item(n): v})
     c.effects.write("global", space, n, v)
     _check_namespace(c, space)
 
 
-def delete_global(c, f, n) -> None:
+def delete_global(c: Capture, f, n) -> None:
     load_global(c, f, n)
     c.refuse(f"the global {n!r} is deleted", "set it to None")

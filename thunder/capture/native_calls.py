@@ -33,10 +33,13 @@ from thunder.capture import (
 from thunder.capture.classes import of_library
 from thunder.capture.expose import expose, in_tuples, is_for_library, with_numbers
 from thunder.capture.identities import told_apart
+from thunder.capture.interface import Capture
 from thunder.capture.items import VIEWS
+from thunder.capture.library.locks import call_lock
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, is_iterator
 from thunder.capture.operations import all_lifted, record
 from thunder.capture.policy import DEFINED, Host, Interpret, class_of_library, folded, native_row, policy
+from thunder.capture.reads import note_call
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
@@ -72,7 +75,7 @@ def _class_method(cls: type, name: str):
     )
 
 
-def _context_variable(c, f, args):
+def _context_variable(c: Capture, f, args):
     """get, set and reset: the program's values are set while it is captured only, and at its end by the epilogue."""
     variable, first = f.__self__, c.effects.token(f.__self__)
     if f.__name__ == "set":
@@ -93,7 +96,7 @@ def _context_variable(c, f, args):
     return f(*args) if found is MISSING else found
 
 
-def call_builtin(c, f, args, kwargs):
+def call_builtin(c: Capture, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = plain_attribute(f, "__self__")
@@ -118,7 +121,7 @@ def call_builtin(c, f, args, kwargs):
     return result
 
 
-def _with_keys(c, f, s, args) -> list:
+def _with_keys(c: Capture, f, s, args) -> list:
     """The arguments of a method of a dict or a set, with the values of texts that it hashes."""
     first = 1 if s is None else 0  # dict.get(d, k)
     owner = s if first == 0 else args[0] if args else None
@@ -134,7 +137,7 @@ def _with_keys(c, f, s, args) -> list:
 _OF_ELEMENT = ("add", "discard", "remove", "__contains__")
 
 
-def _hashed(c, a):
+def _hashed(c: Capture, a):
     """An iterable of elements of a set, with the values of texts among them. A set that comes from another one asks for
     no iterator."""
     if isinstance(a, (list, tuple)):
@@ -167,7 +170,7 @@ class _HashedSteps(_Hashed):
         return self.host.hashed([self.host.next(self.value)])[0]
 
 
-def _by_receiver(c, f, s, args, kwargs):
+def _by_receiver(c: Capture, f, s, args, kwargs):
     """Methods of context variables, locks, text, generators of random numbers and tensors; NULL for others."""
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
@@ -175,7 +178,7 @@ def _by_receiver(c, f, s, args, kwargs):
     if s is None and args and type(args[0]) is TensorProxy and plain_attribute(f, "__objclass__") is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) in locks.KINDS:
-        return locks.call(c, f, args, kwargs)
+        return call_lock(c, f, args, kwargs)
     if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.world.sources and s.empty():
         c.refuse("the program waits for what another thread puts into a queue", "put it there before")
     if type(s) is str and f.__name__ in ("format", "format_map", "__mod__"):
@@ -192,7 +195,7 @@ def _by_receiver(c, f, s, args, kwargs):
 _LOOKS_INSIDE = re.compile(r"\{[^{}:!]*[.\[]")  # a text for `format`, of whose fields one has a path
 
 
-def _formatted(c, f, args, kwargs):
+def _formatted(c: Capture, f, args, kwargs):
     if f.__name__ == "format_map" or f.__name__ == "format" and _LOOKS_INSIDE.search(f.__self__):
         c.refuse("a text is formatted of attributes or items of values", "write an f-string")
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
@@ -201,7 +204,7 @@ def _formatted(c, f, args, kwargs):
     return f(*(operations.shown(c, a) for a in args), **{k: operations.shown(c, v) for k, v in kwargs.items()})
 
 
-def stepping(c, f, s, args) -> list:
+def stepping(c: Capture, f, s, args) -> list:
     """The arguments with iterators that come back to the machine."""
     kind = standins.Listed if plain_attribute(f, "__name__") == "join" else standins.Iterated
     if steps := folded(f).steps:
@@ -216,12 +219,12 @@ def stepping(c, f, s, args) -> list:
     return args
 
 
-def iterated(c, a, kind=standins.Iterated):
+def iterated(c: Capture, a, kind=standins.Iterated):
     """Native code will iterate over `a`, when it asks for an iterator."""
     return a if type(a) in PRIMITIVE else kind(c, a)
 
 
-def iterable(c, a, kind=standins.Iterated):
+def iterable(c: Capture, a, kind=standins.Iterated):
     t = type(a)
     if t is HostProxy and kind is standins.Listed:  # `join`, which the host then does
         return a
@@ -233,7 +236,7 @@ def iterable(c, a, kind=standins.Iterated):
     return c.materialize(a)
 
 
-def _of_lazy(c, f, s, args):
+def _of_lazy(c: Capture, f, s, args):
     """The result of a function of a container whose elements are read when they are asked for. Other functions than
     those that add to it see it whole."""
     owner, n = args[0] if s is None and args else s, f.__name__
@@ -250,7 +253,7 @@ def _of_lazy(c, f, s, args):
     return NULL
 
 
-def special(c, method, value, args):
+def special(c: Capture, method, value, args):
     """A special method in C, which an operator has found on the class of `value`: any call where it may call methods of
     what it is given, or a library looks at it. A container's compares its elements with those of such a container, and
     looks at nothing else."""
@@ -263,9 +266,9 @@ def special(c, method, value, args):
     return method(value, *args)
 
 
-def call_native(c, f, args, kwargs):
-    if c.reading is not None:
-        c.reading.call(c, f)
+def call_native(c: Capture, f, args, kwargs):
+    if c.dispatch.reading is not None:
+        note_call(c, f)
     items.given(c, *args)
     if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
         return found
@@ -295,7 +298,7 @@ def call_native(c, f, args, kwargs):
     return _call_torch(c, f, args, kwargs)
 
 
-def _run(c, f, args, kwargs):
+def _run(c: Capture, f, args, kwargs):
     """The call. Where native code has looked at what stands for a value, the call is refused: a text of it may have
     gone anywhere, and native code may have handled an error."""
     recorder, looks = c.recorder, c.recorder.looks
@@ -312,7 +315,7 @@ def _run(c, f, args, kwargs):
     return result
 
 
-def _check_looks(c, f, recorder, before: int) -> None:
+def _check_looks(c: Capture, f, recorder, before: int) -> None:
     if recorder.looks != before:
         shown = plain_attribute(f, "__qualname__", f)
         c.refuse(
@@ -321,7 +324,7 @@ def _check_looks(c, f, recorder, before: int) -> None:
         )
 
 
-def _call_torch(c, f, args, kwargs):
+def _call_torch(c: Capture, f, args, kwargs):
     """A call of PyTorch's that is no operation, which may enter or leave a mode."""
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
@@ -340,7 +343,7 @@ def _makes_class(f) -> bool:
     return isinstance(f, type) and issubclass(f, type) or f is type.__new__
 
 
-def _note_made(c, f, args, result) -> None:
+def _note_made(c: Capture, f, args, result) -> None:
     """Native code has run: a cache that it made is the program's own; arrays from outside are as they were."""
     if f is functools._lru_cache_wrapper:
         c.note_own(result)
@@ -348,14 +351,14 @@ def _note_made(c, f, args, result) -> None:
         arrays.check_arrays(c)
 
 
-def _name_operands(c, error: TypeError, args) -> None:
+def _name_operands(c: Capture, error: TypeError, args) -> None:
     """Native code names the classes of its operands: put the classes that proxies stand for in their place."""
     for a in args:
         if isinstance(a, Proxy) and len(error.args) == 1 and isinstance(error.args[0], str):
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
 
 
-def _expose_container(c, f, s, given) -> None:
+def _expose_container(c: Capture, f, s, given) -> None:
     """A method of a container looks at it and at its arguments, or stores them."""
     hashes = isinstance(s, (dict, set))
     for a in given:
@@ -370,7 +373,7 @@ def _expose_container(c, f, s, given) -> None:
         expose(c, s, *given, called=None if standins.compares(f) else f)
 
 
-def _expose_to(c, f, args, kwargs) -> tuple:
+def _expose_to(c: Capture, f, args, kwargs) -> tuple:
     """Expose everything that native code may look at; return the arguments. Refuses functions that it may call."""
     s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     owner = plain_attribute(f, "__objclass__")
@@ -399,12 +402,12 @@ def _expose_to(c, f, args, kwargs) -> tuple:
     return args, kwargs
 
 
-def _steps(c, a) -> bool:
+def _steps(c: Capture, a) -> bool:
     """Whether a value is an iterator of the program's over what may be texts."""
     return type(a).__module__ in ("builtins", "itertools") and is_iterator(a) and id(a) not in c.outside.iterators
 
 
-def _with_hashed(c, a):
+def _with_hashed(c: Capture, a):
     """The argument of `dict`, with the values of the keys that it hashes, unless `a` hashes them as they come."""
     if isinstance(a, dict):
         c.hashed(ask.keys(a))
@@ -416,7 +419,7 @@ def _with_hashed(c, a):
 _HOLDING = (tuple, *MUTABLE)
 
 
-def _check_keys(c, table, given) -> None:
+def _check_keys(c: Capture, table, given) -> None:
     keys: list = []
     for a in given:
         if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
@@ -469,7 +472,7 @@ def _looks_inside(f) -> bool:
     return folded(f).looks
 
 
-def reaches(c, args, kwargs) -> bool:
+def reaches(c: Capture, args, kwargs) -> bool:
     """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the
     user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:

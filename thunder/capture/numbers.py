@@ -6,16 +6,17 @@ import math
 from typing import Any
 
 from thunder.capture.ask import LENGTH, TYPE, VALUE
+from thunder.capture.interface import Capture
 from thunder.capture.sources import Computation, Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
 
-def primitive(c, value, source: Source):
+def primitive(c: Capture, value, source: Source):
     return number(c, value, source) if is_symbolic(c, value, source) else c.world.ask(source, VALUE)
 
 
-def is_symbolic(c, value, source: Source) -> bool:
+def is_symbolic(c: Capture, value, source: Source) -> bool:
     """Whether a number from outside stays symbolic: where that is asked for, or it was another one before."""
     t = type(value)
     if not (t is int or t is float and value != 0 and math.isfinite(value)):  # equality does not say all about it
@@ -28,7 +29,7 @@ def is_symbolic(c, value, source: Source) -> bool:
     return values is None or type(values) is set and value not in values
 
 
-def length(c, n: int, source: Source) -> Any:
+def length(c: Capture, n: int, source: Source) -> Any:
     """The length of the container or the text at a source."""
     place = source.child("len", None)
     return number(c, n, place) if is_symbolic(c, n, place) else c.world.ask(source, LENGTH)
@@ -46,7 +47,7 @@ def is_marked(tensor) -> bool:
     return bool(attributes) and any(mark in attributes for mark in (*_MARKS, _STATIC))
 
 
-def size(c, n: int, source: Source, tensor) -> int | NumberProxy:
+def size(c: Capture, n: int, source: Source, tensor) -> int | NumberProxy:
     """A size of an argument: symbolic where it is asked for, or was another one before."""
     if n < 2 or source.key in getattr(tensor, _STATIC, ()):
         return n
@@ -65,7 +66,7 @@ def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
     return [(source, value)]
 
 
-def source_of(c, n: NumberProxy) -> Source:
+def source_of(c: Capture, n: NumberProxy) -> Source:
     """The source of a number that is computed of numbers from outside alone."""
     sources = tuple((name, c.numbers.sources[name]) for name in sorted(n.expression.symbols()))
     (name, found), *_ = sources
@@ -75,14 +76,14 @@ def source_of(c, n: NumberProxy) -> Source:
     return found
 
 
-def number_at(c, source: Source) -> NumberProxy:
+def number_at(c: Capture, source: Source) -> NumberProxy:
     """The number at such a source."""
     if source.step != "number":
         return c.numbers.proxies[source]
     return IntegerProxy(c.recorder.context.names.make("i"), c.numbers.decisions, source.key.expression)
 
 
-def number(c, value, source: Source) -> NumberProxy:
+def number(c: Capture, value, source: Source) -> NumberProxy:
     """A number that stays symbolic."""
     found = c.numbers.proxies.get(source)
     if found is None:

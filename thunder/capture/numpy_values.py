@@ -6,11 +6,12 @@ import numpy
 import torch
 
 from thunder.capture import changing, host_lines
+from thunder.capture.interface import Capture
 from thunder.core.host_calls import HostProxy, call_method
 from thunder.core.proxies import map_structure
 
 
-def as_number(c, value):
+def as_number(c: Capture, value):
     """A number of NumPy's that a host call gives, as PyTorch takes it: as one of Python's, and one alone."""
     if not (type(value) is HostProxy and issubclass(value.kind, numpy.generic)):
         return value
@@ -20,14 +21,14 @@ def as_number(c, value):
     return c.known.numbers[value]
 
 
-def as_index(c, value):
+def as_index(c: Capture, value):
     """An array or a number of NumPy's that a host call gives, as an index of a tensor."""
     if not (type(value) is HostProxy and value.kind is numpy.ndarray):
         return as_number(c, value)
     return host_lines.run(c, torch.from_numpy, (value,))
 
 
-def as_operands(c, args, kwargs, typed: bool) -> tuple:
+def as_operands(c: Capture, args, kwargs, typed: bool) -> tuple:
     """The arguments of a function of PyTorch's, with numbers in the place of NumPy's. typed: it makes a tensor of data,
     and gets a tensor in the place of an array from outside."""
     if not typed:

@@ -15,8 +15,9 @@ import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
 from thunder.capture.ask import PRESENT, TYPE, VALUE
-from thunder.capture.classes import entry, is_fixed, lookup, of_library, owner_of
+from thunder.capture.classes import entry, forget_lookups, is_fixed, lookup, of_library, owner_of
 from thunder.capture.effects import DELETED
+from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, gradients
 from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
@@ -31,7 +32,7 @@ from thunder.interpreter.attributes import call_special, native_method, of_pytho
 # ---------------------------------------------------------------- objects
 
 
-def origin(c, o) -> Source | None:
+def origin(c: Capture, o) -> Source | None:
     """Where attributes of an object are read; None for the program's own objects, and for functions and classes that a
     library gives by its names."""
     source = c.world.sources.get(id(o))
@@ -44,7 +45,7 @@ def origin(c, o) -> Source | None:
     return c.world.origins.get(id(o)) if type(o) in IDENTICAL or isinstance(o, ENUM) else None
 
 
-def own(c, o, name):
+def own(c: Capture, o, name):
     """The entry of an object's `__dict__` under a name, or NULL."""
     if c.effects and (found := c.effects.value(o, name)) is not NULL:
         return NULL if found is DELETED else found
@@ -72,7 +73,7 @@ def own(c, o, name):
     return NULL
 
 
-def own_of_class(c, kind, name):
+def own_of_class(c: Capture, kind, name):
     """An attribute of a class itself, or NULL."""
     if c.effects and (found := c.effects.value(kind, name)) is not NULL:
         return NULL if found is DELETED else found
@@ -80,13 +81,13 @@ def own_of_class(c, kind, name):
     return kind.__dict__.get(name, NULL)
 
 
-def cached_outside(c, o) -> bool:
+def cached_outside(c: Capture, o) -> bool:
     """Whether an object is a function behind functools.lru_cache that the program did not make."""
     wrapped = getattr(o, "__wrapped__", None) if type(o) is functools._lru_cache_wrapper else None
     return wrapped is not None and id(wrapped) not in c.fresh and id(o) not in c.fresh
 
 
-def native_get(c, get, found, o, kind, name):
+def native_get(c: Capture, get, found, o, kind, name):
     """The result of a native descriptor: slots and the like of outside objects are read."""
     if type(found) is staticmethod and id(found) in c.world.origins:
         if type(found.__func__) is types.MethodType or bound_method(found.__func__) is not None:
@@ -103,7 +104,7 @@ def native_get(c, get, found, o, kind, name):
     return _read_outside(c, get, found, o, kind, name, source)
 
 
-def _written(c, get, found, o, kind, name, value):
+def _written(c: Capture, get, found, o, kind, name, value):
     """The result of a descriptor that the program has written to, or deleted."""
     if value is not DELETED:
         return value
@@ -112,7 +113,7 @@ def _written(c, get, found, o, kind, name, value):
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
-def _read_outside(c, get, found, o, kind, name, source):
+def _read_outside(c: Capture, get, found, o, kind, name, source):
     """The result of a native descriptor for an object from outside, whose attributes are read at `source`."""
     if name != "__dict__" and (state := host_lines.outside_state(c, o)) is not None:
         return host_lines.attribute(c, state, name)
@@ -128,7 +129,7 @@ def _read_outside(c, get, found, o, kind, name, source):
     return _attributes_as_one(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
 
 
-def _attributes_as_one(c, o, value, source):
+def _attributes_as_one(c: Capture, o, value, source):
     """The `__dict__` of an object from outside, or the view of a class's."""
     if isinstance(value, dict):
         return containers.attribute_dict(c, o, value, source)
@@ -148,7 +149,7 @@ def _no_attribute(o, name: str) -> AttributeError:
     return AttributeError(f"{shown} has no attribute {name!r}", name=name, obj=o)
 
 
-def missing(c, getattribute, o, name):
+def missing(c: Capture, getattribute, o, name):
     """There is no such attribute, or the type keeps it in its own way (threading.local). An attribute that the
     program deleted is still there for native code."""
     if c.effects:
@@ -166,9 +167,9 @@ def missing(c, getattribute, o, name):
     return c.read(found, source.attr(name))
 
 
-def fallback(c, method, o, name):
+def fallback(c: Capture, method, o, name):
     """The class's `__getattr__` answers. A setting that one of PyTorch's objects says is asked again."""
-    if method is torch.nn.Module.__getattr__ and c.reading is None:
+    if method is torch.nn.Module.__getattr__ and c.dispatch.reading is None:
         return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
     if c.world.sources.get(id(o)) is None and of_library(type(o)):
@@ -176,7 +177,7 @@ def fallback(c, method, o, name):
     return value
 
 
-def load_attr(c, o, n):
+def load_attr(c: Capture, o, n):
     t = type(o)
     getattribute = c.known.attribute_functions.get(t)
     if getattribute is None:
@@ -205,26 +206,26 @@ def _attribute_function(t: type):
     return (lambda c, o, n: getattr(o, n)) if t is Condition else attributes.load_attr
 
 
-def _of_builtin(c, o, n):
+def _of_builtin(c: Capture, o, n):
     if c.effects and (written := c.effects.value(o, n)) is not NULL:
         return _overlaid(o, n, written)
     value, source = getattr(o, n), c.world.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
 
 
-def _of_number(c, o, n):
+def _of_number(c: Capture, o, n):
     if n in ("real", "imag"):
         return o if n == "real" else o.python_type()
     return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type(), n)  # raises
 
 
-def _of_frame(c, o, n):
+def _of_frame(c: Capture, o, n):
     if n == "f_back":
         c.refuse("a frame is asked who called it", "call it outside of the compiled function")
     return getattr(o, n)
 
 
-def _of_module(c, o, n):
+def _of_module(c: Capture, o, n):
     if c.effects and (written := c.effects.value(o, n)) is not NULL:
         return _overlaid(o, n, written)
     try:
@@ -245,13 +246,13 @@ def _overlaid(o, n, value):
     return value
 
 
-def asked(c, o, n: str, value) -> None:
+def asked(c: Capture, o, n: str, value) -> None:
     """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
     if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
         c.world.ask_setting(c.world.const(o).attr(n), value)
 
 
-def of_torch_module(c, m, n: str):
+def of_torch_module(c: Capture, m, n: str):
     """nn.Module.__getattr__: parameters, buffers, children."""
     source = c.world.sources.get(id(m))
     for where in ("_parameters", "_buffers", "_modules"):
@@ -271,7 +272,7 @@ def of_torch_module(c, m, n: str):
 # ---------------------------------------------------------------- writes
 
 
-def store_attr(c, o, n, v) -> None:
+def store_attr(c: Capture, o, n, v) -> None:
     o = concrete(o)
     if type(o) is HostProxy:
         host_lines.run(c, setattr, (o, n, v))
@@ -287,7 +288,7 @@ def store_attr(c, o, n, v) -> None:
         _store_on_tensor(c, c.recorder.memory.holder(o), n, v)
 
 
-def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
+def _store_on_tensor(c: Capture, p: TensorProxy, n: str, v) -> None:
     """An attribute that PyTorch does not know: an effect, where the tensor is from outside or leaves the program."""
     if type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} is set on a tensor", "set it outside of the compiled function")
@@ -297,7 +298,7 @@ def _store_on_tensor(c, p: TensorProxy, n: str, v) -> None:
         c.effects.note({c.tensors.real[p][1].attr(n): v})
 
 
-def native_set(c, found, o, n, v) -> None:
+def native_set(c: Capture, found, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
     if type(o) is types.CellType:
         c.refuse("a variable of a function is written to as its cell", "write to it by its name (nonlocal)")
@@ -309,18 +310,18 @@ def native_set(c, found, o, n, v) -> None:
         own_store(c, o, n, v)
 
 
-def _is_own(c, o) -> bool:
+def _is_own(c: Capture, o) -> bool:
     """Whether an object is the program's own. Classes, modules and functions that nobody asked about are not."""
     shared = issubclass(type(o), (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
     return id(o) not in c.world.sources and not shared
 
 
-def own_store(c, o, n, v) -> None:
+def own_store(c: Capture, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if type(o) in (TensorProxy, HostProxy):  # by `object.__setattr__`
         return store_attr(c, o, n, v)
     if issubclass(type(o), type):
-        c.known.looked_up.clear()
+        forget_lookups(c)
     if _is_own(c, o):
         if id(o) in c.world.origins:
             c.refuse(
@@ -358,7 +359,7 @@ def own_store(c, o, n, v) -> None:
     c.effects.note({c.world.sources[id(o)].attr(n): v})
 
 
-def delete_attr(c, o, n) -> None:
+def delete_attr(c: Capture, o, n) -> None:
     o = concrete(o)
     if type(o) is HostProxy:
         c.refuse(f"attribute {n!r} of a {o.kind.__name__} that a host call gives is deleted", "make the object outside")
@@ -370,25 +371,25 @@ def delete_attr(c, o, n) -> None:
         attributes.delete_attr(c, o, n)
 
 
-def _delete_on_tensor(c, p: TensorProxy, n: str) -> None:
+def _delete_on_tensor(c: Capture, p: TensorProxy, n: str) -> None:
     c.load_attr(p, n)  # raises where there is none
     if p in c.tensors.real and n in c.tensors.real[p][0].__dict__ or type_attribute(torch.Tensor, n) is not NULL:
         c.refuse(f"attribute {n!r} of a tensor is deleted", "delete it outside of the compiled function")
     c.effects.drop(p, n)
 
 
-def native_delete(c, found, o, n) -> None:
+def native_delete(c: Capture, found, o, n) -> None:
     if isinstance(found, property):
         native_method(type(o), "__delattr__")(o, n)
     else:
         own_delete(c, o, n)
 
 
-def own_delete(c, o, n) -> None:
+def own_delete(c: Capture, o, n) -> None:
     if type(o) in (TensorProxy, HostProxy):
         return delete_attr(c, o, n)
     if issubclass(type(o), type):
-        c.known.looked_up.clear()
+        forget_lookups(c)
     if _is_own(c, o) or issubclass(type(o), type) and not of_python(o):
         native_method(type(o), "__delattr__")(o, n)
         return
@@ -415,7 +416,7 @@ def own_delete(c, o, n) -> None:
         c.effects.hold(o, n, DELETED)
 
 
-def _check_filled(c, o, n) -> None:
+def _check_filled(c: Capture, o, n) -> None:
     """There is something to delete, and it may be deleted: of an empty slot, or an attribute in C, an empty object says
     so."""
     t, found = type(o), type_attribute(type(o), n)

@@ -8,6 +8,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import KIND, SAME
+from thunder.capture.interface import Capture
 from thunder.capture.methods import TensorMethod
 from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import AnyProxy, TensorProxy
@@ -26,7 +27,7 @@ _METADATA = {
 _ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}
 
 
-def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
+def read(c: Capture, value: torch.Tensor, source: Source) -> AnyProxy:
     """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
     found = c.tensors.opaque.get(id(value))
     if found is None:
@@ -50,19 +51,19 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     return found[0]
 
 
-def involved(c, values) -> bool:
+def involved(c: Capture, values) -> bool:
     """Whether such a tensor is among the arguments of an operation."""
     return c.tensors.holds_opaque and holds_unusual(list(values))
 
 
-def note(c, result):
+def note(c: Capture, result):
     """From an operation on dense tensors: whether it made such a tensor."""
     if type(result) is AnyProxy and isinstance(result.example, torch.Tensor):
         c.tensors.holds_opaque = True
     return result
 
 
-def apply(c, function: Callable, args, kwargs):
+def apply(c: Capture, function: Callable, args, kwargs):
     """A call with such a tensor among its arguments: one opaque operation."""
     out = kwargs.get("out")
     if type(out) is TensorProxy:
@@ -75,7 +76,7 @@ def apply(c, function: Callable, args, kwargs):
     return result
 
 
-def attribute(c, p: AnyProxy, n: str):
+def attribute(c: Capture, p: AnyProxy, n: str):
     """`p.n`, as user code sees it: metadata, a method, or a result of PyTorch's."""
     if not isinstance(p.example, torch.Tensor):
         raise AttributeError(n)
@@ -93,7 +94,7 @@ def attribute(c, p: AnyProxy, n: str):
     return TensorMethod(p, n) if callable(found) else apply(c, found.__get__, [p], {})
 
 
-def method(c, p: AnyProxy, n: str, args, kwargs):
+def method(c: Capture, p: AnyProxy, n: str, args, kwargs):
     """`p.n(...)`."""
     if n in _ASKED and id(p.example) in c.tensors.opaque or n in ("dim", "size", "is_floating_point", "is_complex"):
         with compat.without_function_modes():

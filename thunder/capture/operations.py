@@ -17,11 +17,13 @@ from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
 from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose, keeps
+from thunder.capture.interface import Capture
 from thunder.capture.library import backward, dtensors, gradients, leaves, outside_hooks
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, PRIMITIVE, plain_base
 from thunder.capture.number_places import with_numbers
 from thunder.capture.policy import is_library
+from thunder.capture.state import NOT_REAL
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import DependsOnIdentity, has_new_history
 from thunder.core.host_calls import HostProxy
@@ -60,17 +62,17 @@ OVERRIDABLE = {
 class RecordingMode(torch.overrides.TorchFunctionMode):
     """Records every torch call, wherever it is made: code that runs natively never loses an operation."""
 
-    def __init__(self, capture):
+    def __init__(self, capture: Capture):
         super().__init__()
         self.capture = capture
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.capture.in_cached_call:
+        if self.capture.dispatch.is_in_cache:
             return func(*args, **kwargs or {})
         return record(self.capture, func, args, kwargs or {})
 
 
-def check_mode(c, mode) -> None:
+def check_mode(c: Capture, mode) -> None:
     """Refuse a torch-function mode of the user's that the program enters: PyTorch gives it each call."""
     if not isinstance(mode, RecordingMode) and not is_library(type(mode).__module__):
         c.refuse(
@@ -103,10 +105,10 @@ _STATED = {
 _OF_HISTORY = {"is_leaf", "grad_fn"}
 
 
-def tensor_attribute(c, p: TensorProxy, n: str):
+def tensor_attribute(c: Capture, p: TensorProxy, n: str):
     """An attribute of a tensor, as user code sees it."""
-    if n in c.patched:
-        return attributes.bind(c, c.patched[n], c.recorder.memory.holder(p), kind_of(c, p), n)
+    if n in c.dispatch.patched:
+        return attributes.bind(c, c.dispatch.patched[n], c.recorder.memory.holder(p), kind_of(c, p), n)
     if c.tensors.dtensors and (found := dtensors.attribute(c, p, n)) is not NULL:
         return found
     if n in _STATED:
@@ -116,7 +118,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     p = c.recorder.memory.holder(p)
     if c.effects and (written := c.effects.value(p, n)) is not NULL:
         return written
-    real, source = c.tensors.real.get(p, (None, None))
+    real, source = c.tensors.real.get(p, NOT_REAL)
     if real is not None:
         with compat.DisableTorchFunction():
             if n in real.__dict__:
@@ -163,7 +165,7 @@ def _function_of(attribute: Any) -> Any:
     return attribute if isinstance(attribute, types.FunctionType) else type(attribute)
 
 
-def kind_of(c, p: TensorProxy) -> type:
+def kind_of(c: Capture, p: TensorProxy) -> type:
     """The class that user code believes a proxy has."""
     real = c.tensors.real.get(p)
     if dtensors.spec_of(c, p) is not None:
@@ -173,12 +175,12 @@ def kind_of(c, p: TensorProxy) -> type:
     return type(real[0]) if real is not None else torch.Tensor
 
 
-def _contiguous(c, f, args, kwargs):
+def _contiguous(c: Capture, f, args, kwargs):
     """`Tensor.contiguous`. A contiguous tensor is the result itself. Autograd would tell an input that requires grad
     from a result of the compiled function, so that an input is asked."""
     value = args[0]
     if type(value) is TensorProxy and value.requires_grad and len(args) == 1 and not kwargs:
-        real, source = c.tensors.real.get(c.recorder.latest(value), (None, None))
+        real, source = c.tensors.real.get(c.recorder.latest(value), NOT_REAL)
         if real is not None and value not in c.tensors.placements and c.world.ask(source.call("is_contiguous"), VALUE):
             return value
     return record(c, torch.Tensor.contiguous, args, kwargs)
@@ -193,7 +195,7 @@ SPECIAL_METHODS = {
 }  # fmt: skip
 
 
-def call_method(c, method, args, kwargs):
+def call_method(c: Capture, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
@@ -221,7 +223,7 @@ def call_method(c, method, args, kwargs):
     return checked(c, method, args, kwargs, lambda: function(*args, **kwargs))
 
 
-def all_lifted(c, values, *, typed: bool = False) -> Any:
+def all_lifted(c: Capture, values, *, typed: bool = False) -> Any:
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own
     later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
@@ -230,7 +232,7 @@ def all_lifted(c, values, *, typed: bool = False) -> Any:
     return [lifted(c, v, typed=typed) for v in values]
 
 
-def _means_nothing(c, v, t: type) -> bool:
+def _means_nothing(c: Capture, v, t: type) -> bool:
     """Whether a value is an object of the user's of which PyTorch can make neither a number nor a tensor, or by asking
     special methods in Python."""
     if is_library(t.__module__) or issubclass(t, (int, float, complex)):
@@ -242,7 +244,7 @@ def _means_nothing(c, v, t: type) -> bool:
     return not function and plain_base(t) is None and all(type_attribute(t, f"__{name}__") is NULL for name in names)
 
 
-def _elements(c, v, t: type) -> list | None:
+def _elements(c: Capture, v, t: type) -> list | None:
     """The elements of a sequence of the user's that PyTorch makes a tensor of: how often it asks its methods for them
     makes no difference."""
     methods = [c.slot(t, name) for name in ("__len__", "__getitem__")]
@@ -253,7 +255,7 @@ def _elements(c, v, t: type) -> list | None:
     return found if c.truth(c.compare("==", c.call(len, [v], {}), len(found))) else None
 
 
-def lifted(c, v, *, typed: bool = False):
+def lifted(c: Capture, v, *, typed: bool = False):
     t = type(v)
     if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
         return c.recorder.latest(v)  # in the shape that it has now
@@ -282,7 +284,7 @@ def lifted(c, v, *, typed: bool = False):
 _NUMBERS = (int, float, complex)
 
 
-def check_asked(c, t: type) -> None:
+def check_asked(c: Capture, t: type) -> None:
     """Refuse an object whose attributes are the user's code: PyTorch asks what is given beside a tensor, and is no
     plain number, for `__torch_function__`."""
     for name in ("__getattr__", "__getattribute__"):
@@ -290,7 +292,7 @@ def check_asked(c, t: type) -> None:
             c.refuse(f"PyTorch asks a {t.__name__}, which has a {name}, for more than is seen", "call it outside")
 
 
-def _object(c, v, t: type, typed: bool):
+def _object(c: Capture, v, t: type, typed: bool):
     if type_attribute(t, "__torch_function__") is not NULL or _means_nothing(c, v, t):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     known = t is not torch.Generator or v is torch.default_generator
@@ -299,7 +301,7 @@ def _object(c, v, t: type, typed: bool):
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
-def _lifted(c, v, typed: bool, deep: int = 0):
+def _lifted(c: Capture, v, typed: bool, deep: int = 0):
     t, inside = type(v), deep + 1
     if inside > _DEEPEST:
         c.refuse("an operation is given a list that holds itself, or one of more dimensions than tensors have", _FLAT)
@@ -317,14 +319,14 @@ _DEEPEST, _FLAT = 130, "give it tensors, numbers, and lists of these"  # PyTorch
 _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 
 
-def operation(c, name: str, *operands):
+def operation(c: Capture, name: str, *operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
     operands = all_lifted(c, operands)
     return checked(c, getattr(torch.Tensor, name), operands, {}, lambda: METHODS.call(name, *operands))
 
 
-def record(c, function, args, kwargs) -> Any:
+def record(c: Capture, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         found = function(*args, **kwargs)
@@ -358,7 +360,7 @@ def record(c, function, args, kwargs) -> Any:
     except Exception as error:  # noqa: BLE001 - of an operator of the user's, without a rule for fake tensors or with one
         if interrupts(error) or custom_operator(function) is None or written_by(function, tuple(args), kwargs):
             raise
-        left = compat.function_modes() < c.function_modes  # PyTorch has taken the mode off to call this
+        left = compat.function_modes() < c.modes.functions  # PyTorch has taken the mode off to call this
         with RecordingMode(c) if left else contextlib.nullcontext():
             return c.call_operator(function, args, kwargs, error)
 
@@ -382,7 +384,7 @@ NOT_OPERATIONS = _named(
 ) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
 
 
-def type_of(c, a) -> type:
+def type_of(c: Capture, a) -> type:
     """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
@@ -400,10 +402,10 @@ class _ByItems:
 _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_ByItems()))}  # pyright: ignore
 
 
-def is_unknown_text(c, *values) -> bool:
+def is_unknown_text(c: Capture, *values) -> bool:
     """Whether the text of one of the values is known only when the program runs. That of an array depends on NumPy's
     settings."""
-    unknown = (numpy.ndarray, numpy.generic, TensorProxy, *([] if c.outer_recorders else [NumberProxy]))
+    unknown = (numpy.ndarray, numpy.generic, TensorProxy, *([] if c.recording.outer else [NumberProxy]))
     return (
         any(isinstance(v, unknown) for v in parts_of(*values))
         or host_lines.holds_host_values(c, *values)
@@ -431,12 +433,12 @@ class Shown(StandIn):
         return text
 
 
-def shown(c, value: Any) -> Any:
+def shown(c: Capture, value: Any) -> Any:
     """A value for native code that makes a text of it."""
     return value if type(value) in PLAIN else Shown(c, value)
 
 
-def formatted_text(c, text: str, values):
+def formatted_text(c: Capture, text: str, values):
     """`text % values`."""
     if isinstance(values, dict) and type_attribute(type(values), "__missing__") is not NULL:
         values = {k: c.getitem(values, k) for k in re.findall(r"%\((.*?)\)", text)}
@@ -460,7 +462,7 @@ _TAKES_NUMBERS = re.compile(r"%(\([^)]*\))?[-#0 +]*[\d*]*(\.[\d*]*)?[hlL]?[dioux
 _WARNED: dict = {}  # once a site
 
 
-def sharp_edge(c, reason: str) -> None:
+def sharp_edge(c: Capture, reason: str) -> None:
     """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"

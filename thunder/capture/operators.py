@@ -36,9 +36,11 @@ from thunder.capture.classes import PROXIES, ask_bases, of_library
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose, is_for_library, with_numbers
 from thunder.capture.identities import Id, real_id, told_apart
+from thunder.capture.interface import Capture
 from thunder.capture.library import distributions, gradients
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE
 from thunder.capture.policy import is_library, is_watched
+from thunder.capture.reads import look_at
 from thunder.capture.watched import check_watched
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
@@ -54,7 +56,7 @@ from thunder.ops.torch_types import to_torch_dtype
 # ---------------------------------------------------------------- arithmetic and comparisons
 
 
-def binary(c, symbol, a, b):
+def binary(c: Capture, symbol, a, b):
     if type(a) in _COMPUTED and type(b) in _COMPUTED:  # a tensor and another or a number have no special methods
         return _recorded(c, ARITHMETIC[symbol], a, b)
     if type(a) is TensorProxy and symbol not in ("@", "@=") and computes(c, a, b):
@@ -68,7 +70,7 @@ def binary(c, symbol, a, b):
     return operators.binary(c, symbol, *_beside_python(c, symbol, a, b))
 
 
-def _beside_tensor(c, a, b) -> None:
+def _beside_tensor(c: Capture, a, b) -> None:
     """PyTorch asks a list or a tuple beside a tensor for its length, when it says why it does not take it."""
     if (type(a) is TensorProxy) is not (type(b) is TensorProxy):
         other = b if type(a) is TensorProxy else a
@@ -76,7 +78,7 @@ def _beside_tensor(c, a, b) -> None:
             callbacks.refuse(c, other, len)
 
 
-def _beside_python(c, symbol: str, a, b) -> tuple:
+def _beside_python(c: Capture, symbol: str, a, b) -> tuple:
     """The operands of an operator, with the value of one of the host's beside an object with a method in Python: the
     value's own method may come first."""
     if (type(a) is HostProxy) is (type(b) is HostProxy):
@@ -96,13 +98,13 @@ def _beside_python(c, symbol: str, a, b) -> tuple:
 _COMPUTED = {TensorProxy, int, float, bool}
 
 
-def natively(c, function, *operands):
+def natively(c: Capture, function, *operands):
     """Native code would call special methods of the user's."""
     kinds = " and ".join(type(x).__name__ for x in operands)
     c.refuse(f"operator.{function.__name__} of {kinds} calls special methods natively", "write this part in Python")
 
 
-def computes(c, a, b) -> bool:
+def computes(c: Capture, a, b) -> bool:
     """Whether a tensor's own method takes the other operand, or asks it: a number, also of the user's class, what says
     so, and what answers for any attribute."""
     if type(a) is not TensorProxy and type(b) is not TensorProxy:
@@ -112,7 +114,7 @@ def computes(c, a, b) -> bool:
     return number or _overrides(other) or c.slot(type(other), "__getattr__") is not None
 
 
-def native_binary(c, symbol, a, b):
+def native_binary(c: Capture, symbol, a, b):
     a, b = _with_number(c, a, b)
     if type(b) is HostProxy and b.kind in changing.TEXTS and issubclass(type(a), _GROWING.get(symbol, ())):
         b = changing.settled(c, b)
@@ -138,7 +140,7 @@ def native_binary(c, symbol, a, b):
     return _without_tensors(c, symbol, a, b)
 
 
-def _changed_by_host(c, symbol: str, a, b: HostProxy):
+def _changed_by_host(c: Capture, symbol: str, a, b: HostProxy):
     """`a += b` of a container that the program holds and a value of the host: the program changes the container."""
     base = next((base for base in MUTABLE if isinstance(a, base)), list)
     method = _CHANGES.get(symbol, "")
@@ -148,7 +150,7 @@ def _changed_by_host(c, symbol: str, a, b: HostProxy):
     return a
 
 
-def _without_tensors(c, symbol, a, b):
+def _without_tensors(c: Capture, symbol, a, b):
     kinds = {type(a), type(b)}
     if not kinds.isdisjoint(DICT_VIEWS):
         changing.settle_inside(c, a, b)
@@ -159,14 +161,14 @@ def _without_tensors(c, symbol, a, b):
     return Host.native_binary(c, symbol, a, b)
 
 
-def _in_library(c, function, a, b):
+def _in_library(c: Capture, function, a, b):
     """An operator that a library's class in C computes."""
     a, b = with_numbers(c, a, b)
     of_host = host_lines.holds_host_values(c, a, b) or not (is_watched(a) and is_watched(b))
     return host_lines.operate(c, function, a, b) if of_host else function(a, b)
 
 
-def _of_tensors(c, symbol, a, b):
+def _of_tensors(c: Capture, symbol, a, b):
     repeated = a if type(b) is TensorProxy else b if symbol == "*" else None  # no sequence behind `*=`
     if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED) and not _overrides(repeated):
         return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
@@ -180,7 +182,7 @@ def _of_tensors(c, symbol, a, b):
     return found
 
 
-def _with_number(c, a, b) -> tuple:
+def _with_number(c: Capture, a, b) -> tuple:
     """The operands of an operator, with the number that a number of NumPy's is for a tensor beside it."""
     if type(a) is TensorProxy:
         return a, numpy_values.as_number(c, b)
@@ -192,7 +194,7 @@ def _is_numpys(ta: type, tb: type) -> bool:
     return TensorProxy in (ta, tb) and (issubclass(ta, numpy.ndarray) or issubclass(tb, numpy.ndarray))
 
 
-def _is_no_operand(c, a, b, symbol: str) -> bool:
+def _is_no_operand(c: Capture, a, b, symbol: str) -> bool:
     """Whether PyTorch's operators do not know the other operand of a tensor, so that Python goes on and raises."""
     check_override(c, a, b)
     tensor, other = (a, b) if isinstance(a, PROXIES) else (b, a)
@@ -209,7 +211,7 @@ _GROWING = {"+=": (list, collections.deque), "|=": dict}  # these iterate over t
 _OPERANDS = (int, float, complex, torch.Tensor, numpy.generic, numpy.ndarray, *PROXIES)
 
 
-def check_override(c, *operands) -> None:
+def check_override(c: Capture, *operands) -> None:
     """Refuse an object of the user's that PyTorch's operators would ask, by its `__torch_function__`."""
     for x in operands:
         if _overrides(x):
@@ -235,13 +237,13 @@ def _tensor_like(x):
     return torch.empty((1,) if x.shape == (1,) else (2,), dtype=to_torch_dtype(x.dtype))
 
 
-def _recorded(c, function, a, b):
+def _recorded(c: Capture, function, a, b):
     c.synchronize()
     operands = _operand(c, a), _operand(c, b)
     return checked(c, function, operands, {}, lambda: function(*operands))
 
 
-def _operand(c, v):
+def _operand(c: Capture, v):
     """An operand beside a tensor, where PyTorch takes a bool of numpy's for a float, and numbers of the user's classes
     for their values."""
     if type(v) not in PRIMITIVE and type(v) is not Id:
@@ -250,12 +252,12 @@ def _operand(c, v):
     return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 
 
-def unary(c, symbol, a):
+def unary(c: Capture, symbol, a):
     c.materialize(a)
     return operators.unary(c, symbol, a)
 
 
-def native_unary(c, symbol, a):
+def native_unary(c: Capture, symbol, a):
     if type(a) is AnyProxy:
         return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
     if type(a) is HostProxy:
@@ -265,10 +267,10 @@ def native_unary(c, symbol, a):
     return UNARY[symbol](a)
 
 
-def compare(c, symbol, a, b):
-    if c.reading is not None:
-        c.reading.look_at(c, a)
-        c.reading.look_at(c, b)
+def compare(c: Capture, symbol, a, b):
+    if c.dispatch.reading is not None:
+        look_at(c, a)
+        look_at(c, b)
     if type(a) is Id and type(b) is Id:
         told_apart(c, a, (b,))
     elif type(a) is TensorProxy and computes(c, a, b):
@@ -282,7 +284,7 @@ def compare(c, symbol, a, b):
     return operators.compare(c, symbol, *_beside_python(c, symbol, a, b))
 
 
-def native_compare(c, symbol, a, b):
+def native_compare(c: Capture, symbol, a, b):
     a, b = _with_number(c, a, b)
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
@@ -300,16 +302,16 @@ def native_compare(c, symbol, a, b):
     return _in_library(c, COMPARISONS[symbol], a, b) if is_for_library(a, b) else COMPARISONS[symbol](a, b)
 
 
-def native_index(c, value):
+def native_index(c: Capture, value):
     symbolic = isinstance(value, NumberProxy) and value.python_type is int
     return value if symbolic else operator.index(value)  # pyright: ignore[reportArgumentType]
 
 
-def type_name(c, value) -> str:
+def type_name(c: Capture, value) -> str:
     return name_in_errors(operations.type_of(c, value))
 
 
-def converted(c, function, kind, name, result, *more):
+def converted(c: Capture, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
     if isinstance(result, NumberProxy) and function is not bool or type(result) is HostProxy and result.kind is str:
         return result
@@ -319,7 +321,7 @@ def converted(c, function, kind, name, result, *more):
 # ---------------------------------------------------------------- items and iteration
 
 
-def getitem(c, o, k):
+def getitem(c: Capture, o, k):
     t = type(o)
     if t is TensorProxy or t in CONTAINERS and t is not list:
         return items.getitem(c, o, k)
@@ -328,7 +330,7 @@ def getitem(c, o, k):
     return sequences.getitem(c, o, k)
 
 
-def native_delitem(c, o, k):
+def native_delitem(c: Capture, o, k):
     if type(o) is HostProxy:
         host_lines.run(c, operator.delitem, (o, k))
         return
@@ -338,7 +340,7 @@ def native_delitem(c, o, k):
     containers.write_attributes(c, o)
 
 
-def sum_of_numbers(c, numbers: list):
+def sum_of_numbers(c: Capture, numbers: list):
     if not any(isinstance(n, NumberProxy) for n in numbers):
         return sum(numbers[1:], numbers[0])
     if not any(c.pattern_type(n) is float for n in numbers):
@@ -346,7 +348,7 @@ def sum_of_numbers(c, numbers: list):
     return application("total", *numbers)
 
 
-def native_next(c, iterator):
+def native_next(c: Capture, iterator):
     items.given(c, iterator)
     if type(iterator) is not types.GeneratorType:
         return builtins.next(iterator)
@@ -356,7 +358,7 @@ def native_next(c, iterator):
         c.follow_settings(builtins.next, iterator)  # of a context manager of PyTorch's
 
 
-def native_len(c, o):
+def native_len(c: Capture, o):
     if type(o) is HostProxy:
         return host_lines.operate(c, len, o)
     if c.containers.lazy and id(o) in c.containers.lazy and isinstance(o, (list, collections.deque)):
@@ -371,14 +373,14 @@ def native_len(c, o):
     return len(o)
 
 
-def truth(c, o):
-    if c.reading is not None:
-        c.reading.look_at(c, o)
+def truth(c: Capture, o):
+    if c.dispatch.reading is not None:
+        look_at(c, o)
     c.materialize(o)
     return sequences.truth(c, o)
 
 
-def native_truth(c, o):
+def native_truth(c: Capture, o):
     if type(o) is HostProxy:
         return host_lines.truth(c, o)
     if type(o) is TensorProxy and (o.numel_value != 1) is True:
@@ -388,7 +390,7 @@ def native_truth(c, o):
     return True if by_value and distributions.is_check(c, o) else bool(o)
 
 
-def unpack(c, value, before, after=None):
+def unpack(c: Capture, value, before, after=None):
     known = c.lookup(type(value), "__iter__") is not NULL or c.lookup(type(value), "__getitem__") is not NULL
     if type(value) in (TensorProxy, HostProxy) or known and (c.containers.lazy or id(value) in c.outside.iterators):
         steps = (x for x in c.steps(value))  # unpacking asks for no length
@@ -399,7 +401,7 @@ def unpack(c, value, before, after=None):
 # ---------------------------------------------------------------- text and types
 
 
-def native_text(c, function, value, *spec):
+def native_text(c: Capture, function, value, *spec):
     if type(value) in PLAIN and all(type(s) is str for s in spec):
         return function(value, *spec)
     expose(c, value)
@@ -410,7 +412,7 @@ def native_text(c, function, value, *spec):
     return native_calls.call_native(c, function, [as_text(c, value, function), *spec], {})
 
 
-def _text_of_exception(c, function, value: BaseException):
+def _text_of_exception(c: Capture, function, value: BaseException):
     """What BaseException and KeyError make of the arguments of an exception; None where other native code does it."""
     kind, args, one = type(value), value.args, len(value.args) == 1
     if function is str and kind.__str__ in (BaseException.__str__, KeyError.__str__):
@@ -422,7 +424,7 @@ def _text_of_exception(c, function, value: BaseException):
     return None
 
 
-def native_isinstance(c, o, cls):
+def native_isinstance(c: Capture, o, cls):
     if type(o) is TensorProxy:
         return issubclass(operations.kind_of(c, o), cls) or (
             o in c.tensors.real and isinstance(c.tensors.real[o][0], cls)
@@ -436,12 +438,12 @@ def native_isinstance(c, o, cls):
     return type(o) is Size and cls is torch.Size or _checked(c, type(o), cls, isinstance(o, cls))
 
 
-def native_issubclass(c, kind, cls) -> bool:
+def native_issubclass(c: Capture, kind, cls) -> bool:
     found = issubclass(kind, cls)
     return _checked(c, kind, cls, found) if issubclass(type(kind), type) else found
 
 
-def _checked(c, kind: type, cls, found: bool) -> bool:
+def _checked(c: Capture, kind: type, cls, found: bool) -> bool:
     """An answer about a class. An abstract base class may answer otherwise later, once one is registered."""
     ask_bases(c, kind)
     if not found and issubclass(type(cls), abc.ABCMeta) and not (of_library(cls) and of_library(kind)):
@@ -449,7 +451,7 @@ def _checked(c, kind: type, cls, found: bool) -> bool:
     return found
 
 
-def asks_in_python(c, hook, value) -> bool:
+def asks_in_python(c: Capture, hook, value) -> bool:
     """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies
     as the objects that they stand for."""
     if not in_python(hook):

@@ -25,6 +25,7 @@ from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
+from thunder.capture.interface import Asked
 from thunder.capture.locations import place
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, STEPS, Source
@@ -52,16 +53,16 @@ def _literal(v) -> bool:
 class PrologueWriter:
     """Turns the answers of a capture into the statements of a prologue."""
 
-    def __init__(self, capture, input_sources: list[Source], code_of: Callable = lambda source: None):
+    def __init__(self, capture: Asked, input_sources: list[Source], code_of: Callable = lambda source: None):
         self.code_of = code_of  # as `written` takes it
         self.capture, self.world, self.input_sources = capture, capture.world, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.statements: list[BoundSymbol] = []
         self.names = Names()
-        self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", "locals_of"}
-        self.names.taken |= set(_HELPERS)
-        self.names.taken |= {"torch", "Tensor"}  # which programs know as modules of the attributes that they name
+        self.names.reserve(("fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", "locals_of"))
+        self.names.reserve(_HELPERS)
+        self.names.reserve(("torch", "Tensor"))  # which programs know as modules of the attributes that they name
         self.pins: dict[int, str] = {}
         self.spaces: dict[int, Any] = {}
         self.together: dict[Source, tuple[dict, Any]] = {}  # values that are read in one call
@@ -333,7 +334,8 @@ class PrologueWriter:
 
     def _local_tensors(self) -> None:
         """The inputs that are DTensors, by their local tensors."""
-        tensors = {s: self.capture.guarded_tensor(s) for s in self.input_sources if s in self.capture.tensors.local}
+        asked, sources = self.capture, self.input_sources
+        tensors: dict[Source, Any] = {s: asked.guarded_tensor(s) for s in sources if s in asked.tensors.local}
         if not tensors:
             return
         variables = [self.variable(s) for s in tensors]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from thunder import compat
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy, Log
 from thunder.core.paths import Decision
@@ -140,6 +141,13 @@ class Outside:
     met: set[int] = field(default_factory=set)  # of these ids those that met ids from outside
     passing: set[int] = field(default_factory=set)  # ids of objects that the program holds weakly only
 
+    def compare(self, source: Source) -> None:
+        """The identity of the object at a source may be compared."""
+        self.apart[source] = None
+
+
+NOT_REAL: tuple[Any, Any] = (None, None)  # instead of a tensor from outside and its source
+
 
 @dataclass(slots=True)
 class Tensors:
@@ -154,7 +162,7 @@ class Tensors:
     # id(tensor) -> its proxies, by the source of an argument, None for all that are none
     proxies: dict[int, dict[Source | None, TensorProxy]] = field(default_factory=dict)
     passed_twice: set[int] = field(default_factory=set)  # ids of those that have several
-    real: dict[TensorProxy, tuple[torch.Tensor, Source]] = field(default_factory=dict)
+    real: dict[TensorProxy, tuple[Any, Source]] = field(default_factory=dict)
     in_memory: dict[int, list[TensorProxy]] = field(default_factory=dict)  # the first of them, by their memory
     looked_at: int = 0  # how many
     shapes: dict[Source, tuple] = field(default_factory=dict)  # as guarded: None for a size that stays symbolic
@@ -186,8 +194,41 @@ class Tensors:
     cotangents: dict[TensorProxy, bool] = field(default_factory=dict)
     # arguments of levels -> the values that they stand for, and the dimension that a level of vmap maps over
     arguments: dict[TensorProxy, tuple[TensorProxy, int | None]] = field(default_factory=dict)
-    fake_mode: Any = None
+    _fake_mode: Any = None
     used: set = field(default_factory=set)  # at the end: the values that bound symbols and the result are made of
+
+    def stand_for(self, proxy: TensorProxy, value: torch.Tensor, source: Source) -> None:
+        """A proxy stands for a tensor from outside."""
+        self.real[proxy] = value, source
+
+    def rebind(self, proxy: TensorProxy, inner: TensorProxy) -> None:
+        """The program sets a tensor's `.data`: another proxy stands for the memory that it came with."""
+        self.rebound[proxy] = inner
+        self.real[inner] = self.real[proxy]
+        self.mutated = {inner if base is proxy else base: None for base in self.mutated}
+
+    def lies_on(self, proxy: TensorProxy, mesh: Any, placements: tuple) -> None:
+        """A value is a DTensor in the user's eyes."""
+        self.dtensors[proxy] = mesh, placements
+
+    def await_cotangents(self, placeholders: Iterable[TensorProxy]) -> None:
+        """A backward is read with placeholders in the place of cotangents."""
+        self.cotangents.update(dict.fromkeys(placeholders, False))
+
+    def ask_layout(self, placeholder: TensorProxy) -> None:
+        """The backward asks how a cotangent lies in memory."""
+        self.cotangents[placeholder] = True
+
+    def is_asked_for_layout(self, placeholder: TensorProxy) -> bool:
+        """The backward is read. Whether it asked how a cotangent lies in memory."""
+        return self.cotangents.pop(placeholder)
+
+    @property
+    def fake_mode(self) -> Any:
+        """The mode of this capture's fake tensors."""
+        if self._fake_mode is None:
+            self._fake_mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
+        return self._fake_mode
 
 
 @dataclass(slots=True)
@@ -266,3 +307,7 @@ class Known:
     own_caches: dict[int, Callable] = field(default_factory=dict)  # by the id of a cache that the program made
     # calls in a `try` of the program that PyTorch does not refuse: see `examples`
     examples: dict[tuple, None] = field(default_factory=dict)
+
+    def same_call(self, key: tuple, call: functools.partial) -> functools.partial:
+        """The call that stands for all with the same function and arguments."""
+        return self.cached_calls.setdefault(key, call)

@@ -15,6 +15,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import VALUE
+from thunder.capture.interface import Capture
 from thunder.core.proxies import (
     RELATIONS,
     NumberProxy,
@@ -42,7 +43,7 @@ LAYOUT_QUESTIONS = {
 }  # fmt: skip
 
 
-def answer(c, function, args, kwargs):
+def answer(c: Capture, function, args, kwargs):
     """`function` is one of LAYOUT_QUESTIONS; its first argument is a tensor of the program's."""
     value = args[0]
     if isinstance(value, TensorProxy):
@@ -61,12 +62,12 @@ def answer(c, function, args, kwargs):
         return function(value, *args[1:], **kwargs)
 
 
-def _of_memory(c, function, value: TensorProxy) -> bool:
+def _of_memory(c: Capture, function, value: TensorProxy) -> bool:
     """Tensors from outside answer themselves, and the prologue asks them again; those of the program are neither pinned
     nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
     if base not in c.tensors.real and function in (torch.Tensor.is_inference, torch.is_inference):
-        return c.inference.around or c.inference.is_made(c, base)
+        return c.modes.inference.around or c.modes.inference.is_made(c.recorder, base)
     if base not in c.tensors.real:
         return function is torch.Tensor.is_pinned and any(
             base in operation.outputs and operation.sym.name == "pin_memory" for operation in c.recorder.bound_symbols
@@ -78,7 +79,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     return found
 
 
-def _address(c, value: TensorProxy) -> int:
+def _address(c: Capture, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
     if value not in c.tensors.real or value in c.tensors.placements:
         c.refuse(
@@ -89,7 +90,7 @@ def _address(c, value: TensorProxy) -> int:
     return c.world.ask(source.call("data_ptr"), VALUE)
 
 
-def _same_view(c, a: TensorProxy, b) -> bool:
+def _same_view(c: Capture, a: TensorProxy, b) -> bool:
     if not isinstance(b, TensorProxy) or c.recorder.memory.holder(a) is not c.recorder.memory.holder(b):
         c.refuse(
             "whether two tensors are one view of one memory is asked",
@@ -99,7 +100,7 @@ def _same_view(c, a: TensorProxy, b) -> bool:
 
 
 def layout(
-    c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False, known: dict | None = None
+    c: Capture, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False, known: dict | None = None
 ) -> torch.Tensor:
     """A fake tensor with the strides, and the offset or the bits where those matter, that `wanted` has in the program.
 
@@ -117,7 +118,6 @@ def layout(
         and (found := _for_all_sizes(c, wanted, with_offset)) is not None
     ):
         return found
-    c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     base, views, value = _base(c, wanted)
     with compat.probing(), c.tensors.fake_mode:
         for operation in _slice(c, value, layouts):
@@ -135,7 +135,7 @@ def layout(
         return _view(c, wanted, {base: layouts[value]}, views)
 
 
-def _base(c, wanted: TensorProxy) -> tuple[TensorProxy, list[TensorProxy], TensorProxy]:
+def _base(c: Capture, wanted: TensorProxy) -> tuple[TensorProxy, list[TensorProxy], TensorProxy]:
     """The base of a view, the views that lead from it to the view, and the value that the base has."""
     memory, views = c.recorder.memory, [wanted]
     while views[-1] in memory.view_of:
@@ -144,7 +144,9 @@ def _base(c, wanted: TensorProxy) -> tuple[TensorProxy, list[TensorProxy], Tenso
     return base, views, memory.formed.get(base, base)
 
 
-def _view(c, wanted: TensorProxy, layouts: dict[Proxy, object], views: list[TensorProxy], *number) -> torch.Tensor:
+def _view(
+    c: Capture, wanted: TensorProxy, layouts: dict[Proxy, object], views: list[TensorProxy], *number
+) -> torch.Tensor:
     memory = c.recorder.memory
     for view in reversed(views):  # a value of the trace has the name of the first view that it was
         operation, shown = memory.view_of[view]
@@ -152,7 +154,7 @@ def _view(c, wanted: TensorProxy, layouts: dict[Proxy, object], views: list[Tens
     return cast(torch.Tensor, layouts[wanted])
 
 
-def _for_all_sizes(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | None:
+def _for_all_sizes(c: Capture, wanted: TensorProxy, with_offset: bool) -> torch.Tensor | None:
     """The fake tensor of `layout` where it is the same for all sizes, so that none of those that lead to it needs to be
     a constant: PyTorch's symbolic sizes say so. None where it is not, or nobody knows."""
     if not c.numbers.decisions.values:
@@ -196,12 +198,12 @@ def _sizes_in(steps: list) -> dict[str, NumberProxy]:
     return {name: n.symbol(name) for n in numbers for name in n.expression.symbols()}
 
 
-def _contiguous_input(c, proxy: Proxy, with_offset: bool, number: Callable) -> torch.Tensor | None:
+def _contiguous_input(c: Capture, proxy: Proxy, with_offset: bool, number: Callable) -> torch.Tensor | None:
     """A fake tensor for an input of the program whose strides are those of a new tensor; None for another one."""
     if proxy in c.tensors.arguments or not isinstance(proxy, TensorProxy):
         return None
     if proxy in c.tensors.cotangents:
-        c.tensors.cotangents[proxy] = True
+        c.tensors.ask_layout(proxy)
     elif proxy not in c.tensors.placements:
         real, source = c.tensors.real[proxy]
         with compat.without_fakes(), compat.DisableTorchFunction():
@@ -214,9 +216,9 @@ def _contiguous_input(c, proxy: Proxy, with_offset: bool, number: Callable) -> t
     return torch.empty(shape, dtype=to_torch_dtype(proxy.dtype), device=to_torch_device(proxy.device))
 
 
-def _input(c, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: bool) -> None:
+def _input(c: Capture, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: bool) -> None:
     if proxy in c.tensors.cotangents:
-        c.tensors.cotangents[proxy] = True
+        c.tensors.ask_layout(proxy)
         layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))
         return
     if proxy in c.tensors.arguments:
@@ -246,10 +248,10 @@ def _dense(proxy: TensorProxy, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.empty(tuple(map(int, proxy.shape)), dtype=dtype, device=to_torch_device(proxy.device))
 
 
-def _slice(c, wanted: TensorProxy, known: dict) -> list:
+def _slice(c: Capture, wanted: TensorProxy, known: dict) -> list:
     """The inputs and operations that lead to a value, in the order of the program, without those that are known."""
     operations = leading_to(
-        [operation for recorder in (*c.outer_recorders, c.recorder) for operation in recorder.bound_symbols], (wanted,)
+        [operation for recorder in c.recording.all for operation in recorder.bound_symbols], (wanted,)
     )
     read = (wanted, *(i for operation in operations for i in operation.inputs))
     outside = (c.tensors.real, c.tensors.cotangents, c.tensors.arguments)

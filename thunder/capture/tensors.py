@@ -12,6 +12,7 @@ from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
 from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS
+from thunder.capture.interface import Capture
 from thunder.capture.numbers import is_marked, number_at, size
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure, same_shape
@@ -33,7 +34,7 @@ class DependsOnIdentity(ThunderError):
     """A program depends on two of its tensors from outside being one, and they have a proxy each."""
 
 
-def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
+def read(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
     """The proxy for a tensor: one for each argument (`Tensors.apart`), and one however else it is reached."""
     c.world.note(source, value)
     if c.tensors.replaced and id(value) in c.tensors.replaced:
@@ -62,7 +63,7 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
 _NONE: dict = {}
 
 
-def check_apart(c) -> None:
+def check_apart(c: Capture) -> None:
     """Raises DependsOnIdentity where a tensor with several proxies is written to, or gradients of it are, or where its
     identity matters, as that of all does where `requires_grad_` or `.data` is written (`Capture.distinct_groups`)."""
     t, engine = c.tensors, c.engine
@@ -90,7 +91,7 @@ def _how_held(value: torch.Tensor) -> Placement | None:
     return described(value) if known is None and is_dtensor(value) else known
 
 
-def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
+def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
     shape: tuple = tuple(value.shape)
     guarded = shape
     if _may_change_sizes(c, value, source):
@@ -122,7 +123,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
         seen = cast(Placement, _how_held(value)).held_shape
         c.tensors.local[source] = seen[0] if seen else None
     c.tensors.shapes[source] = guarded
-    c.tensors.real[proxy] = (value, source)
+    c.tensors.stand_for(proxy, value, source)
     if placement is not None:
         _place(c, proxy, placement)
     for base in _in_memory_of(c, value) if c.tensors.mutated else ():
@@ -131,20 +132,20 @@ def _new_proxy(c, value: torch.Tensor, source: Source) -> TensorProxy:
     return proxy
 
 
-def _may_change_sizes(c, value: torch.Tensor, source: Source) -> bool:
+def _may_change_sizes(c: Capture, value: torch.Tensor, source: Source) -> bool:
     """Whether a program may be for other sizes of a tensor. What ranks have of a DTensor depends on its size."""
     if source.root.key not in ("args", "kwargs") or is_dtensor(value):
         return False
     return bool(c.numbers.symbolic_sizes or c.request.changing or is_marked(value))
 
 
-def _place(c, proxy: TensorProxy, placement: Placement) -> None:
+def _place(c: Capture, proxy: TensorProxy, placement: Placement) -> None:
     c.tensors.placements[proxy] = placement
     if placement.seen_on is not None:
-        c.tensors.dtensors[proxy] = placement.seen_on
+        c.tensors.lies_on(proxy, *placement.seen_on)
 
 
-def _in_memory_of(c, tensor: torch.Tensor) -> list[TensorProxy]:
+def _in_memory_of(c: Capture, tensor: torch.Tensor) -> list[TensorProxy]:
     """The proxies of tensors from outside that share a tensor's memory, in the order in which they were read."""
     known, table = c.tensors.real, c.tensors.in_memory
     with compat.DisableTorchFunction():
@@ -154,19 +155,19 @@ def _in_memory_of(c, tensor: torch.Tensor) -> list[TensorProxy]:
         return list(table[_memory_of(tensor)])
 
 
-def input_source(c, p: TensorProxy) -> Source:
+def input_source(c: Capture, p: TensorProxy) -> Source:
     """What the prologue returns for a tensor from outside."""
     return c.tensors.required.get(p) or c.tensors.real[p][1]
 
 
-def is_leaf(c, p: TensorProxy) -> bool:
+def is_leaf(c: Capture, p: TensorProxy) -> bool:
     """Whether a proxy stands for a leaf from outside."""
     real = c.tensors.real.get(c.recorder.memory.holder(p))
     with compat.DisableTorchFunction():
         return real is not None and real[0].is_leaf and not has_new_history(c, p)
 
 
-def shows_leaf(c, p: TensorProxy) -> bool:
+def shows_leaf(c: Capture, p: TensorProxy) -> bool:
     """Whether a proxy stands for a view that autograd knows of a leaf from outside."""
     memory = c.recorder.memory
     x = memory.holder(p)
@@ -178,19 +179,19 @@ def shows_leaf(c, p: TensorProxy) -> bool:
         return is_leaf(c, x) if base is None and x is not memory.holder(p) else base is not None and base.is_leaf
 
 
-def has_new_history(c, p: TensorProxy) -> bool:
+def has_new_history(c: Capture, p: TensorProxy) -> bool:
     """Whether a tensor from outside, or its base, was overwritten with a value that requires grad."""
     memory = c.recorder.memory
     return memory.base(p) in c.tensors.joined and memory.latest(p).requires_grad
 
 
-def keeps_casts(c, p: TensorProxy) -> bool:
+def keeps_casts(c: Capture, p: TensorProxy) -> bool:
     """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
     with compat.DisableTorchFunction():
         return p in c.tensors.real and is_leaf(c, p) and not c.tensors.real[p][0]._is_view()
 
 
-def check_superseding(c, base: TensorProxy) -> None:
+def check_superseding(c: Capture, base: TensorProxy) -> None:
     """Refuses a write behind autograd's back that gradients of the program do not allow, as its end has told, in the
     function in which the tensor was read as well."""
     if (reason := c.request.eager.superseding.get(c.user_location())) is None:
@@ -198,11 +199,11 @@ def check_superseding(c, base: TensorProxy) -> None:
     memory = c.recorder.memory
     values = {memory.current.get(x, x) for x in (base, *memory.below(base))}
     reads = (i for i, b in enumerate(c.recorder.bound_symbols) if not values.isdisjoint((*b.inputs, *b.outputs)))
-    c.reaches_back_to = next(reads, c.reaches_back_to)
+    c.fallbacks.reach_back(next(reads, c.fallbacks.reaches_back_to))
     c.refuse(*reason)
 
 
-def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
+def written_to(c: Capture, base: TensorProxy, is_view: bool, detached: bool) -> None:
     """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or
     thunder can not allow it."""
     if detached:
@@ -237,7 +238,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
                 _share(c, base, other, c.tensors.real[other][0])
 
 
-def joins_history(c, x: TensorProxy) -> None:
+def joins_history(c: Capture, x: TensorProxy) -> None:
     """Autograd is to see a write to `x`: where that came from outside, it is written to after the computation. Raises
     PyTorch's error for views that do not allow it."""
     if x not in c.tensors.real:
@@ -250,7 +251,7 @@ def joins_history(c, x: TensorProxy) -> None:
     c.tensors.joined.add(x)
 
 
-def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
+def _share(c: Capture, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
     """Two tensors from outside, one of which is written to: if one is a part of the other it is a view of it here. A
     partial overlap is refused."""
     real, source = c.tensors.real[base]
@@ -287,13 +288,13 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
         memory.show_part(other, base, others)
 
 
-def _shares(c, source: Source, other: Source) -> None:
+def _shares(c: Capture, source: Source, other: Source) -> None:
     """Two tensors lie in memory as they do now."""
     if (other, SHARED, source) not in c.world.observed:
         c.world.ask(source, SHARED, other)
 
 
-def write_back(c) -> None:
+def write_back(c: Capture) -> None:
     """The last operations of the program: write the new values to tensors from outside."""
     memory = c.recorder.memory
     if not memory.active:
@@ -318,9 +319,8 @@ def write_back(c) -> None:
                 continue
             for symbol, arguments in memory.rearranged.get(base, ()):
                 form = inplace.rearranging(symbol)
-                target = form.record(
-                    c.recorder, (target, *arguments), {}, cast(Callable, form.meta)(target, *arguments)
-                )
+                result = cast(Callable, form.meta)(target, *arguments)
+                target = cast(TensorProxy, form.record(c.recorder, (target, *arguments), {}, result))
             if base in memory.filled:
                 copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
                 copy.record(c.recorder, (target, value), {}, None)
@@ -338,21 +338,21 @@ def write_back(c) -> None:
         _save_memory(c, last)
 
 
-def written_unseen(c) -> list[TensorProxy]:
+def written_unseen(c: Capture) -> list[TensorProxy]:
     """The tensors from outside that are written to behind autograd's back, and those whose `.data` are set."""
     memory, rebound = c.recorder.memory, c.tensors.rebound
     written = (base for base in c.tensors.mutated if base in memory.filled and base not in memory.counted)
     return [*written, *rebound, *rebound.values()]
 
 
-def _last_values(c) -> dict[TensorProxy, TensorProxy]:
+def _last_values(c: Capture) -> dict[TensorProxy, TensorProxy]:
     """The last values of the tensors that are written to behind autograd's back, and of their views, with these."""
     memory, rebound = c.recorder.memory, c.tensors.rebound
     shown = (x for base in written_unseen(c) for x in (base, *(() if base in rebound else memory.below(base))))
     return {memory.current.get(x, x): x for x in shown if x not in memory.stale}
 
 
-def _save_memory(c, last: dict[TensorProxy, TensorProxy]) -> None:
+def _save_memory(c: Capture, last: dict[TensorProxy, TensorProxy]) -> None:
     """Backwards read tensors in the place of their last values, where autograd saves them: it saves memory, and a later
     call may write to that before the backward runs."""
     saved: dict[TensorProxy, None] = {}
@@ -367,14 +367,14 @@ def _save_memory(c, last: dict[TensorProxy, TensorProxy]) -> None:
             inplace.saved_from.record(c.recorder, (value, tensor), {}, None)
 
 
-def without_history(c, value: TensorProxy) -> TensorProxy:
+def without_history(c: Capture, value: TensorProxy) -> TensorProxy:
     """A value as another tensor takes it over, whatever it has been since."""
     made = like(value)
     ltorch.detach.record(c.recorder, (value,), {}, made)
     return made
 
 
-def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
+def _write_after(c: Capture, base: TensorProxy, value: TensorProxy) -> None:
     """`base` gets the value, and its history, after the computation, where autograd sees it (see `EpilogueWriter`)."""
     if alias_bases(c.recorder.bound_symbols, maybe=True)[value] in c.tensors.real:  # which may be written to before
         with grad_enabled(True):
@@ -382,14 +382,14 @@ def _write_after(c, base: TensorProxy, value: TensorProxy) -> None:
     c.tensors.written_after[base] = value
 
 
-def _follows(c, p: TensorProxy, base: TensorProxy) -> bool:
+def _follows(c: Capture, p: TensorProxy, base: TensorProxy) -> bool:
     """Whether autograd gives `p`, which shares memory with `base`, the history of values written to that."""
     source = c.tensors.real[p][1]
     of_view = c.world.ask(source, HISTORY)[1:]
     return c.world.ask(source, VIEWS, c.tensors.real[base][1]) and (not of_view or of_view[1] == "DEFAULT")
 
 
-def _stands_for_itself(c, base: TensorProxy) -> None:
+def _stands_for_itself(c: Capture, base: TensorProxy) -> None:
     """Views of `base`, which is written to after the computation, are made then."""
     memory = c.recorder.memory
     for p in (base, *memory.below(base)):
@@ -407,7 +407,7 @@ def _stands_for_itself(c, base: TensorProxy) -> None:
         c.tensors.afterwards[after] = p
 
 
-def lift(c, value):
+def lift(c: Capture, value):
     """A real tensor that came from nowhere the program can name: pinned."""
     assert not isinstance(value, compat.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
     if type(value) is Condition:

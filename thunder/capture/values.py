@@ -15,6 +15,7 @@ import torch
 from thunder.capture import changing, containers, tensors
 from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, is_data
 from thunder.capture.identities import known_itself
+from thunder.capture.interface import Capture
 from thunder.capture.native import (
     CONTAINERS,
     DICT_VIEWS,
@@ -53,7 +54,7 @@ from thunder.ops import inplace_of
 from thunder.ops import lookup as operation_of
 
 
-def read(c, value, source: Source):
+def read(c: Capture, value, source: Source):
     """A value from a source, as the program may hold it."""
     t = type(value)
     c.world.note(source, value)
@@ -100,7 +101,7 @@ _REMADE = (
 )  # where something in them is another object here
 
 
-def _kept(c, value, source: Source, found):
+def _kept(c: Capture, value, source: Source, found):
     """`found`, which stands for the value wherever it is read again."""
     if found is not value:
         c.outside.remade[id(value)] = value, source, found
@@ -108,13 +109,13 @@ def _kept(c, value, source: Source, found):
     return found
 
 
-def _again(c, source: Source, first: Source, found):
+def _again(c: Capture, source: Source, first: Source, found):
     if source is not first:
         c.world.ask(source, IDENTITY) if first.step == "const" else c.world.ask(source, SAME, first)
     return found
 
 
-def _slice(c, value: slice, source: Source):
+def _slice(c: Capture, value: slice, source: Source):
     parts = parts_of_plain(value, source)
     if all(_is_constant(c, x, s) for s, x in parts):
         return c.world.ask(source, VALUE)
@@ -122,25 +123,25 @@ def _slice(c, value: slice, source: Source):
     return slice(*(read(c, x, s) for s, x in parts))
 
 
-def _is_constant(c, value, source: Source) -> bool:
+def _is_constant(c: Capture, value, source: Source) -> bool:
     """Whether a part of a tuple or a slice is a number or a text that the program holds one value of."""
     if type(value) not in PRIMITIVE or is_symbolic(c, value, source):
         return False
     return type(value) not in changing.TEXTS or not changing.changes(c, value, source)
 
 
-def _text(c, value, source: Source):
+def _text(c: Capture, value, source: Source):
     return changing.read(c, value, source) if changing.changes(c, value, source) else c.world.ask(source, VALUE)
 
 
-def _method(c, value: types.MethodType, source: Source):
+def _method(c: Capture, value: types.MethodType, source: Source):
     c.world.ask(source, TYPE)
     c.world.ask(source.attr("__func__"), IDENTITY)
     known_itself(c, value.__func__)
     return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
 
 
-def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
+def _mapping_proxy(c: Capture, value: types.MappingProxyType, source: Source):
     c.world.ask(source, TYPE)
     mapping = held(value)
     if isinstance(mapping, dict) and type(mapping) is not dict:
@@ -150,12 +151,12 @@ def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
     return types.MappingProxyType({k: read(c, x, source.item(k)) for k, x in value.items()})
 
 
-def _view(c, value, source: Source):
+def _view(c: Capture, value, source: Source):
     reason = f"{c.world.describe(source)} is a {type(value).__name__}, a view of a dict from outside"
     c.refuse(reason, "pass the dict, or list(...) of the view")
 
 
-def _frozenset(c, value: frozenset, source: Source):
+def _frozenset(c: Capture, value: frozenset, source: Source):
     c.world.ask(source, TYPE)
     c.world.ask(source, ELEMENTS)
     c.world.know(value, source)
@@ -163,7 +164,7 @@ def _frozenset(c, value: frozenset, source: Source):
     return value if all(a is b for a, b in zip(found, value, strict=True)) else frozenset(found)
 
 
-def _array(c, value: numpy.ndarray, source: Source):
+def _array(c: Capture, value: numpy.ndarray, source: Source):
     if value.dtype.hasobject:
         for i in numpy.ndindex(value.shape):
             if read(c, value[i], source.item(i)) is not value[i]:
@@ -181,7 +182,7 @@ def _array(c, value: numpy.ndarray, source: Source):
     return value
 
 
-def _identical(c, value, source: Source):
+def _identical(c: Capture, value, source: Source):
     """A value that is no other object in any call, a function that is known by its structure, or a generator that is an
     input."""
     t = type(value)
@@ -192,7 +193,7 @@ def _identical(c, value, source: Source):
         c.world.know(value, source)
         if t is torch.Generator:
             c.world.ask(source.attr("device"), VALUE)
-            c.outside.apart[source] = None
+            c.outside.compare(source)
         return value
     c.world.ask(source, IDENTITY)
     if t is torch.Generator or t is types.FunctionType and source.root.key in ("args", "kwargs"):
@@ -200,7 +201,7 @@ def _identical(c, value, source: Source):
     return value
 
 
-def _comes_anew(c, value, source: Source) -> bool:
+def _comes_anew(c: Capture, value, source: Source) -> bool:
     """Whether a function, a partial or a module is known by its structure: what each call may make anew is the same
     program for the same code, and the tensors in it are inputs, as generators are. Those are arguments and what stands
     where another one was before. The others are known as the objects that they are, which is one guard."""
@@ -220,15 +221,15 @@ def _comes_anew(c, value, source: Source) -> bool:
 _NONE: frozenset = frozenset()
 
 
-def _is_known_itself(c, f: types.FunctionType) -> bool:
+def _is_known_itself(c: Capture, f: types.FunctionType) -> bool:
     """Whether a function stands in a module, or stands for an operation: its code does not say all about it."""
     if "<" not in f.__code__.co_qualname or is_library(f.__globals__.get("__name__")):
         return True
-    known = id(f) in c.handlers or id(f) in DEFINED or f in c.replacements
+    known = id(f) in c.dispatch.handlers or id(f) in DEFINED or f in c.dispatch.replacements
     return known or operation_of(f) is not None or inplace_of(f) is not None
 
 
-def _bound(c, value, source: Source):
+def _bound(c: Capture, value, source: Source):
     """A method in C: of an object from outside it is that object's, however the program comes by the method."""
     owner, name, method = value.__self__, value.__name__, bound_method(value)
     if method is None:
@@ -249,7 +250,7 @@ _RULES = {
 _RULES |= dict.fromkeys(DICT_VIEWS, _view) | dict.fromkeys(IDENTICAL, _identical) | dict.fromkeys(_BOUND, _bound)
 
 
-def _other(c, value, t: type, source: Source):
+def _other(c: Capture, value, t: type, source: Source):
     """A value that is neither a primitive, a tensor, a container nor a module."""
     if issubclass(t, IMMUTABLE) and (not is_watched(value) or changing.changes(c, value, source)):
         return changing.read(c, value, source)
@@ -278,12 +279,12 @@ def _other(c, value, t: type, source: Source):
     return value
 
 
-def reach(c, source: Source):
+def reach(c: Capture, source: Source):
     """The value at a source, as the program may hold it; MISSING, asked, where there is none."""
     return c.read(c.world.value_at(source), source) if c.world.is_there(source) else MISSING
 
 
-def elements(c, value) -> list:
+def elements(c: Capture, value) -> list:
     """The elements of a set from outside: objects among them, and in tuples, are pinned, and asked where somebody looks
     at them."""
     return [x if _is_primitive(x) else read(c, x, c.world.const(x)) for x in value]
@@ -297,7 +298,7 @@ def _is_primitive(value) -> bool:
     return kind in PRIMITIVE or issubclass(kind, tuple) and all(map(_is_primitive, tuple.__iter__(value)))
 
 
-def _tuple(c, value: tuple, source: Source):
+def _tuple(c: Capture, value: tuple, source: Source):
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         c.world.ask(source, CONTENT)
         return containers.data(c, value, source)

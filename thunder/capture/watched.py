@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from thunder.capture.interface import Capture
 from thunder.capture.policy import is_watched
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
 
-def check_watched(c, o, name: str, called: str) -> None:
+def check_watched(c: Capture, o, name: str, called: str) -> None:
     """Native code is about to look at an object, by a special method or method of this name. Refuse one from outside
     whose state is not watched. called: the method in words."""
     if (id(o) in c.world.sources or id(o) in c.world.origins) and not _is_watched(o, name):

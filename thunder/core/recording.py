@@ -3,7 +3,7 @@ user's code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -116,6 +116,10 @@ class Names:
         self.taken.add(name)
         return name
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """No value gets one of these names."""
+        self.taken.update(names)
+
     def claim(self, name: str) -> str:
         """`name` where it is free, else a variation of it."""
         if name in self.taken:
@@ -225,7 +229,15 @@ class Recorder:
         place = self.place(value)
         return None if place is None else self.bound_symbols[place]
 
-    def rewrite(self, operations: list[Any]) -> None:
+    def add(self, operations: Iterable[Any]) -> None:
+        """These operations come next."""
+        self.bound_symbols.extend(operations)
+
+    def replace(self, place: int, operation: Any) -> None:
+        """Another operation with the same results stands at this place."""
+        self.bound_symbols[place] = operation
+
+    def rewrite(self, operations: Iterable[Any]) -> None:
         """These are the operations recorded so far."""
         self.bound_symbols[:] = operations
         self._places.clear()

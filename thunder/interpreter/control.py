@@ -205,7 +205,7 @@ def PUSH_EXC_INFO(frame, stack, _):
 
 def POP_EXCEPT(frame, stack, _):
     previous = frame.exc = stack.pop()
-    frame.host.failing.clear()
+    frame.host.handles()
     frame.host.exc = frame.outer_exc if previous is None else previous
 
 

@@ -82,8 +82,6 @@ class Host:
         self.calls: dict = {}  # decoded record -> calls: hashing a code object would take longer than the counting
         self.stack_of_frames: list[Frame] = []
         self.exc: BaseException | None = None
-        # the id of an exception that is on its way, and the calls that it has left, innermost first: see capture.eager
-        self.failing: list[Any] = []
         self.recursion_limit = original_limit()
         self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
@@ -92,6 +90,9 @@ class Host:
     def passes(self, error: BaseException) -> bool:
         """Whether the interpreted program cannot catch an exception, and runs no `finally` for it."""
         return isinstance(error, self.uncatchable)
+
+    def handles(self) -> None:
+        """The interpreted program handles an exception."""
 
     @property
     def frames(self):

@@ -26,8 +26,10 @@ from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import MISSING, STEPS, Computation, Source
+from thunder.capture.state import Numbers, Outside, Request, Tensors
 from thunder.capture.world import World
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
+from thunder.options import JitOptions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
@@ -206,7 +208,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     """
     _refuse_what_is_left_out(c)
     write, say = _Writer(c), Describer()
-    changed = settings_changed(c)
+    changed = settings_changed(c.world)
     asked = []
     for (source, question, operand), want in c.world.observed.items():
         if source in changed:
@@ -284,13 +286,11 @@ def _atom(said: Any) -> Any:
 _STEPS = {*STEPS, "attr", "size"}
 
 
-class _Part(types.SimpleNamespace):
-    pass
-
-
 class Replay:
-    """A call of this process, asked what another capture asked. It stands in the place of a capture for
-    `PrologueWriter`. Raises Mismatch, in words, where an answer is another one."""
+    """A call of this process, asked what another capture asked, for `PrologueWriter`.
+
+    Raises Mismatch, in words, where an answer is another one.
+    """
 
     def __init__(
         self, said: dict, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
@@ -298,11 +298,10 @@ class Replay:
     ):  # fmt: skip
         self.code_of = code_of
         self.said, self.world = said, World(tuple(said["parameters"]))
-        options = _Part(transforms=())  # programs of transforms and of DTensors are not kept
-        self.request = _Part(fn=fn, args=args, kwargs=kwargs, overrides=overrides, options=options)
-        self.outside = _Part(rooted=rooted_modules(fn), pinned={}, passing=set())
-        self.numbers = _Part(decisions=Decisions(), sources={})
-        self.tensors = _Part(shapes={}, replaced_sources={}, required={}, real={}, used=set(), mutated=set(), local={})
+        # programs of transforms and of DTensors are not kept
+        self.request = Request(fn, args, kwargs, JitOptions(), overrides=overrides)
+        self.outside, self.tensors = Outside(rooted_modules(fn)), Tensors({})
+        self.numbers = Numbers(False, False)
         self._sources: list[Source] = []
 
     def prologue(self) -> tuple[Any, Any, list[Any]]:
@@ -378,7 +377,7 @@ class Replay:
             self.tensors.real[i] = (None, self.source(number))
             self.tensors.used.add(i)
             if mutated:
-                self.tensors.mutated.add(i)
+                self.tensors.mutated[i] = None
 
     def _numbers(self) -> None:
         """The numbers that stay symbolic, and the relations that the program was decided by."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thunder import compat
 from thunder.analysis.aliases import Bases, alias_bases
+from thunder.capture.interface import Capture
 from thunder.capture.library import leaves
 from thunder.capture.tensors import check_superseding, is_leaf
 from thunder.core.proxies import Proxy, TensorProxy, proxies_in
@@ -14,7 +15,7 @@ from thunder.ops.functionalize.histories import holding
 from thunder.ops.infer import fake, saved_by_autograd
 
 
-def assign(c, p: TensorProxy, value) -> None:
+def assign(c: Capture, p: TensorProxy, value) -> None:
     """`p.data = value`. Raises PyTorch's errors where the value does not fit."""
     memory = c.recorder.memory
     p, value = memory.holder(p), c.lift(value)
@@ -36,18 +37,15 @@ def assign(c, p: TensorProxy, value) -> None:
     if p not in c.tensors.real:
         return
     if p not in c.tensors.rebound:
-        c.tensors.rebound[p] = inner
-        c.tensors.real[inner] = c.tensors.real[p]
-        if p in c.tensors.mutated:
-            c.tensors.mutated = {inner if base is p else base: None for base in c.tensors.mutated}
+        c.tensors.rebind(p, inner)
     real, _ = c.tensors.real[p]
     c.effects.write_to_tensor(real, p, "data", p)
 
 
-def _check(c, p: TensorProxy) -> None:
+def _check(c: Capture, p: TensorProxy) -> None:
     """Refuses what is not followed."""
     memory = c.recorder.memory
-    of_transform = c.outer_recorders or p in c.tensors.placements
+    of_transform = c.recording.outer or p in c.tensors.placements
     _, source = c.tensors.real.get(p, (None, None))
     if of_transform or source in c.tensors.replaced_sources:
         c.refuse(
@@ -67,7 +65,7 @@ def _check(c, p: TensorProxy) -> None:
         )
 
 
-def _another_leaf(c, p: TensorProxy, now: TensorProxy) -> None:
+def _another_leaf(c: Capture, p: TensorProxy, now: TensorProxy) -> None:
     """A leaf of the program's own, of another dtype or shape: a leaf like that in its place."""
     memory = c.recorder.memory
     used = any(
@@ -90,14 +88,14 @@ _REASON = (
 )
 
 
-def check_saved(c, results) -> None:
+def check_saved(c: Capture, results) -> None:
     """Refuses results whose gradient may need superseded values: eager PyTorch's backward reads what stands there by
     then, as far as a kernel's derivative needs it."""
     if not c.recorder.memory.superseded:
         return
     bases = alias_bases(c.recorder.bound_symbols)
     gone, versions = _superseded(c, bases), c.recorder.memory.versions
-    pending = [p for p in proxies_in(results, []) if not c.engine.is_freed(c, p)]
+    pending = [p for p in proxies_in(results, []) if not c.is_freed(p)]
     seen: set = set()
     while pending:
         value = pending.pop()
@@ -114,7 +112,7 @@ def check_saved(c, results) -> None:
         pending += operation.inputs
 
 
-def check_read(c, operations) -> None:
+def check_read(c: Capture, operations) -> None:
     """Refuses a backward inside of the program that reads superseded values."""
     if c.recorder.memory.superseded:
         bases = alias_bases(c.recorder.bound_symbols)
@@ -122,7 +120,7 @@ def check_read(c, operations) -> None:
         _refuse(c, [gone[bases[i]] for operation in operations for i in operation.inputs if bases[i] in gone])
 
 
-def _superseded(c, bases: Bases) -> dict[Proxy, tuple | None]:
+def _superseded(c: Capture, bases: Bases) -> dict[Proxy, tuple | None]:
     """The values that are superseded, with the lines that do. The backward of the program gets an argument that is
     written to as it is then, as eager PyTorch's does."""
     memory, real = c.recorder.memory, c.tensors.real
@@ -130,7 +128,7 @@ def _superseded(c, bases: Bases) -> dict[Proxy, tuple | None]:
     return {value: where for value, where in found.items() if value not in real or value in memory.rebound}
 
 
-def _refuse(c, writes: list) -> None:
+def _refuse(c: Capture, writes: list) -> None:
     """Refuses the writes of these lines."""
     if writes:
         c.request.eager.superseding.update(dict.fromkeys(writes, _REASON))

@@ -12,6 +12,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import containers
+from thunder.capture.interface import Capture
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.regions import leading_to
@@ -56,13 +57,16 @@ def no_gradients(text: str, wanted: tuple, cotangents: tuple) -> tuple:
     raise RuntimeError(text)
 
 
-def apply(c, f, args, kwargs):
+def apply(c: Capture, f, args, kwargs):
     """Handler of `Function.apply`."""
     cls, *given = args
     inputs = [c.recorder.latest(x) if type(x) is TensorProxy else x for x in given]
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
-    for name, is_asked in (("vmap", any(x.maps for x in c.levels)), ("jvp", any(x.pushes for x in c.levels))):
+    for name, is_asked in (
+        ("vmap", any(x.maps for x in c.recording.levels)),
+        ("jvp", any(x.pushes for x in c.recording.levels)),
+    ):
         if is_asked and getattr(cls, name) is not getattr(torch.autograd.Function, name):
             c.refuse(f"{cls.__name__} has a {name} of its own, which a transform of torch.func asks for")
     ctx, before = FunctionContext(needs), dict(c.recorder.memory.current)
@@ -71,7 +75,7 @@ def apply(c, f, args, kwargs):
         result = map_structure(c.recorder.latest, returned)
         plain = {id(c.recorder.latest(t)) for t in ctx._not_differentiable}
     if not grad:
-        c.recorder.bound_symbols += forward.bound_symbols
+        c.recorder.add(forward.bound_symbols)
         return returned if ctx._dirty else result
     _check_writes(c, cls, forward, before)
     function = _Function(cls, inputs, forward, result)
@@ -82,13 +86,13 @@ def apply(c, f, args, kwargs):
     function.symbol.nondifferentiable = {i for i, o in enumerate(proxies_in(outputs, [])) if not o.requires_grad}
     operation = function.operation((*inputs, *function.free), outputs, c.recorder.context.afterwards)
     operation.location = c.own_location()
-    c.recorder.bound_symbols.append(operation)
+    c.recorder.add([operation])
     for o, value in zip(proxies_in(outputs, []), values):
         c.path.knows(o, value, operation)
     return outputs
 
 
-def _outputs(c, function: _Function, connected: set[int]):
+def _outputs(c: Capture, function: _Function, connected: set[int]):
     """The results of the operation, with names of their own. connected: the ids of the forward's results that have a
     gradient, where their dtype has one."""
     outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, function.result)
@@ -98,7 +102,7 @@ def _outputs(c, function: _Function, connected: set[int]):
     return outputs
 
 
-def _values_known(c, function: _Function) -> Sequence:
+def _values_known(c: Capture, function: _Function) -> Sequence:
     """The values of the forward's results where it decides by values: later decisions do not run it again, which may
     draw random numbers."""
     if not any(OpTags.DECISION in operation.sym.tags for operation in function.forward):
@@ -107,7 +111,7 @@ def _values_known(c, function: _Function) -> Sequence:
         return [c.path.value_of(p) for p in proxies_in(function.result, [])]
 
 
-def _check_writes(c, cls, forward: Recorder, before: dict) -> None:
+def _check_writes(c: Capture, cls, forward: Recorder, before: dict) -> None:
     """Refuses a forward that has written to the program's tensors: the operation would have to come before the write,
     and the tensor to be its result."""
     own = {o for operation in forward.bound_symbols for o in operation.outputs}
@@ -116,7 +120,7 @@ def _check_writes(c, cls, forward: Recorder, before: dict) -> None:
             c.refuse(f"{cls.__name__} writes to a tensor that it does not make", "let it return a new tensor")
 
 
-def _forward(c, cls, ctx, inputs, kwargs):
+def _forward(c: Capture, cls, ctx, inputs, kwargs):
     if cls.setup_context is not torch.autograd.Function.setup_context:
         result = c.call(cls.forward, inputs, kwargs)
         c.call(cls.setup_context, [ctx, tuple(inputs), result], {})
@@ -167,16 +171,13 @@ class _Function:
 
     # --- reading
     @contextlib.contextmanager
-    def behind_forward(self, c) -> Iterator[Recorder]:
+    def behind_forward(self, c: Capture) -> Iterator[Recorder]:
         """Lines are recorded apart, that read results of the forward, and may ask about them."""
         with separate(c, False, decides=True) as recorder:
-            c.outer_recorders.append(self.recorder)
-            try:
+            with c.recording.behind(self.recorder):
                 yield recorder
-            finally:
-                c.outer_recorders.remove(self.recorder)
 
-    def read_backwards(self, c, ctx: FunctionContext, outputs) -> None:
+    def read_backwards(self, c: Capture, ctx: FunctionContext, outputs) -> None:
         """outputs: the results in the program around, which say what is differentiable."""
         for o in proxies_in(outputs, []):
             placeholder = like(o) if o.requires_grad else None
@@ -196,12 +197,12 @@ class _Function:
             for missing in itertools.combinations(places, n):
                 self.backwards[missing] = self._read_backward(c, ctx, outputs, missing)
 
-    def _read_backward(self, c, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> _Read:
+    def _read_backward(self, c: Capture, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> _Read:
         name, before, attributes = self.cls.__name__, containers.state(c), dict(vars(ctx))
         known = [p for p in self.cotangents if p is not None]
         # in eager, too, it runs after the forward's autocast is left
         with self.behind_forward(c) as backward, compat.autocast_off():
-            c.tensors.cotangents.update(dict.fromkeys(known, False))
+            c.tensors.await_cotangents(known)
             try:
                 given = self._given(ctx, outputs, missing)
                 found = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *given], {}))
@@ -213,7 +214,7 @@ class _Function:
                     raise
                 gradients = self._raising(str(error), known)
             finally:
-                self.contiguous.update(p for p in known if c.tensors.cotangents.pop(p))
+                self.contiguous.update(p for p in known if c.tensors.is_asked_for_layout(p))
         if containers.state(c) != before:
             c.refuse(
                 f"the backward of {name} writes to the outside, which happens when the backward runs",
@@ -239,7 +240,7 @@ class _Function:
             given.append(cotangent)
         return given
 
-    def _checked(self, c, found) -> tuple:
+    def _checked(self, c: Capture, found) -> tuple:
         """The gradients of a backward as PyTorch checks them. Raises DerivativeError."""
         name = f"{self.cls.__name__}Backward"
         gradients = found if isinstance(found, tuple) else (found,)
@@ -265,7 +266,7 @@ class _Function:
         gradients = iter(no_gradients(text, tuple(wanted), tuple(cotangents)))
         return tuple(next(gradients) if any(x is w for w in wanted) else None for x in self.inputs)
 
-    def _without_decisions(self, c, operations: list[BoundSymbol]) -> list[BoundSymbol]:
+    def _without_decisions(self, c: Capture, operations: list[BoundSymbol]) -> list[BoundSymbol]:
         """The operations of a backward. It may decide by what the forward has computed: then the forward
         does."""
         first = set(leading_to(operations, (), lambda b: OpTags.DECISION in b.sym.tags))

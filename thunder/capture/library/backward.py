@@ -8,13 +8,14 @@ The Python part of PyTorch's own functions, which checks arguments, is interpret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture.ask import hooked
+from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, dtensors, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
 from thunder.core.proxies import METHODS, TensorProxy
@@ -35,7 +36,7 @@ from thunder.transforms.levels import typed
 from thunder.transforms.phases import marked
 
 
-def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
+def group_by_device_and_dtype(c: Capture, f, args, kwargs) -> dict:
     """`torch._C._group_tensors_by_device_and_dtype`, in its order: asked with empty tensors in the place of
     proxies."""
     lists, with_indices = args
@@ -66,73 +67,14 @@ def freed(value: torch.Tensor) -> torch.Tensor:
     return compat.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
 
 
-class Engine:
-    """The graphs of one program. known: operation of the forward -> the derivative it belongs to.
-    freed: derivatives whose saved values are gone.
-
-    leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
-    if there were any. heads: see `hooks.node`. retained: values whose gradient a backward leaves in `.grad` -> the
-    tensor. ran: those that a backward has reached.
-    """
-
-    def __init__(self):
-        self.leaves: dict[int, TensorProxy] = {}
-        self.hooked: dict[TensorProxy, None] = {}
-        self.heads: dict[TensorProxy, TensorProxy] = {}
-        self.retained: dict[TensorProxy, TensorProxy] = {}
-        self.ran: set[TensorProxy] = set()
-        self.known: dict[BoundSymbol, Derivative] = {}
-        self.freed: dict[Derivative, None] = {}
-        self.used: set[Derivative] = set()
-        self.backwards = 0
-        self.changed_by_hooks: list[tuple] = []  # (tensor, what its hook has changed), of the backward that runs
-        self._gone: set = set()  # results of the freed derivatives' operations
-        self._left: dict[TensorProxy, bool] = {}  # results of the program -> whether their graphs are freed
-
-    def free(self, steps: Iterable[Derivative]) -> None:
-        for step in steps:
-            if step.saves:
-                self.freed[step] = None
-                self._gone.update(o for operation in step.forward for o in operation.outputs)
-
-    def is_freed(self, c, value: TensorProxy) -> bool:
-        """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way
-        to its leaves leads through values that are gone."""
-        if not self.freed or value in c.tensors.real:
-            return False
-        if value not in self._left and value.requires_grad:
-            self._left[value] = self._passes_gone(c, value)
-        return self._left.get(value, False)
-
-    def _passes_gone(self, c, value: TensorProxy) -> bool:
-        """Whether a way from a value to its leaves, along values that require grad, leads through one that is gone."""
-        pending, seen = [value], {value}
-        while pending:
-            value = pending.pop()
-            if value in self._gone:
-                return True
-            operation = c.recorder.producer(value)
-            inputs = () if operation is None else operation.inputs
-            inputs = {i for i in inputs if isinstance(i, TensorProxy) and i.requires_grad}
-            pending += inputs - seen
-            seen |= inputs
-        return False
-
-    def close(self) -> None:
-        """The program is captured: freed values are not differentiated any more."""
-        for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
-            if isinstance(value, TensorProxy):
-                value.requires_grad = False
-
-
-def call_backward(c, f, args, kwargs):
+def call_backward(c: Capture, f, args, kwargs):
     """`Tensor.backward`."""
     given = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
     rest = [given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False)]
     return c.call(torch.autograd.backward, [given["self"], *rest], {"inputs": given.get("inputs")})
 
 
-def make_gradients(c, f, args, kwargs) -> tuple:
+def make_gradients(c: Capture, f, args, kwargs) -> tuple:
     """torch.autograd's `_make_grads`: ones for a scalar without a cotangent."""
     outputs, cotangents, batched = [*args, *kwargs.values()]
     if batched:
@@ -150,7 +92,7 @@ def make_gradients(c, f, args, kwargs) -> tuple:
             with recording(_writer(c, False)) as writer:
                 # whichever output it is for: equal gradients are computed once
                 g = ltorch.ones(tuple(o.shape), dtype=o.dtype, device=o.device)
-            c.recorder.bound_symbols += writer.bound_symbols
+            c.recorder.add(writer.bound_symbols)
         elif g is not None and tuple(c.recorder.latest(g).shape) != tuple(o.shape):
             raise RuntimeError(
                 f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and "
@@ -160,7 +102,7 @@ def make_gradients(c, f, args, kwargs) -> tuple:
     return tuple(found)
 
 
-def _writer(c, grad_enabled: bool) -> Recorder:
+def _writer(c: Capture, grad_enabled: bool) -> Recorder:
     return Recorder(
         c.recorder.context.replace(grad_enabled=grad_enabled, autocast=None, checkpoint=()),
         c.recorder.location,
@@ -168,12 +110,12 @@ def _writer(c, grad_enabled: bool) -> Recorder:
     )
 
 
-def run_engine(c, f, args, kwargs):
+def run_engine(c: Capture, f, args, kwargs):
     """`torch.autograd.graph._engine_run_backward`: gradients are accumulated in `.grad`, or returned as a tuple with
     None where there is none."""
     outputs, cotangents, keep_graph, create_graph, inputs, *rest = args
     unused_is_fine, accumulate = rest[0] if rest else kwargs["allow_unreachable"], kwargs["accumulate_grad"]
-    if c.outer_recorders:
+    if c.recording.outer:
         raise RuntimeError(
             "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
             "functorch.vjp instead"
@@ -193,7 +135,7 @@ def run_engine(c, f, args, kwargs):
     return ()
 
 
-def _variable(c, p: TensorProxy) -> TensorProxy:
+def _variable(c: Capture, p: TensorProxy) -> TensorProxy:
     """A tensor of the program as autograd knows it: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
     known = holder.requires_grad and holder in c.tensors.real and holder not in c.tensors.frozen
@@ -203,7 +145,7 @@ def _variable(c, p: TensorProxy) -> TensorProxy:
 class _Pulled:
     """The operations of a backward, not written yet, and the gradients of all values that have one."""
 
-    def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
+    def __init__(self, c: Capture, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, operations = c.engine, c.recorder.bound_symbols
         if not create_graph:  # a second derivative starts from the program itself
@@ -268,16 +210,17 @@ class _Pulled:
                     "a module",
                     "call backward outside of the compiled function",
                 )
-            c.recorder.bound_symbols.append(operation)
+            c.recorder.add([operation])
             if OpTags.VIEW in operation.sym.tags:
                 c.recorder.memory.add(operation)
-        c.recorder.bound_symbols[start:] = marked(c.recorder.bound_symbols[start:], c.engine.backwards)
-        self.written = c.recorder.bound_symbols[start:]
+        self.written = marked(c.recorder.bound_symbols[start:], c.engine.backwards)
+        for place, operation in enumerate(self.written, start):
+            c.recorder.replace(place, operation)
         found = [table.get(g, g) for g in found]
         return [given.get(g, g) for g in found]
 
 
-def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
+def _prepared(c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
     """The bound symbols in front of a backward, as the passes make them that prepare for derivatives (`Pass.inside`).
     Operations that are replaced stay: the rest of the program may use their results, or else they are dead code."""
     options = c.request.options
@@ -290,7 +233,7 @@ def _prepared(c, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProx
     return [*trace.bound_symbols, *(b for b in operations if b.outputs and made.isdisjoint(b.outputs))]
 
 
-def _check_leaf(c, p: TensorProxy) -> None:
+def _check_leaf(c: Capture, p: TensorProxy) -> None:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         is_leaf, has_hooks = real.is_leaf, hooked(real)
@@ -310,7 +253,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
         c.engine.hooked[p] = None
 
 
-def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
+def _check_unmodified(c: Capture, operations: Sequence[BoundSymbol]) -> None:
     """A backward may not read a tensor from outside that was written to since: eager PyTorch raises then."""
     memory = c.recorder.memory
     if not memory.active:
@@ -333,16 +276,16 @@ def _check_unmodified(c, operations: Sequence[BoundSymbol]) -> None:
                 )
 
 
-def _hooked(c, pulled: _Pulled, tensors: Sequence[TensorProxy], found: Sequence) -> list:
+def _hooked(c: Capture, pulled: _Pulled, tensors: Sequence[TensorProxy], found: Sequence) -> list:
     """Gradients as the hooks of leaves leave them."""
-    c.engine.changed_by_hooks.clear()
+    c.engine.begin_hooks()
     return [
         g if g is None or p not in c.tensors.real else outside_hooks.called_before(c, p, g, pulled.create_graph)
         for p, g in zip(tensors, found, strict=True)
     ]
 
 
-def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
+def _wanted_gradients(c: Capture, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
     """The result of torch.autograd.grad."""
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
@@ -364,7 +307,7 @@ def _raise_unused(gradients: list) -> None:
         torch.autograd.grad(used, inputs)
 
 
-def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
+def _synchronized(c: Capture, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
     """The gradient of a parameter, averaged over the ranks; under no_sync this rank's own, None where it is kept beside
     a shard until the block ends."""
     placement = c.tensors.placements.get(p)
@@ -381,7 +324,7 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
     return None if placement.is_sharded else dtensors.marked_as(c, g, p)
 
 
-def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
+def _accumulate(c: Capture, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Add gradients in place to those in `.grad`."""
     retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
     c.engine.ran.update(retained.values())

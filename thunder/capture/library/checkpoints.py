@@ -12,20 +12,21 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.capture import containers, eager
+from thunder.capture.interface import Capture
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete, proxies_in
 from thunder.interpreter import NULL
 
 
-def call(c, f, args, kwargs):
+def call(c: Capture, f, args, kwargs):
     """Operations inside are marked: the backward recomputes their results, which are not saved."""
     function = inspect.unwrap(f)
     if function.__code__ in c.request.eager and (result := eager.called(c, function, args, kwargs)) is not NULL:
         return result
-    with eager.Reading(c, function, args, kwargs):
+    with eager.Entered(c, function, args, kwargs):
         return _read(c, function, args, kwargs)
 
 
-def _read(c, function, args, kwargs):
+def _read(c: Capture, function, args, kwargs):
     if kwargs.get("use_reentrant") is not False:  # PyTorch's Python checks the rest, and applies CheckpointFunction
         return c.enter(function, args, kwargs)
     options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {
@@ -35,7 +36,7 @@ def _read(c, function, args, kwargs):
     return _recomputed(c, args[0], args[1:], kwargs, is_reentrant=False)
 
 
-def reentrant(c, function, args):
+def reentrant(c: Capture, function, args):
     """`torch.utils.checkpoint(use_reentrant=True)`. It is one autograd function of its arguments: where none of them
     requires grad nothing inside has a gradient, and where one does every result has."""
     c.enter(torch.utils.checkpoint.check_backward_validity, (args,), {})
@@ -57,9 +58,9 @@ def reentrant(c, function, args):
     return result
 
 
-def _recomputed(c, function, args, kwargs, is_reentrant: bool):
-    recorder, outer, before = c.recorder, c.recorder.context.checkpoint, _repeatable(c)
-    recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
+def _recomputed(c: Capture, function, args, kwargs, is_reentrant: bool):
+    outer, before = c.recorder.context.checkpoint, _repeatable(c)
+    c.recording.change(checkpoint=(*outer, object()))
     try:
         result = c.call(function, args, kwargs)
         has_gradient = any(type(p) is TensorProxy and p.requires_grad for p in proxies_in(result, []))
@@ -72,11 +73,11 @@ def _recomputed(c, function, args, kwargs, is_reentrant: bool):
                 "leave it out of the checkpoint",
             )
     finally:
-        recorder.context = recorder.context.replace(checkpoint=outer)
+        c.recording.change(checkpoint=outer)
     return result
 
 
-def _repeatable(c) -> tuple:
+def _repeatable(c: Capture) -> tuple:
     """What a checkpoint that runs again in the backward would do again, and which would not come out the same: writes
     to tensors, to numbers that the program has read, and to containers of numbers or of a number of elements."""
     tensors = {base: id(c.recorder.memory.latest(base)) for base in c.tensors.mutated}
@@ -98,7 +99,7 @@ def _is_number(value) -> bool:
     return type(value) in (int, float, bool) or isinstance(value, NumberProxy)
 
 
-def _was_read(c, owner: int, name) -> bool:
+def _was_read(c: Capture, owner: int, name) -> bool:
     """Whether the program has looked for an attribute that it writes, also where its class has the value."""
     source = c.world.sources.get(owner)
     if source is None or name is None:

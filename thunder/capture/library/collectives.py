@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from thunder import compat
 from thunder.capture.ask import IDENTITY, SHARDED_WITH
+from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
 from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
@@ -204,7 +205,7 @@ def handlers() -> dict[Callable, Callable]:
     return found
 
 
-def _values(c, value):
+def _values(c: Capture, value):
     """An argument as the operations take it; a process group of the user's is guarded by identity."""
     from thunder.capture.operations import lifted
 
@@ -216,14 +217,14 @@ def _values(c, value):
     return map_structure(guarded, lifted(c, value))
 
 
-def _bound(c, function: Callable, args, kwargs) -> dict:
+def _bound(c: Capture, function: Callable, args, kwargs) -> dict:
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     c.synchronize()
     return {n: _values(c, a) for n, a in zip(names, args)} | {n: _values(c, a) for n, a in kwargs.items()}
 
 
 def _writing(function: Callable) -> Callable:
-    def handler(c, f, args, kwargs):
+    def handler(c: Capture, f, args, kwargs):
         given = _bound(c, function, args, kwargs)
         work = Work(function(**given))
         if given.get("async_op"):
@@ -237,14 +238,14 @@ def _returning(function: Callable) -> Callable:
     return lambda c, f, args, kwargs: function(**_bound(c, function, args, kwargs))
 
 
-def _refuse(c, f, args, kwargs):
+def _refuse(c: Capture, f, args, kwargs):
     c.refuse(
         f"torch.distributed.{f.__name__} is called inside of it",
         "call it outside of the compiled function, or use a collective of all ranks of a group",
     )
 
 
-def refuse_wrapper(c, f, args, kwargs):
+def refuse_wrapper(c: Capture, f, args, kwargs):
     """A module of PyTorch's FSDP or DDP is called: a program would hold the state of its communication as it was."""
     name = type(args[0]).__name__
     c.refuse(
@@ -253,7 +254,7 @@ def refuse_wrapper(c, f, args, kwargs):
     )
 
 
-def _call_data_parallel(c, f, args, kwargs):
+def _call_data_parallel(c: Capture, f, args, kwargs):
     """The forward of a DistributedDataParallel: the program averages gradients in the place of its reducer."""
     wrapper, *given = args
     if not is_adopted(wrapper):
@@ -288,7 +289,7 @@ def _call_data_parallel(c, f, args, kwargs):
     return output
 
 
-def _before_fully_sharded(c, f, args, kwargs):
+def _before_fully_sharded(c: Capture, f, args, kwargs):
     """The hook in front of a module's forward: programs gather parameters, and it casts."""
     state, module, given, named = args
     options = c.world.ask(c.world.sources[id(module)], SHARDED_WITH)
@@ -299,12 +300,12 @@ def _before_fully_sharded(c, f, args, kwargs):
     return _cast(c, given, dtype), _cast(c, named, dtype)
 
 
-def _behind_fully_sharded(c, f, args, kwargs):
+def _behind_fully_sharded(c: Capture, f, args, kwargs):
     state, _, _, output = args
     return _cast(c, output, compat.mixed_precision_of(state)[1])
 
 
-def _cast(c, values, dtype: torch.dtype | None):
+def _cast(c: Capture, values, dtype: torch.dtype | None):
     """Values of a program, floating ones in a dtype."""
     c.synchronize()
     is_floating = lambda x: type(x) is TensorProxy and x.is_floating_point()
@@ -315,7 +316,7 @@ def _cast(c, values, dtype: torch.dtype | None):
     )
 
 
-def _refuse_dtensor(c, f, args, kwargs):
+def _refuse_dtensor(c: Capture, f, args, kwargs):
     c.refuse(
         f"{f.__qualname__} is called inside of it, and programs have no values that are DTensors",
         "make DTensors outside of the compiled function, or use thunder.distributed (fsdp, column_parallel, "

@@ -3,6 +3,7 @@ goes on as where they hold."""
 
 from __future__ import annotations
 
+from thunder.capture.interface import Capture
 from thunder.compat.names import DISTRIBUTION_CHECK
 from thunder.core.proxies import proxies_in
 from thunder.core.symbol import OpTags, primitive
@@ -25,7 +26,7 @@ def check_values(holds, value, text: str) -> None:
         raise ValueError(text if value is None else f"{text}{value}")
 
 
-def is_check(c, holds) -> bool:
+def is_check(c: Capture, holds) -> bool:
     """Whether the truth of the tensor `holds` is asked for by such a check. Then an operation checks it."""
     frame, *outer = reversed(c.stack_of_frames)
     if frame.fn.__qualname__ == DISTRIBUTION_CHECK and outer:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from thunder import compat
 from thunder.capture.ask import IDENTITY
+from thunder.capture.interface import Capture
 from thunder.capture.methods import TensorMethod
 from thunder.core.proxies import TensorProxy, map_structure, number_value, proxies_in
 from thunder.core.symbol import OpTags, recording
@@ -29,13 +30,13 @@ from thunder.ops.torch_types import to_torch_dtype
 Spec = tuple[Any, tuple]  # the mesh and the placements
 
 
-def spec_of(c, p: Any) -> Spec | None:
+def spec_of(c: Capture, p: Any) -> Spec | None:
     """The mesh and the placements of a value of the program; None for one that is no DTensor."""
     known = c.tensors.dtensors
     return known.get(c.recorder.memory.holder(p)) if known and type(p) is TensorProxy else None
 
 
-def held_as(c, p: TensorProxy) -> Spec | None:
+def held_as(c: Capture, p: TensorProxy) -> Spec | None:
     """The mesh and the placements of the DTensor that stands outside for a parameter, which programs see as an ordinary
     tensor, or as one on another mesh."""
     holder = c.recorder.memory.holder(p) if c.recorder.memory is not None else p
@@ -51,7 +52,7 @@ def kind() -> type:
     return DTensor
 
 
-def attribute(c, p: TensorProxy, name: str) -> Any:
+def attribute(c: Capture, p: TensorProxy, name: str) -> Any:
     """What only a DTensor has, or NULL."""
     spec = spec_of(c, p)
     if spec is None:
@@ -61,7 +62,7 @@ def attribute(c, p: TensorProxy, name: str) -> Any:
     return {"device_mesh": spec[0], "placements": spec[1]}.get(name, NULL)
 
 
-def call_method(c, p: TensorProxy, name: str, args, kwargs) -> Any:
+def call_method(c: Capture, p: TensorProxy, name: str, args, kwargs) -> Any:
     """A call of a method that only a DTensor has, or NULL."""
     spec = spec_of(c, p) if name in METHODS else None
     if spec is None:
@@ -70,7 +71,7 @@ def call_method(c, p: TensorProxy, name: str, args, kwargs) -> Any:
     return METHODS[name](c, p, spec, *args, **kwargs)
 
 
-def from_local(c, f, args, kwargs):
+def from_local(c: Capture, f, args, kwargs):
     """`DTensor.from_local`."""
     given = _bound(f, args, kwargs)
     local, mesh, placements = (given.get(n) for n in ("local_tensor", "device_mesh", "placements"))
@@ -80,7 +81,7 @@ def from_local(c, f, args, kwargs):
         if id(x) in c.world.sources:
             c.world.ask(c.world.sources[id(x)], IDENTITY)
     c.synchronize()
-    value = c.recorder.latest(local)
+    value: Any = c.recorder.latest(local)
     placements = _normal(placements or _replicated(mesh), len(value.shape))
     for axis, placement in reversed(_along(c, mesh, placements)):
         if placement.is_shard():
@@ -90,7 +91,7 @@ def from_local(c, f, args, kwargs):
     return _marked(c, value, mesh, placements)
 
 
-def _to_local(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
+def _to_local(c: Capture, p: TensorProxy, spec: Spec, *, grad_placements=None):
     if grad_placements is not None:
         _refuse(c, "to_local is called with placements of gradients")
     value = c.recorder.latest(p)
@@ -106,7 +107,7 @@ def _to_local(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
 
 
 def _redistribute(
-    c,
+    c: Capture,
     p: TensorProxy,
     spec: Spec,
     device_mesh=None,
@@ -125,7 +126,7 @@ def _redistribute(
     return _marked(c, value, spec[0], wanted)
 
 
-def _full_tensor(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
+def _full_tensor(c: Capture, p: TensorProxy, spec: Spec, *, grad_placements=None):
     if grad_placements is not None:
         _refuse(c, "full_tensor is called with placements of gradients")
     return _same(c, c.recorder.latest(p), spec[0])
@@ -134,7 +135,7 @@ def _full_tensor(c, p: TensorProxy, spec: Spec, *, grad_placements=None):
 METHODS: dict[str, Callable] = {"to_local": _to_local, "redistribute": _redistribute, "full_tensor": _full_tensor}
 
 
-def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any:
+def computed(c: Capture, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any:
     """`run()`, which records a call of PyTorch's; its results are DTensors where operands are."""
     specs = _specs(c, [p for p in proxies_in((list(args), dict(kwargs)), []) if type(p) is TensorProxy])
     if not any(specs.values()):
@@ -164,14 +165,14 @@ def computed(c, function: Callable, args, kwargs, run: Callable[[], Any]) -> Any
     return result
 
 
-def _mark(c, value: TensorProxy, spec: Spec) -> TensorProxy:
+def _mark(c: Capture, value: TensorProxy, spec: Spec) -> TensorProxy:
     holder = c.recorder.memory.holder(value)
     if holder not in c.tensors.placements:  # a parameter is what programs see it as
-        c.tensors.dtensors[holder] = spec
+        c.tensors.lies_on(holder, *spec)
     return value
 
 
-def _specs(c, operands: list[TensorProxy]) -> dict[TensorProxy, Spec | None]:
+def _specs(c: Capture, operands: list[TensorProxy]) -> dict[TensorProxy, Spec | None]:
     """What the operands of a call are. Under no_grad, where optimizers compute, a parameter is the DTensor that the
     ranks hold, beside others of its kind; in the forward it is what the program sees."""
     specs = {p: spec_of(c, p) for p in operands}
@@ -187,7 +188,7 @@ def _specs(c, operands: list[TensorProxy]) -> dict[TensorProxy, Spec | None]:
     return dict.fromkeys(operands) if is_mixed and not meshes else specs
 
 
-def _of_elements(c, specs: dict[TensorProxy, Spec | None], result: Any, operations) -> Spec | None:
+def _of_elements(c: Capture, specs: dict[TensorProxy, Spec | None], result: Any, operations) -> Spec | None:
     """The mesh and the placements of what is computed of elements at the same place of DTensors that are alike."""
     alike = {(id(spec[0]), spec[1]): spec for spec in specs.values() if spec is not None}
     if type(result) is not TensorProxy or len(alike) != 1:
@@ -199,7 +200,7 @@ def _of_elements(c, specs: dict[TensorProxy, Spec | None], result: Any, operatio
     return spec if operations and all(map(is_elementwise, operations)) else None
 
 
-def _of_examples(c, function: Callable, args, kwargs, specs: dict[TensorProxy, Spec | None]) -> Any:
+def _of_examples(c: Capture, function: Callable, args, kwargs, specs: dict[TensorProxy, Spec | None]) -> Any:
     """The call's result for DTensors without data."""
     from torch.distributed.tensor import DTensor
 
@@ -226,7 +227,7 @@ def _of_examples(c, function: Callable, args, kwargs, specs: dict[TensorProxy, S
         return results
 
 
-def gradient(c, p: TensorProxy, g: TensorProxy, placement: Placement) -> TensorProxy:
+def gradient(c: Capture, p: TensorProxy, g: TensorProxy, placement: Placement) -> TensorProxy:
     """The gradient of a parameter, of that of this rank: reduced to what the rank holds, and whole again in the
     program, where nobody joins it who needs a part only."""
     for axis, layout, _ in reversed(placement.joining):
@@ -238,13 +239,13 @@ def gradient(c, p: TensorProxy, g: TensorProxy, placement: Placement) -> TensorP
     return marked_as(c, local, p)
 
 
-def marked_as(c, value: TensorProxy, p: TensorProxy) -> TensorProxy:
+def marked_as(c: Capture, value: TensorProxy, p: TensorProxy) -> TensorProxy:
     """A value that is a DTensor as a parameter is outside."""
     held = held_as(c, p)
     return value if held is None else _mark(c, _same(c, value, held[0]), held)
 
 
-def part_that_leaves(c, p: TensorProxy) -> tuple[TensorProxy, Spec, tuple] | None:
+def part_that_leaves(c: Capture, p: TensorProxy) -> tuple[TensorProxy, Spec, tuple] | None:
     """What this rank returns of a value that is a DTensor, with the mesh, the placements and the shape of that. None
     for another value."""
     spec = spec_of(c, p)
@@ -266,19 +267,19 @@ def part_that_leaves(c, p: TensorProxy) -> tuple[TensorProxy, Spec, tuple] | Non
     return value, (mesh, placements), shape
 
 
-def _marked(c, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
+def _marked(c: Capture, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
     made = _same(c, value, mesh)
-    c.tensors.dtensors[made] = mesh, placements
+    c.tensors.lies_on(made, mesh, placements)
     return made
 
 
-def _same(c, value: TensorProxy, mesh) -> TensorProxy:
+def _same(c: Capture, value: TensorProxy, mesh) -> TensorProxy:
     """The same value under another name, whose placements are others."""
     axis = mesh_axis(mesh, 0, outside=True)
     return redistribute(value, axis, I, I)
 
 
-def _along(c, mesh, placements) -> list[tuple]:
+def _along(c: Capture, mesh, placements) -> list[tuple]:
     """(axis, placement) of each dimension of a mesh."""
     return [(mesh_axis(mesh, i), placement) for i, placement in enumerate(placements)]
 
@@ -301,5 +302,5 @@ def _bound(f: Callable, args, kwargs) -> dict[str, Any]:
     return inspect.signature(f).bind(*args, **kwargs).arguments
 
 
-def _refuse(c, why: str):
+def _refuse(c: Capture, why: str) -> NoReturn:
     c.refuse(why, "do this outside of the compiled function")

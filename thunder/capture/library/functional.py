@@ -16,6 +16,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.expose import expose
+from thunder.capture.interface import Capture
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.errors import CaptureError
@@ -24,26 +25,24 @@ vjp: Callable[..., tuple] = torch.func.vjp  # how many it gives depends on has_a
 
 
 @contextmanager
-def separate(c, grad_enabled: bool, decides: bool = False) -> Iterator[Recorder]:
+def separate(c: Capture, grad_enabled: bool, decides: bool = False) -> Iterator[Recorder]:
     """Lines are recorded apart, in a grad mode of their own. decides: whether the call that is captured runs them as
     they are, so that the program may decide by their values."""
     outer, before = c.recorder, torch.is_grad_enabled()
     inner = Recorder(outer.context.replace(grad_enabled=grad_enabled), outer.location, outer.where)
     inner.memory = outer.memory
-    c.recorder = inner
-    c.outer_recorders.append(outer)
+    c.recording.begin(inner)
     compat.set_grad_enabled(grad_enabled)
     inner.decide = outer.decide if decides else None
     try:
         with recording(inner):
             yield inner
     finally:
-        c.recorder = outer
-        c.outer_recorders.pop()
+        c.recording.end()
         compat.set_grad_enabled(before)
 
 
-def flatten(c, value) -> tuple[list, Any]:
+def flatten(c: Capture, value) -> tuple[list, Any]:
     """(leaves, structure), with the values that tensors have now."""
     expose(c, value, opened=True)
     leaves, spec = compat.tree_flatten(value)
@@ -53,7 +52,7 @@ def flatten(c, value) -> tuple[list, Any]:
     ], spec
 
 
-def fresh(c, outer: TensorProxy, *, grad: bool, dim: int | None = None) -> TensorProxy:
+def fresh(c: Capture, outer: TensorProxy, *, grad: bool, dim: int | None = None) -> TensorProxy:
     """The argument of a level that stands for a value of the program around it, or for its elements along `dim`."""
     shape = None if dim is None else outer.shape[:dim] + outer.shape[dim + 1 :]
     made = like(outer, shape)

@@ -6,6 +6,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import SAME
+from thunder.capture.interface import Capture
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.interpreter import NULL
@@ -15,7 +16,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 A_TENSOR = torch.empty(())  # made before any capture, which would record it
 
 
-def _owner(c, p: TensorProxy) -> torch.Tensor | TensorProxy:
+def _owner(c: Capture, p: TensorProxy) -> torch.Tensor | TensorProxy:
     """The owner of a tensor's `.grad` among the program's writes: one for all proxies of a tensor from outside."""
     if p not in c.tensors.real:
         return p
@@ -26,12 +27,12 @@ def _owner(c, p: TensorProxy) -> torch.Tensor | TensorProxy:
     return real
 
 
-def first_proxy(c, p: TensorProxy) -> TensorProxy:
+def first_proxy(c: Capture, p: TensorProxy) -> TensorProxy:
     """The one of a tensor's proxies that gradients are kept under."""
     return c.engine.leaves[id(_owner(c, p))] if p in c.tensors.real else p
 
 
-def read_gradient(c, p: TensorProxy):
+def read_gradient(c: Capture, p: TensorProxy):
     """`p.grad`."""
     p = c.recorder.memory.holder(p)
     if (written := c.effects.value(_owner(c, p), "grad")) is not NULL:
@@ -43,7 +44,7 @@ def read_gradient(c, p: TensorProxy):
         return c.read(real.grad, source.attr("grad"))
 
 
-def write_gradient(c, p: TensorProxy, value) -> None:
+def write_gradient(c: Capture, p: TensorProxy, value) -> None:
     """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)

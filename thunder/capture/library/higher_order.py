@@ -14,6 +14,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
+from thunder.capture.interface import Capture
 from thunder.compat.names import AUTOCAST_MODE, HIGHER_ORDER
 
 
@@ -167,11 +168,11 @@ def _defined(function):
     return lambda c, f, args, kwargs: c.enter(function, args, kwargs)
 
 
-def _scan(c, f, args, kwargs):
+def _scan(c: Capture, f, args, kwargs):
     return c.enter(scan, args, {**kwargs, "keeps_dim": "dim" in kwargs and compat.scan_keeps_dim(f)})
 
 
-def _flex_attention(c, f, args, kwargs):
+def _flex_attention(c: Capture, f, args, kwargs):
     given = {**kwargs}
     if given.pop("return_aux", None) is not None:
         c.refuse("flex_attention is asked for auxiliary results", "pass return_lse=True, or leave them out")

@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from thunder import compat
 from thunder.analysis import aliases
+from thunder.capture.interface import Capture
 from thunder.capture.tensors import is_leaf
 from thunder.core.codegen import OBJECT_NAMES
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import Proxy, TensorProxy, like
 from thunder.core.rewrite import renamed_value
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.interpreter.attributes import plain_attribute
@@ -68,12 +69,12 @@ call_hook = Symbol(
 derivatives.once_differentiable.set("a hook of a tensor, which runs as it is, is no operation", call_hook)
 
 
-def node(c, value: TensorProxy) -> TensorProxy:
+def node(c: Capture, value: TensorProxy) -> Proxy:
     """The value whose gradient is that of another one behind its hooks."""
     return c.engine.heads.get(value, value)
 
 
-def register(c, f, args, kwargs) -> RemovableHandle:
+def register(c: Capture, f, args, kwargs) -> RemovableHandle:
     """`Tensor.register_hook` of a value of the program: hooks run in the order they were registered in, on the whole
     gradient."""
     given = dict(zip(("self", "hook"), args)) | kwargs
@@ -83,7 +84,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     operations = c.recorder.bound_symbols
     head = node(c, value)
     place = c.recorder.place(head)
-    if c.outer_recorders or place is None or operations[place] in c.engine.known:
+    if c.recording.outer or place is None or operations[place] in c.engine.known:
         return c.refuse(
             "a hook is registered on an overwritten argument, inside of a transform of functions, or after a backward",
             "register it outside of the compiled function, or earlier",
@@ -98,7 +99,7 @@ def register(c, f, args, kwargs) -> RemovableHandle:
     return handle
 
 
-def remove(c, f, args, kwargs) -> None:
+def remove(c: Capture, f, args, kwargs) -> None:
     """`remove` of the handle: the value is what it was before the hook was registered."""
     handle, operations = args[0], c.recorder.bound_symbols
     if handle.hook is None:
@@ -131,7 +132,7 @@ class Handle(RemovableHandle):
         self.remove()
 
 
-def retain(c, f, args, kwargs) -> None:
+def retain(c: Capture, f, args, kwargs) -> None:
     """`Tensor.retain_grad` of one: a backward inside of the program leaves the gradient in `.grad`."""
     value = c.recorder.latest(args[0])
     if not value.requires_grad:
@@ -140,14 +141,14 @@ def retain(c, f, args, kwargs) -> None:
         c.engine.retained[value] = args[0]
 
 
-def run(c, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
+def run(c: Capture, operation: BoundSymbol, create_graph: bool) -> TensorProxy:
     """The result of a hook in a backward inside of the program, where it is interpreted."""
     gradient, hook, _ = operation.args
     return called(c, hook.function, gradient, create_graph)
 
 
 @contextlib.contextmanager
-def grad_mode(c, enabled: bool) -> Iterator[None]:
+def grad_mode(c: Capture, enabled: bool) -> Iterator[None]:
     """A grad mode in which a backward inside of the program runs."""
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(enabled)
@@ -159,7 +160,7 @@ def grad_mode(c, enabled: bool) -> Iterator[None]:
         c.synchronize()
 
 
-def called(c, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
+def called(c: Capture, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
     """The result of a hook, which is interpreted, for a gradient."""
     with grad_mode(c, create_graph):
         found = c.call(function, [gradient], {})

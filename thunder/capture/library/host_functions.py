@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from thunder.capture import host_lines, operations
+from thunder.capture.interface import Capture
 from thunder.capture.native_calls import call_native
 from thunder.core.host_calls import warn_at
 from thunder.core.proxies import FloatProxy, IntegerProxy, TensorProxy, concrete
@@ -41,7 +42,7 @@ _GENERATORS = (  # which the functions of the two modules draw from
 )
 
 
-def _shuffle(c, f, args, kwargs):
+def _shuffle(c: Capture, f, args, kwargs):
     """`random.shuffle(x)` and NumPy's: numbers come from the host; of anything else each order is a path."""
     generator, *given = *args, *(kwargs[n] for n in ("x",) if n in kwargs)
     if len(given) != 1 or len(given) + 1 != len(args) + len(kwargs):
@@ -60,7 +61,7 @@ def _shuffle(c, f, args, kwargs):
     return None
 
 
-def _written(c, f, args, kwargs):
+def _written(c: Capture, f, args, kwargs):
     """`torch.save` and `pickle.dumps`, of tensors as the program leaves them."""
     inside = [p for p in parts_of(c.materialize(args[0])) if type(p) is TensorProxy]
     if any(c.recorder.latest(p).requires_grad for p in inside):
@@ -70,7 +71,7 @@ def _written(c, f, args, kwargs):
     return call_native(c, f, args, kwargs)
 
 
-def _warn(c, f, args, kwargs):
+def _warn(c: Capture, f, args, kwargs):
     """`warnings.warn`, with the user's line. Where the program has its own filters, it may also catch the warning."""
     if warnings.filters is not c.filters:
         if host_lines.holds_host_values(c, *args, *kwargs.values()):

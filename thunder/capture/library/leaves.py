@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+from thunder.capture.interface import Capture
 from thunder.capture.library import gradients
 from thunder.capture.numbers import source_of
 from thunder.capture.sources import Source
@@ -16,7 +17,7 @@ from thunder.ops.functionalize.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
-def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool = True) -> TensorProxy:
+def leaf(c: Capture, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool = True) -> TensorProxy:
     """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows
     arguments; the program fills it."""
     options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device)}
@@ -35,7 +36,7 @@ def leaf(c, values: TensorProxy, kind: type = torch.Tensor, requires_grad: bool 
     return proxy
 
 
-def _made_of_numbers(c, values: TensorProxy, kind: type, requires_grad: bool, options: dict) -> Source | None:
+def _made_of_numbers(c: Capture, values: TensorProxy, kind: type, requires_grad: bool, options: dict) -> Source | None:
     """The source of a leaf with a symbolic size; None where all are constants, or the strides are others than those of
     new tensors."""
     layout, symbolic = c.recorder.memory.layout, [n for n in values.shape if isinstance(n, NumberProxy)]
@@ -58,7 +59,7 @@ def _make(kind: type, shape: tuple, strides: tuple, requires_grad: bool, **optio
     return kind(made, requires_grad) if kind is not torch.Tensor else made.requires_grad_(requires_grad)
 
 
-def require_grad(c, f, args, kwargs) -> TensorProxy:
+def require_grad(c: Capture, f, args, kwargs) -> TensorProxy:
     """`Tensor.requires_grad_`: a tensor of the program's is a leaf from now on."""
     p, *rest = args
     wanted = rest[0] if rest else kwargs.get("requires_grad", True)
@@ -87,7 +88,7 @@ def require_grad(c, f, args, kwargs) -> TensorProxy:
     return p
 
 
-def _may_require_grad(c, p: TensorProxy) -> bool:
+def _may_require_grad(c: Capture, p: TensorProxy) -> bool:
     """Whether all uses of a tensor from outside come behind `requires_grad_`, so that no program computes with it as it
     was before the call, and as it is behind it."""
     memory = c.recorder.memory
@@ -97,18 +98,18 @@ def _may_require_grad(c, p: TensorProxy) -> bool:
     return alone and not used and c.tensors.real[p][1] not in c.tensors.replaced_sources
 
 
-def _require_grad_outside(c, p: TensorProxy) -> None:
+def _require_grad_outside(c: Capture, p: TensorProxy) -> None:
     """A tensor from outside is a leaf that requires grad from now on, and stays one behind the call. Its prologue says
     so to PyTorch where it returns the inputs: all questions have their answers then."""
     real, source = c.tensors.real[p]
     made = like(p)
     made.name, made.requires_grad = c.recorder.context.names.make("t"), True
-    c.tensors.real[made] = real, source
+    c.tensors.stand_for(made, real, source)
     c.tensors.required[made] = source.call("requires_grad_")
     c.recorder.memory.stand_for(p, made)
 
 
-def parameter(c, cls, args, kwargs) -> TensorProxy:
+def parameter(c: Capture, cls, args, kwargs) -> TensorProxy:
     """`torch.nn.Parameter(data, requires_grad)`. It does not share memory with `data`, which nobody writes to then."""
     given = dict(zip(("data", "requires_grad"), args)) | kwargs
     data = given.get("data")
@@ -124,7 +125,7 @@ def parameter(c, cls, args, kwargs) -> TensorProxy:
     return made
 
 
-def copied(c, f, args, kwargs) -> TensorProxy:
+def copied(c: Capture, f, args, kwargs) -> TensorProxy:
     """`Tensor.__deepcopy__`: of a leaf that requires grad another one, of a parameter a parameter."""
     p, memo = c.recorder.memory.holder(args[0]), args[1]
     if id(p) not in memo and gradients.read_gradient(c, p) is not None:
@@ -147,6 +148,6 @@ def copied(c, f, args, kwargs) -> TensorProxy:
     return memo[id(p)]
 
 
-def _refuse_transforms(c) -> None:
-    if c.outer_recorders:
+def _refuse_transforms(c: Capture) -> None:
+    if c.recording.outer:
         c.refuse("a leaf is made inside of a transform of functions", "make it outside of the transform")

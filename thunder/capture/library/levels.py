@@ -17,6 +17,7 @@ from typing import Any
 from torch.autograd import forward_ad
 
 from thunder import compat
+from thunder.capture.interface import Capture
 from thunder.capture.library.functional import Grad, flatten, fresh
 from thunder.capture.library.hooks import grad_mode
 from thunder.core.proxies import Proxy, TensorProxy
@@ -36,28 +37,27 @@ class _Entered:
 
     maps = pushes = False
 
-    def __init__(self, c):
+    def __init__(self, c: Capture):
         self.outer: Recorder = c.recorder
         self.inner = Recorder(self.outer.context, self.outer.location, self.outer.where)
         self.inner.memory, self.inner.decide, self.written = self.outer.memory, self.outer.decide, 0
-        self.into(c, self.inner)
-        c.outer_recorders.append(self.outer)
-        c.levels.append(self)
+        c.recording.enter(self, self.inner)
+        RECORDER.set(self.inner)
 
-    def into(self, c, recorder: Recorder) -> None:
+    def into(self, c: Capture, recorder: Recorder) -> None:
         """Operations are recorded in `recorder` from now on. No block ends with it: a capture that fails ends inside,
         and the block around the whole of it restores what was there before."""
-        c.recorder = recorder
+        c.recording.switch(recorder)
         RECORDER.set(recorder)
 
-    def argument(self, c, x, dim: int | None = None) -> tuple[TensorProxy, TensorProxy]:
+    def argument(self, c: Capture, x, dim: int | None = None) -> tuple[TensorProxy, TensorProxy]:
         """A value of the program around, and its proxy inside of the level, without dimension `dim`."""
         (value,), _ = flatten(c, x)
         made = fresh(c, value, grad=False, dim=dim)
         self.inner.memory.fixed[made] = "a function under grad, vjp, jvp or vmap writes to its argument"
         return value, made
 
-    def outside(self, c, value: Any, *placement: Any) -> Any:
+    def outside(self, c: Capture, value: Any, *placement: Any) -> Any:
         """A value of the level as the program around has it."""
         value = c.recorder.latest(value)
         self.into(c, self.outer)
@@ -67,14 +67,13 @@ class _Entered:
         finally:
             self.into(c, self.inner)
 
-    def take(self, c, new: Sequence, value: Any, *placement: Any) -> Any:
+    def take(self, c: Capture, new: Sequence, value: Any, *placement: Any) -> Any:
         """The value in the program around, which gets the new operations first."""
         raise NotImplementedError
 
-    def leave(self, c) -> None:
+    def leave(self, c: Capture) -> None:
         self.outside(c, None, None)
-        c.levels.pop()
-        self.into(c, c.outer_recorders.pop())
+        RECORDER.set(c.recording.leave())
 
 
 class _Mapped(_Entered):
@@ -82,19 +81,19 @@ class _Mapped(_Entered):
 
     maps = True
 
-    def __init__(self, c, size, randomness: str):
+    def __init__(self, c: Capture, size, randomness: str):
         super().__init__(c)
         self.size, self.randomness = size, randomness
         self.table: dict[Proxy, Proxy] = {}
 
-    def add(self, c, x, dim: int) -> TensorProxy:
+    def add(self, c: Capture, x, dim: int) -> TensorProxy:
         outer, made = self.argument(c, x, dim)
         self.into(c, self.outer)
         self.table[made] = outer if dim == 0 else ltorch.movedim(outer, dim, 0)
         self.into(c, self.inner)
         return made
 
-    def take(self, c, new, value, dim=None):
+    def take(self, c: Capture, new, value, dim=None):
         self.table = batched(new, self.table, self.size, self.randomness, c.recorder)
         return value if value is None else _placed(value, self.table, dim, self.size)
 
@@ -122,17 +121,17 @@ def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorPro
 class _Differentiated(_Entered):
     """A level of differentiation. It is linearized when the program around takes its first result or derivative."""
 
-    def __init__(self, c):
+    def __init__(self, c: Capture):
         super().__init__(c)
         self.arguments: dict[Any, Any] = {}  # and what they are in the program around
         self.level: Level | None = None
 
-    def add(self, c, x) -> TensorProxy:
+    def add(self, c: Capture, x) -> TensorProxy:
         outer, made = self.argument(c, x)
         self.arguments[made] = outer
         return made
 
-    def take(self, c, new, value, then=None):
+    def take(self, c: Capture, new, value, then=None):
         if self.level is None:
             found = dict.fromkeys((*self.arguments, *(o for operation in new for o in operation.outputs)))
             differentiable = [x for x in found if isinstance(x, TensorProxy) and x.requires_grad]
@@ -142,7 +141,7 @@ class _Differentiated(_Entered):
             write(c.recorder, new, self.arguments)
         return then() if then else self.arguments.get(value, value)
 
-    def linearize(self, c, *arguments: Any) -> None:
+    def linearize(self, c: Capture, *arguments: Any) -> None:
         """Write the level to the program around, with what its derivatives read."""
         raise NotImplementedError
 
@@ -150,21 +149,21 @@ class _Differentiated(_Entered):
 class _Reverse(_Differentiated):
     """A level of reverse-mode differentiation. Gradients may be asked for after it was left, as in `vjp`."""
 
-    def __init__(self, c):
+    def __init__(self, c: Capture):
         super().__init__(c)
-        c.differentiated.append(self)
+        c.recording.differentiate(self)
 
-    def linearize(self, c, *arguments):
+    def linearize(self, c: Capture, *arguments):
         self.pullback = Pullback(*arguments)
 
-    def gradients(self, c, outputs: Sequence, inputs: Sequence, cotangents: Sequence | None) -> tuple:
+    def gradients(self, c: Capture, outputs: Sequence, inputs: Sequence, cotangents: Sequence | None) -> tuple:
         """The gradient or None of each input, for cotangents of ones by default, as values of the program around."""
-        if self in c.levels:
+        if self in c.recording.levels:
             cotangents = cotangents and [self.outside(c, g) for g in cotangents]
             return self.outside(c, None, lambda: self.pull(c, outputs, inputs, cotangents))
         return self.pull(c, outputs, inputs, cotangents)
 
-    def pull(self, c, outputs, inputs, cotangents) -> tuple:
+    def pull(self, c: Capture, outputs, inputs, cotangents) -> tuple:
         given: dict[Proxy, Any] = {}
         with recording(c.recorder):
             cotangents = cotangents or [_ones(self.arguments.get(o, o)) for o in outputs]
@@ -178,22 +177,22 @@ class _Forward(_Differentiated):
 
     pushes = True
 
-    def __init__(self, c):
+    def __init__(self, c: Capture):
         super().__init__(c)
         self.given: dict[Proxy, Any] = {}
         self.tangents: dict[Proxy, Any] = {}
 
-    def dual(self, c, x, tangent) -> TensorProxy:
+    def dual(self, c: Capture, x, tangent) -> TensorProxy:
         made = self.add(c, x)
         made.requires_grad = True
         (self.given[made],), _ = flatten(c, tangent)
         return made
 
-    def linearize(self, c, level, arguments, *rest):
+    def linearize(self, c: Capture, level, arguments, *rest):
         found = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
         self.tangents = dict(zip(level.outputs, found, strict=True))
 
-    def tangent(self, c, value: TensorProxy) -> TensorProxy:
+    def tangent(self, c: Capture, value: TensorProxy) -> TensorProxy:
         """The tangent of a value of the level, in the program around: zeros where it has none."""
 
         def found():
@@ -208,41 +207,41 @@ class _Forward(_Differentiated):
 
 
 def _entering(kind: Callable) -> Callable:
-    def enter(c, f, args, kwargs):
+    def enter(c: Capture, f, args, kwargs):
         kind(c, *args, **kwargs)
-        return len(c.levels)
+        return len(c.recording.levels)
 
     return enter
 
 
-def _leave(c, f, args, kwargs):
+def _leave(c: Capture, f, args, kwargs):
     if current_recorder() is c.recorder:  # else a generator is closed behind a capture that has failed
-        c.levels[-1].leave(c)
-    return len(c.levels) + 1
+        c.recording.levels[-1].leave(c)
+    return len(c.recording.levels) + 1
 
 
-def _innermost(c, level: int):
-    if level != len(c.levels):
+def _innermost(c: Capture, level: int):
+    if level != len(c.recording.levels):
         c.refuse("values of a level of torch.func are used in another one", "call torch.func's transforms themselves")
-    return c.levels[-1]
+    return c.recording.levels[-1]
 
 
-def _add(c, f, args, kwargs):
+def _add(c: Capture, f, args, kwargs):
     x, *dim, level = args
     return _innermost(c, level).add(c, x, *dim)
 
 
-def _remove_batch(c, f, args, kwargs):
+def _remove_batch(c: Capture, f, args, kwargs):
     x, level, _, dim = args
     return _innermost(c, level).outside(c, x, dim)
 
 
-def _unwrap(c, f, args, kwargs):
+def _unwrap(c: Capture, f, args, kwargs):
     x, level = args
     return _innermost(c, level).outside(c, x)
 
 
-def _require_grad(c, f, args, kwargs):
+def _require_grad(c: Capture, f, args, kwargs):
     (x,) = args
     if not _is_float(x):
         raise RuntimeError(f"only Tensors of floating point dtype can require gradients, not {x.dtype.name}")
@@ -250,13 +249,13 @@ def _require_grad(c, f, args, kwargs):
     return x
 
 
-def _gradients(c, f, args, kwargs):
+def _gradients(c: Capture, f, args, kwargs):
     outputs, inputs, *rest = args
     cotangents = rest[0] if rest else kwargs.get("grad_outputs")
     outputs, inputs = ([c.recorder.latest(x) for x in values] for values in (outputs, inputs))
     for o, g in zip(outputs, cotangents or (), strict=False):
         _check_like(c, g, o, f"Mismatch in shape: a cotangent has the shape {g.shape}, its result {o.shape}")
-    for level in reversed(c.differentiated):
+    for level in reversed(c.recording.differentiated):
         if any(o in level.arguments or level.inner.producer(o) is not None for o in outputs):
             found = level.gradients(c, outputs, inputs, cotangents)
             around = [level.arguments.get(x, x) for x in inputs]
@@ -265,7 +264,7 @@ def _gradients(c, f, args, kwargs):
     return tuple(ltorch.zeros_like(x) for x in inputs)
 
 
-def flat_gradients(c, f: Grad, args, kwargs):
+def flat_gradients(c: Capture, f: Grad, args, kwargs):
     """A call of `Grad` without argnums: the gradients of all tensors, and of tensors from outside that require grad and
     that the function reads, as parameters; without those that the results do not depend on."""
     leaves, spec = flatten(c, (tuple(args), kwargs))
@@ -290,33 +289,33 @@ def _is_float(x) -> bool:
     return type(x) is TensorProxy and x.dtype.category >= 2
 
 
-def _outside(c, level: _Entered, value):
+def _outside(c: Capture, level: _Entered, value):
     """A structure of values of a level as the program around has it."""
     leaves, spec = flatten(c, value)
     return compat.tree_unflatten([level.outside(c, x) if type(x) is TensorProxy else x for x in leaves], spec)
 
 
-def _forward(c) -> _Forward:
+def _forward(c: Capture) -> _Forward:
     """The innermost level, which is one of `jvp`."""
-    level = c.levels[-1] if c.levels else None
+    level = c.recording.levels[-1] if c.recording.levels else None
     if isinstance(level, _Forward):
         return level
     return c.refuse("a program enters a level of torch.autograd.forward_ad", "call torch.func.jvp")
 
 
-def _enter_dual(c, f, args, kwargs):
+def _enter_dual(c: Capture, f, args, kwargs):
     _forward(c)
     return 0
 
 
-def _make_dual(c, f, args, kwargs):
+def _make_dual(c: Capture, f, args, kwargs):
     primal, tangent = args
     words = f"Trying to set a forward gradient of shape {tangent.shape} for a tensor of shape {primal.shape}"
     _check_like(c, tangent, primal, words)
     return _forward(c).dual(c, primal, tangent)
 
 
-def _check_like(c, given: TensorProxy, wanted: TensorProxy, refusal: str) -> None:
+def _check_like(c: Capture, given: TensorProxy, wanted: TensorProxy, refusal: str) -> None:
     """Raises RuntimeError where a cotangent or a tangent has another shape than its tensor, CaptureError where only the
     dtypes differ."""
     check_shapes(given.shape, wanted.shape, refusal)
@@ -325,22 +324,22 @@ def _check_like(c, given: TensorProxy, wanted: TensorProxy, refusal: str) -> Non
         c.refuse(f"a cotangent or a tangent has another dtype than its tensor: {names}", "convert it")
 
 
-def _unpack_dual(c, f, args, kwargs):
+def _unpack_dual(c: Capture, f, args, kwargs):
     value = c.recorder.latest(args[0])
     dual: Any = value, _forward(c).tangent(c, value)
     return forward_ad.UnpackedDualTensor(*dual)
 
 
-def _nothing(c, f, args, kwargs):
+def _nothing(c: Capture, f, args, kwargs):
     """Levels of the program's do not exist for PyTorch, which checks nothing for them."""
 
 
-def _name_in_errors(c, f, args, kwargs):
+def _name_in_errors(c: Capture, f, args, kwargs):
     """The text of a function may be that of tensors that it holds."""
     return plain_attribute(args[0], "__name__", type(args[0]).__name__)
 
 
-def _refused(c, f, args, kwargs):
+def _refused(c: Capture, f, args, kwargs):
     c.refuse(
         f"{f.__name__} enters a level of torch.func.functionalize, as Dynamo's graphs do",
         "leave functionalize out: thunder makes programs without writes itself",

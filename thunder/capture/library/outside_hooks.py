@@ -9,38 +9,39 @@ from typing import Any
 
 from thunder import compat
 from thunder.capture import containers
+from thunder.capture.interface import Capture
 from thunder.capture.library import hooks
 from thunder.capture.tensors import has_new_history, is_leaf
 from thunder.core.proxies import TensorProxy
 
 
-def register_hook(c, f, args, kwargs) -> Any:
+def register_hook(c: Capture, f, args, kwargs) -> Any:
     """`Tensor.register_hook`."""
     given = dict(zip(("self", "hook"), args)) | kwargs
     _refuse_outside(c, given["self"])
     return hooks.register(c, f, args, kwargs)
 
 
-def retain_grad(c, f, args, kwargs) -> None:
+def retain_grad(c: Capture, f, args, kwargs) -> None:
     """`Tensor.retain_grad`."""
     if not is_leaf(c, args[0]):  # on a leaf it does nothing
         _refuse_outside(c, args[0])
     hooks.retain(c, f, args, kwargs)
 
 
-def register_late(c, f, args, kwargs) -> None:
+def register_late(c: Capture, f, args, kwargs) -> None:
     """`Tensor.register_post_accumulate_grad_hook`, which leaves alone have."""
     _refuse(c)
 
 
-def _refuse_outside(c, value) -> None:
+def _refuse_outside(c: Capture, value) -> None:
     """Refuses a tensor that requires grad and has its history outside."""
     p = c.recorder.memory.holder(value)
     if p in c.tensors.real and not has_new_history(c, p) and c.recorder.latest(value).requires_grad:
         _refuse(c)
 
 
-def _refuse(c) -> None:
+def _refuse(c: Capture) -> None:
     # an eager call would register the hook on what stands for the tensor inside of it
     c.refuse_whole(
         "a hook is registered on a tensor from outside, or retain_grad() is called on one",
@@ -48,7 +49,7 @@ def _refuse(c) -> None:
     )
 
 
-def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
+def called_before(c: Capture, p: TensorProxy, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
     """The gradient of a leaf, as the hooks leave it."""
     for function in _functions(c, p, "_backward_hooks"):
         with _watched(c, p):
@@ -56,14 +57,14 @@ def called_before(c, p: TensorProxy, gradient: TensorProxy, create_graph: bool) 
     return gradient
 
 
-def call_after(c, p: TensorProxy) -> None:
+def call_after(c: Capture, p: TensorProxy) -> None:
     """Call the hooks that want to know that the gradient has been accumulated."""
     for function in _functions(c, p, "_post_accumulate_grad_hooks"):
         with _watched(c, p):
             c.call(function, [p], {})
 
 
-def _functions(c, p: TensorProxy, kind: str) -> list[Callable]:
+def _functions(c: Capture, p: TensorProxy, kind: str) -> list[Callable]:
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         table = getattr(real, kind)
@@ -71,7 +72,7 @@ def _functions(c, p: TensorProxy, kind: str) -> list[Callable]:
 
 
 @contextlib.contextmanager
-def _watched(c, p: TensorProxy) -> Iterator[None]:
+def _watched(c: Capture, p: TensorProxy) -> Iterator[None]:
     """Around the call of a hook. Hooks of several tensors run in an order that the engine chooses: those that change
     the same objects, or run code on the host, are refused."""
     before = _changes(c)
@@ -83,8 +84,8 @@ def _watched(c, p: TensorProxy) -> Iterator[None]:
             "hooks of several tensors change the same object in a backward inside of it, in an order that is not known",
             "call backward outside of the compiled function",
         )
-    c.engine.changed_by_hooks.append((p, changed))
+    c.engine.note_changed(p, changed)
 
 
-def _changes(c) -> dict[Any, Any]:
+def _changes(c: Capture) -> dict[Any, Any]:
     return containers.state(c) | {"host": len(c.path.log)}

@@ -15,6 +15,7 @@ import math
 import torch
 
 from thunder import compat
+from thunder.capture.interface import Capture
 from thunder.capture.strides import layout
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, primitive
@@ -42,12 +43,12 @@ def with_node(value: torch.Tensor, name: str) -> torch.Tensor:
         return _function(name).apply(value.detach().requires_grad_())
 
 
-def printed(c, values):
+def printed(c: Capture, values):
     """Values of which a text is made: tensors that the program computes and that require grad have named nodes."""
     return map_structure(lambda x: _printed(c, x) if type(x) is TensorProxy and x.requires_grad else x, values)
 
 
-def _printed(c, value: TensorProxy) -> TensorProxy:
+def _printed(c: Capture, value: TensorProxy) -> TensorProxy:
     latest = c.recorder.latest(value)
     operation = next((b for b in reversed(c.recorder.bound_symbols) if any(o is latest for o in b.outputs)), None)
     if operation is None:
@@ -64,7 +65,7 @@ def _printed(c, value: TensorProxy) -> TensorProxy:
 _NAMELESS = "the text of a tensor that requires grad says nothing of its grad_fn"
 
 
-def _node(c, operation: BoundSymbol, value: TensorProxy) -> str | None:
+def _node(c: Capture, operation: BoundSymbol, value: TensorProxy) -> str | None:
     """The name of the node that PyTorch's function makes; None where that is not known."""
     function = operation.sym.fn
     if operation.sym.name in ("setitem", "copy_with_setitem"):
@@ -76,7 +77,6 @@ def _node(c, operation: BoundSymbol, value: TensorProxy) -> str | None:
     inputs = proxies_in((operation.args, operation.kwargs), [])
     if any(type(p) is not TensorProxy for p in inputs):
         return None
-    c.tensors.fake_mode = c.tensors.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     strided = OpTags.VIEW in operation.sym.tags
     laid_out = {p: layout(c, p).stride() for p in inputs} if strided else {}
     small = all(math.prod(map(number_value, p.shape)) < _FEW for p in inputs)

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from thunder.capture.ask import IDENTITY
 from thunder.capture.epilogue import EpilogueWriter
+from thunder.capture.interface import Capture
 from thunder.capture.library.hooks import Hook, hooked
 from thunder.core.proxies import TensorProxy, proxies_in
 
 
-def finish(c, results) -> None:
+def finish(c: Capture, results) -> None:
     """Hooks that no backward of the program has run go to the backward outside. Raises CaptureError where one holds
     something that the next call has another of. results: what leaves the program, as its result or stored in an
     object."""
@@ -31,10 +32,10 @@ def finish(c, results) -> None:
         if operation.sym is hooked:
             value, hook, _ = operation.args
             values = _rebuild(c, hook)
-            c.recorder.bound_symbols[i] = operation.replace(args=(value, hook, values))
+            c.recorder.replace(i, operation.replace(args=(value, hook, values)))
 
 
-def _rebuild(c, hook: Hook) -> tuple:
+def _rebuild(c: Capture, hook: Hook) -> tuple:
     """Sets what makes a hook of the values of one call. Returns these values."""
     hook.rebuilt, values = _HookWriter(c).function(hook.function)
     return values

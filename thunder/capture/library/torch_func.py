@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import torch
 
+from thunder.capture.interface import Capture
 from thunder.capture.library.functional import JVP, VJP, Grad, VMap
 from thunder.capture.library.levels import flat_gradients
 from thunder.core.symbol import OpTags
 
 
-def _call_transformed(c, f, args, kwargs):
+def _call_transformed(c: Capture, f, args, kwargs):
     """A call of a transformed function."""
     flat = type(f) is Grad and f.argnums is None
     return flat_gradients(c, f, args, kwargs) if flat else c.enter(type(f).eager, [f, *args], kwargs)
@@ -29,7 +30,7 @@ class PushforwardFunction:
         return torch.func.jvp(self.function, self.primals, tangents)[1]
 
 
-def _linearize(c, f, args, kwargs):
+def _linearize(c: Capture, f, args, kwargs):
     function, *primals = args
     before = len(c.recorder.bound_symbols)
     result = c.call(function, primals, {})
@@ -42,7 +43,7 @@ HANDLERS = {torch.func.linearize: _linearize}
 
 
 def _constructor(kind: Callable) -> Callable:
-    def make(c, f, args, kwargs):
+    def make(c: Capture, f, args, kwargs):
         return c.note_own(kind(*args, **kwargs))
 
     return make

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.capture.ask import IDENTITY
+from thunder.capture.interface import Capture
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
 from thunder.ops.functionalize.mutating import call_mutating
 
@@ -44,7 +45,7 @@ def _run(kernel, *args, grid, **kwargs) -> None:
     kernel[grid](*args, **kwargs)
 
 
-def _launch(c, f, args, kwargs):
+def _launch(c: Capture, f, args, kwargs):
     """`kernel.run(*args, grid=..., warmup=False, **kwargs)`."""
     kernel, *args = args
     kwargs = dict(kwargs)
@@ -84,7 +85,7 @@ def _unwrapped(kernel) -> tuple[Callable, list]:
     return kernel, layers
 
 
-def _plain(c, value):
+def _plain(c: Capture, value):
     """Arguments as a kernel takes them: containers read, numbers that are symbolic fixed."""
     from thunder.capture.operations import lifted
 
@@ -103,7 +104,7 @@ def _heuristics(layers: list) -> list[tuple[str, Callable]]:
     return [item for table in tables for item in table.items()]
 
 
-def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
+def _launcher(c: Capture, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
     """(a function that launches the kernel, the grid as it is printed, the grids of all configurations: launches with
     other ones are another operation)."""
     tuned = next((layer.configs for layer in layers if hasattr(layer, "configs")), None)
