@@ -104,8 +104,8 @@ def _module_call(c: Capture, f, args, kwargs):
     tables = [d[n] for n in HOOKS]
     if any(tables) or any(_hooks_of_all()) or any(map(c.containers.snapshots.get, map(id, tables))):
         if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
-            if id(m) in c.sources:  # it reads the hooks itself
-                c.ask(c.sources[id(m)], HOOKLESS)
+            if id(m) in c.world.sources:  # it reads the hooks itself
+                c.world.ask(c.world.sources[id(m)], HOOKLESS)
             return result
         _guard_hooks(c, m)
         with eager.Entered(c, f, args, kwargs):
