@@ -14,6 +14,7 @@ import thunder.torch as ltorch
 from tests.counting import calls_during
 from tests.kernels_in_use import EVERY_REGION
 from thunder.core.check import check
+from thunder.core.paths import decided_first
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import MOST, SMALL, convex_regions, schedule
 from thunder.core.rewrite import rewrite
@@ -478,3 +479,36 @@ def test_no_proxy_is_compared_by_value():
     assert isinstance(x, Proxy)
     with pytest.raises(thunder.errors.MissingImplementationError, match="given a value of a trace"):
         x == y
+
+
+def test_a_decision_and_what_it_depends_on_come_first():
+    def program(x, mask):
+        y = x.exp()
+        if mask.to(torch.bool).all():
+            return (y * 2).sum()
+        return y
+
+    compiled, x, mask = thunder.jit(program), torch.ones(4), torch.ones(4)
+    assert torch.equal(compiled(x, mask), program(x, mask))
+    lines = compiled.programs[0].captured.computation_traces[0].bound_symbols
+    names = [line.sym.name for line in decided_first(lines)]
+    decision = names.index("check_decision")
+    assert [line.sym.name for line in lines].index("exp") < names.index("exp") and decision < names.index("exp")
+    assert sorted(names) == sorted(line.sym.name for line in lines)
+
+
+def test_a_decision_stays_behind_effects_and_what_it_depends_on():
+    def program(x):
+        y = x.exp()
+        z = torch.rand(4) + x
+        if y.sum() > 0:
+            return z * y
+        return z
+
+    compiled, x = thunder.jit(program), torch.ones(4)
+    compiled(x)
+    lines = compiled.programs[0].captured.computation_traces[0].bound_symbols
+    moved = [line.sym.name for line in decided_first(lines)]
+    assert moved.index("exp") < moved.index("check_decision")
+    effects = [line.sym.name for line in lines if OpTags.DONT_DCE in line.sym.tags]
+    assert [name for name in moved if name in effects] == effects and len(effects) >= 2

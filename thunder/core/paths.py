@@ -12,10 +12,12 @@ there were no effects that the user could see, and the program of the other path
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.proxies import RELATIONS
-from thunder.core.symbol import BoundSymbol, OpTags, primitive
+from thunder.core.regions import leading_to
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, primitive
 
 
 class Decision(NamedTuple):
@@ -59,6 +61,36 @@ check_decision.condition = _other_answer
 def check_value(value, answer, index: int) -> None:
     if repr(value) != repr(answer):  # nan is nan, and 0.0 is not -0.0
         raise OtherPath(index, value)
+
+
+_SYMBOLS = {check_decision, check_value}
+
+
+def _symbols(operation: BoundSymbol) -> tuple[Symbol, ...]:
+    """The symbol of an operation, and the one that it had before an executor took it."""
+    return operation.sym, *(b.sym for b in operation.subsymbols[:1])
+
+
+def decided_first(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """The operations with each decision, and what it depends on, as early as effects allow. So a decision by a mask
+    parts no operations that fuse, and a GPU waits for no more than the mask.
+
+    Before: `t0 = ltorch.exp(x)`, `v0 = ltorch.item(y)`, `v0 > 0 or check_decision(...)`, `t1 = ltorch.exp(t0)`. After:
+    `v0`, its check, `t0`, `t1`.
+    """
+    found, waiting = list[BoundSymbol](), list[BoundSymbol]()  # waiting: since the last effect
+    for operation in operations:
+        if OpTags.DECISION in operation.sym.tags and not _SYMBOLS.isdisjoint(_symbols(operation)):
+            first = leading_to(waiting, operation.inputs)
+            found += [*first, operation]
+            moved = set(map(id, first))
+            waiting = [other for other in waiting if id(other) not in moved]
+        elif OpTags.DONT_DCE in operation.sym.tags:
+            found += [*waiting, operation]
+            waiting = []
+        else:
+            waiting.append(operation)
+    return found + waiting
 
 
 def last_decision(bound_symbols: list[BoundSymbol]) -> int:

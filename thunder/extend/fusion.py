@@ -10,6 +10,7 @@ from typing import Any
 from thunder.analysis.aliases import may_view
 from thunder.analysis.flow import producers
 from thunder.core.definition import InPlaceForm
+from thunder.core.paths import decided_first
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, equal_counts, has_numbers, numbers_in
 from thunder.core.regions import FusedFunction, Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.rematerialize import recompute_cheap
@@ -153,7 +154,7 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
         `return t1`."""
-        operations, takes = trace.bound_symbols, self.takes
+        operations, takes = decided_first(trace.bound_symbols), self.takes
         groups = convex_regions(operations, takes)
         regions = schedule(operations, groups, trace.output_proxies)
         regions = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)
