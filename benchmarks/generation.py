@@ -109,7 +109,7 @@ def serve(chosen: argparse.Namespace) -> None:
 
 
 def started(system: str, options: list[str], folder: str) -> subprocess.Popen:
-    caches = {cache: os.path.join(folder, system.replace(", ", "-"), cache) for cache in CACHES}
+    caches = {cache: os.path.join(folder, system.replace(", ", "-").replace(" ", "-"), cache) for cache in CACHES}
     return subprocess.Popen(
         [sys.executable, __file__, f"--serve={system}", *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | caches,

@@ -308,6 +308,22 @@ def test_a_backward_that_runs_later_gets_its_loops_later(monkeypatch):
     assert made == [(entries.WARM, "augmented_forward_fn"), (2 * entries.WARM, "backward_fn")]
 
 
+def test_a_program_that_is_older_than_the_extension_gets_its_loops_too(monkeypatch):
+    calls, native = [], entries.extensions.loaded_extension()
+
+    def loaded_later():
+        calls.append(compiled._lc_cs.calls)
+        return native if len(calls) > 2 else None
+
+    monkeypatch.setattr(entries.extensions, "loaded_extension", loaded_later)
+    monkeypatch.setattr(entries.extensions, "is_awaited", lambda: True)
+    compiled, x = thunder.jit(arithmetic, executors=[]), torch.rand(4, 4)
+    for _ in range(8 * entries.WARM):
+        compiled(x, x)
+    assert calls[:3] == [entries.WARM, 2 * entries.WARM, 4 * entries.WARM]
+    assert lines_in_python(compiled) == [] and torch.equal(compiled(x, x), arithmetic(x, x))
+
+
 def test_torch_function_modes_see_the_printed_functions(monkeypatch):
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, kinds, args=(), kwargs=None):

@@ -41,6 +41,7 @@ from thunder.pipeline import (
     lower_two_backwards,
     lower_with_derivatives,
 )
+from thunder.runtime import extensions
 from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
 from thunder.transforms.check_results import check_entrances, check_results
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
@@ -118,8 +119,12 @@ class CacheEntry:
             action()
 
     def warm(self) -> None:
-        """Calls run the loops of its traces from now on, where there is the extension; else a process builds it. A
-        backward that is compiled later gets its loops at a later call."""
+        """Calls run the loops of its traces from now on, where there is the extension. While a process builds it, calls
+        run without: twice as many calls later it may be there. A backward that is compiled later gets its loops at a
+        later call."""
+        if extensions.loaded_extension() is None and extensions.is_awaited():
+            self._loops_at = 2 * self.calls
+            return
         self._loops_at = sys.maxsize if self.connection is None else self.calls + WARM
         self._set_due()
         traces, self.looped = self.executed[self.looped :], len(self.executed)

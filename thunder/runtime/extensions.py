@@ -2,7 +2,7 @@
 
 It runs the host side of warm calls without Python: the key of modes, the check of many tensors, and launch
 loops. Compiling takes 15 s of a processor, so that a process with the least priority does it, when a program
-has many tensors or was called a few times; processes that start later load it. Without a compiler, or where it fails,
+has many tensors or was called a few times; programs load it when it is there. Without a compiler, or where it fails,
 Python and PyTorch do the same.
 """
 
@@ -33,21 +33,34 @@ _SOURCES = Path(__file__).with_name("native")
 _PATIENCE = 600  # seconds after which a build that has left nothing is taken for dead
 
 
-@functools.cache
+_known: list[types.ModuleType | None] = []  # the extension, or that there will be none; empty while it is built
+
+
 def loaded_extension() -> types.ModuleType | None:
-    """The extension, where an earlier process has built it; where none has, a process begins to."""
+    """The extension, where a process has built it. Where none has, a process begins to, and later calls look again."""
+    if not _known:
+        _look()
+    return _known[0] if _known else None
+
+
+def is_awaited() -> bool:
+    """Whether a later call of `loaded_extension` may return what this one did not."""
+    return not _known
+
+
+def _look() -> None:
     compiler = _compiler()
     if compiler is None:
-        return None
-    found = disk_cache.load(_key(compiler))
-    if found is None:
+        _known.append(None)
+    elif (stored := disk_cache.load(_key(compiler))) is None:
         _begin(compiler)
-    elif not found[0].get("failed"):
-        module = loaded(found[1])
+    elif stored[0].get("failed"):
+        _known.append(None)
+    else:
+        module = loaded(stored[1])
         thunder.compat.batch_checks.compiled = module.check_of
         thunder.compat.modes.compile_modes_key(module.modes_key_of)
-        return module
-    return None
+        _known.append(module)
 
 
 def _compiler() -> str | None:
@@ -56,6 +69,7 @@ def _compiler() -> str | None:
     return shutil.which(CXX_COMPILER.value or "g++") or shutil.which("clang++")
 
 
+@functools.cache
 def _key(compiler: str) -> str:
     return disk_cache.key_of(_NAME, *_source(), sys.version, torch.__version__, torch.__file__, compiler)
 

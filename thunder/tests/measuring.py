@@ -66,12 +66,13 @@ def compile_with(system: str, fn: Callable) -> Callable:
 
 
 def settle(system: str, step: Callable[[], object]) -> None:
-    """Runs a step, whose first run has ended, until the kernels run that stay."""
+    """Runs a step, whose first run has ended, until the kernels and the launch loops run that stay."""
     if system.startswith("thunder"):
+        from thunder.cache.entry import WARM
         from thunder.options import AUTOMATIC_CALL, GRAPHS_CALL
 
         records = torch.cuda.is_available() and system != "thunder_launches"
-        for _ in range(GRAPHS_CALL + 8 if records else AUTOMATIC_CALL):
+        for _ in range(max(WARM + AUTOMATIC_CALL, GRAPHS_CALL + 8 if records else 0)):
             step()
 
 

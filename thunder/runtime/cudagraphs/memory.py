@@ -55,8 +55,9 @@ class Memory:
         gpu.settle()
         # nothing may be freed while a graph is recorded
         with gpu.on(self.stream), without_collection():
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
+                # where it fails, the generator may already be in the state of a recording
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 outputs = run(*inputs)
                 graph.capture_end()
             except BaseException:
