@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.cache import entry as entries
+from thunder.executors.cpp_fuser import KernelRegion, cpp_fuser
+from thunder.kernels import cpp
 from thunder.transforms import launch_loop
 from thunder.transforms.launch_loop import take_loops
 
@@ -372,3 +374,55 @@ def test_a_profile_may_reach_the_call_that_makes_them():
         compiled(x, x)
     assert len(thunder.profile(compiled, x, x).costs) > 2
     assert lines_in_python(compiled) == [], "notes are taken away again"
+
+
+# ------------------------------------------------------------------------------------------- kernels of fused regions
+
+
+def normed(x, w):
+    """A product between two regions, the second of which needs scratch memory."""
+    y = torch.softmax(x * 2 + 1, -1).sin() @ w
+    return y, (y - y.mean(0)) * torch.rsqrt(y.var(0) + 1)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """PyTorch's kernels are never predicted to be faster."""
+    if cpp.unavailable() is not None:
+        pytest.skip(str(cpp.unavailable()))
+    monkeypatch.setattr(cpp_fuser, "always", True)
+
+
+def with_kernels(fn, *args):
+    compiled = thunder.jit(fn, executors=["cpp"], tiers=0)
+    compiled(*args)
+    assert sum(map(take_loops, compiled.programs[0].executed)) == 1 and lines_in_python(compiled) == []
+    return compiled
+
+
+def test_kernels_run_in_a_loop(kernels, monkeypatch):
+    x, w = torch.randn(5, 7), torch.randn(7, 6)
+    compiled = with_kernels(normed, x, w)
+    monkeypatch.setattr(KernelRegion, "__call__", lambda self, *args: pytest.fail("Python runs it"))
+    for _ in range(3):
+        x = torch.randn(5, 7)
+        torch.testing.assert_close(compiled(x, w), normed(x, w))
+
+
+def test_inputs_of_other_strides_go_to_python_in_a_loop(kernels):
+    x, w = torch.randn(5, 7), torch.randn(7, 6)
+    compiled = with_kernels(normed, x, w)
+    for other in (torch.randn(7, 5).t(), torch.randn(5, 14)[:, ::2], torch.randn(1, 7).expand(5, 7)):
+        torch.testing.assert_close(compiled(other, w), normed(other, w))
+
+
+def test_an_index_that_is_out_of_range_raises_from_its_line_in_a_loop(kernels):
+    def program(x, i):
+        return torch.relu(x[i] * 2 + 1) @ x
+
+    x, i = torch.randn(4, 4), torch.tensor([0, 3, 1])
+    compiled = with_kernels(program, x, i)
+    with pytest.raises(IndexError, match="index 4 is out of bounds") as raised:
+        compiled(x, torch.tensor([0, 4, 1]))
+    assert any("Kernels" in (frame.line or "") for frame in traceback.extract_tb(raised.value.__traceback__))
+    torch.testing.assert_close(compiled(x, i), program(x, i))

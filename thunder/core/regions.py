@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from thunder.core.proxies import (
     NumberProxy,
@@ -76,6 +76,20 @@ class Region:
         return found
 
 
+class NativeKernels(NamedTuple):
+    """The kernels of a region on the CPU as a function in C of the addresses of inputs, results and scratch memory.
+
+    inputs, outputs: of each tensor the sizes, strides and PyTorch's dtype. shared, own: bytes of scratch memory, of all
+    threads and of each.
+    """
+
+    address: int
+    inputs: tuple[tuple, ...]
+    outputs: tuple[tuple, ...]
+    shared: int
+    own: int
+
+
 class FusedFunction:
     """A function that runs a region, and its facts for passes and estimates.
 
@@ -95,6 +109,10 @@ class FusedFunction:
 
     def layout(self, strides: tuple) -> list[tuple] | None:
         """The strides of the results for inputs of these strides; None where that is not known."""
+        return None
+
+    def native(self) -> NativeKernels | None:
+        """The kernels of the last call, for launch loops; None where they are no such function."""
         return None
 
     def measure_next(self) -> None:

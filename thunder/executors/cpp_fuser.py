@@ -15,17 +15,18 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import nbytes, tensors_in
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy, element_count
-from thunder.core.regions import Region
+from thunder.core.regions import NativeKernels, Region
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
@@ -153,6 +154,7 @@ class KernelRegion(BySizes):
         self.machine = machine()
         self._schedules: dict[tuple, tuple[list[schedule.Kernel], list[tuple]]] = {}
         self._texts: dict[tuple, str] = {}  # of what is compiled, by strides
+        self._native: dict[tuple, NativeKernels] = {}  # by strides
         usual = self.usual_strides()
         try:
             kernels, _ = self.scheduled(usual)
@@ -160,7 +162,7 @@ class KernelRegion(BySizes):
                 self._emitted(usual)  # raises Undecided
         except schedule.TooComplex as error:
             raise Unfused(str(error)) from None
-        self.seconds = sum(k.seconds for k in kernels) + self.machine.call * 3
+        self.seconds = sum(k.seconds for k in kernels) + self.machine.call
         self.eager_seconds = seconds_of_operations(region, self.machine)
         self._shown = usual
 
@@ -226,7 +228,26 @@ class KernelRegion(BySizes):
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"the executor cpp: PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations
+        if not self.numbers.names:
+            self._native[key] = self._compiled(emitted, library, key)
         return self._launch(emitted, library, key)
+
+    def native(self) -> NativeKernels | None:
+        return next(iter(self._native.values())) if len(self._native) == len(self._variants) == 1 else None
+
+    def _compiled(self, emitted: cpp.Emitted, library: ctypes.CDLL, strides: tuple) -> NativeKernels:
+        """Where no size is symbolic."""
+        inputs, outputs = self.region.inputs, self.region.outputs
+
+        def forms(tensors: Sequence[TensorProxy], strides: Sequence[tuple]) -> tuple[tuple, ...]:
+            return tuple((t.shape, s, to_torch_dtype(t.dtype)) for t, s in zip(tensors, strides, strict=True))
+
+        address = ctypes.cast(library.region, ctypes.c_void_p).value
+        assert address is not None, "a compiled region has an address"
+        return NativeKernels(
+            address, forms(inputs, strides), forms(outputs, self.layout(strides)),  # type: ignore[arg-type]
+            emitted.scratch, emitted.thread_scratch,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def _launch(self, emitted: cpp.Emitted, library: ctypes.CDLL, strides: tuple) -> Callable:
         """The text of a function that allocates what kernels write, and calls them."""
@@ -271,14 +292,20 @@ def seconds_of_operations(region: Region, on: Machine) -> float:
     total, threads = 0.0, torch.get_num_threads()
     for operation in region.bound_symbols:
         if may_view(operation):
+            total += on.view
             continue
         tensors = tensors_in((*operation.inputs, *operation.outputs))
         moved, elements = sum(map(nbytes, tensors)), max(map(element_count, tensors), default=1)
         where = "L2" if moved < on.caches[1] * threads else "memory"
         suffix = "16" if any(t.dtype.bytes == 2 for t in tensors) else ""
-        classes = {operation.sym.name} if operation.sym.name in on.eager else _classes(operation)
-        work = max((on.eager[c + suffix] for c in classes), default=0.0) * elements
-        total += on.call + max(work, moved * on.byte[where]) / (threads if elements > 32768 else 1)
+        function = operation.sym.fn
+        name = operation.sym.name
+        if isinstance(function, compat.OpOverload):
+            name = function._schema.name.partition("::")[2]
+        classes = [c + suffix for c in ({name} if name in on.eager else _classes(operation))]
+        work = max((on.eager[c] for c in classes), default=0.0) * elements
+        call = max((on.eager_calls[c] for c in classes), default=on.call)
+        total += call + max(work, moved * on.byte[where]) / (threads if elements > 32768 else 1)
     return total
 
 

@@ -11,9 +11,10 @@ class Machine:
 
     element: by class of operations, for one float32 element in vectors; those of float64 take `double` times as long.
     byte: by where memory is ("L2", "memory"), for a byte that is read or written in order; gather: for an element that
-    is read out of order from a cache. launch: of a parallel loop; call: of a PyTorch operation. caches: bytes of L1
-    and L2. lanes: float32 elements in a vector. eager: of PyTorch's kernels, by class or by operation, for one element
-    in the L2 cache; those of 16-bit floats end in "16".
+    is read out of order from a cache. launch: of a parallel loop; call: of a PyTorch operation; view: of one that makes
+    a view. caches: bytes of L1 and L2. lanes: float32 elements in a vector. eager: of PyTorch's kernels, by class or by
+    operation, for one element in the L2 cache, and eager_calls for a call beside its elements; those of 16-bit floats
+    end in "16".
     """
 
     element: dict[str, float]
@@ -22,9 +23,11 @@ class Machine:
     double: float
     launch: float
     call: float
+    view: float
     caches: tuple[int, int]
     lanes: int
     eager: dict[str, float]
+    eager_calls: dict[str, float]
 
     def work(self, rate: str, count: float, is_double: bool) -> float:
         return self.element[rate] * count * (self.double if is_double else 1.0)

@@ -19,7 +19,7 @@ from thunder.kernels import cpp
 from thunder.kernels.machine import Machine
 from thunder.runtime import disk_cache
 
-VERSION = 8  # of what is measured
+VERSION = 9  # of what is measured
 _PROBE = r"""
 #include <time.h>
 #include <string.h>
@@ -80,11 +80,13 @@ def measure() -> Machine:
     library.probe(
         ctypes.c_void_p(memory.data_ptr()), ctypes.c_long(memory.numel()), ctypes.c_int(torch.get_num_threads()), out
     )
-    call = _call()
+    call, view = _call(), _view()
+    eager, eager_calls = _eager()
     simple, divide, exp, double, integer, near, far, gather, launch = out[:9]
     return Machine(
         {"simple": simple, "divide": divide, "exp": exp, "integer divide": integer},
-        {"L2": near, "memory": far}, gather, double, min(launch, 10 * call), call, _caches(), cpp.lanes(), _eager(),
+        {"L2": near, "memory": far}, gather, double, min(launch, 10 * call), call, view, _caches(), cpp.lanes(), eager,
+        eager_calls,
     )  # fmt: skip
 
 
@@ -92,6 +94,12 @@ def _call() -> float:
     """Of a PyTorch operation on a small tensor: the mean of an addition, a sum and a conversion."""
     x = torch.ones(4, 4)
     return _least([lambda: torch.add(x, x), lambda: torch.sum(x, 0), lambda: x.to(torch.float64)], 50) / 3
+
+
+def _view() -> float:
+    """Of a view of a tensor: the mean of a transposition and a view."""
+    x = torch.ones(4, 4)
+    return _least([lambda: x.transpose(0, 1), lambda: x.view(2, 8)], 50) / 2
 
 
 def _least(functions: Sequence[Callable], count: int) -> float:
@@ -109,28 +117,44 @@ def _least(functions: Sequence[Callable], count: int) -> float:
 FUNCTIONS_OF_THEIR_OWN = ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "rsqrt")
 
 
-def _eager() -> dict[str, float]:
-    """Seconds for an element of PyTorch's kernels, on tensors that are too small for several threads."""
-    result, own = {}, torch.Generator().manual_seed(0)  # the program's generator stays as it is
-    numbers = torch.arange(136)
+def _eager() -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds for an element of PyTorch's kernels, and for a call beside its elements, on tensors that are too small
+    for several threads. By class of operations, or by the name of one that takes longer than its class."""
+    rates, calls, own = {}, {}, torch.Generator().manual_seed(0)  # the program's generator stays as it is
     for suffix, kind in (("", torch.float32), ("16", torch.bfloat16)):
         small, large = (torch.rand(n, 128, generator=own).to(kind) for n in (8, 136))
-        for name, function in {
-            "map": lambda x: x + x,
-            "function": torch.sin,
-            "rows": lambda x: x.sum(-1),
-            "columns": lambda x: x.amax(0),
-            "scan": lambda x: x.cumsum(-1),
-            "softmax": lambda x: torch.softmax(x, -1),
-            "index_add": lambda x: torch.zeros_like(x).index_add(0, numbers[: len(x)], x),
-            "index_backward": lambda x: torch.zeros_like(x).index_put((numbers[: len(x)],), x, accumulate=True),
-            "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, numbers[:128].expand_as(x), x),
-            **{name: getattr(torch, name) for name in FUNCTIONS_OF_THEIR_OWN},
-            **{name: getattr(torch.nn.functional, name) for name in ("gelu", "silu", "softplus")},
-        }.items():
+        for name, function in _operations(large).items():
             times = [_least([functools.partial(function, x)], 25) for x in (small, large)]
-            result[name + suffix] = max(times[1] - times[0], 1e-9) / (large.numel() - small.numel())
-    return result
+            rate = rates[name + suffix] = max(times[1] - times[0], 1e-9) / (large.numel() - small.numel())
+            calls[name + suffix] = max(times[0] - rate * small.numel(), 1e-9)
+    return rates, calls
+
+
+def _operations(table: torch.Tensor) -> dict[str, Callable[[torch.Tensor], object]]:
+    """Operations of PyTorch on matrices of as many columns as a matrix has, and at most as many rows."""
+    numbers, aten, (rows, columns) = torch.arange(len(table)), torch.ops.aten, table.shape
+    weight, statistics = table[0], {n: table[:n, :1].contiguous() for n in range(1, rows + 1)}
+    return {
+        "map": lambda x: x + x,
+        "function": torch.sin,
+        "rows": lambda x: x.sum(-1),
+        "columns": lambda x: x.amax(0),
+        "scan": lambda x: x.cumsum(-1),
+        "softmax": lambda x: torch.softmax(x, -1),
+        "index_add": lambda x: torch.zeros_like(x).index_add(0, numbers[: len(x)], x),
+        "index_backward": lambda x: torch.zeros_like(x).index_put((numbers[: len(x)],), x, accumulate=True),
+        "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, numbers[:columns].expand_as(x), x),
+        "cat": lambda x: torch.cat([x[:, : columns // 2], x[:, columns // 2 :]], 1),
+        "embedding": lambda x: torch.nn.functional.embedding(numbers[: len(x)], table),
+        "native_layer_norm": lambda x: torch.native_layer_norm(x, [columns], weight, weight, 1e-5),
+        "native_layer_norm_backward": lambda x: aten.native_layer_norm_backward.default(
+            x, x, [columns], statistics[len(x)], statistics[len(x)], weight, weight, [True] * 3
+        ),
+        "gelu_backward": lambda x: aten.gelu_backward.default(x, x),
+        "silu_backward": lambda x: aten.silu_backward.default(x, x),
+        **{name: getattr(torch, name) for name in FUNCTIONS_OF_THEIR_OWN},
+        **{name: getattr(torch.nn.functional, name) for name in ("gelu", "silu", "softplus")},
+    }
 
 
 def _caches() -> tuple[int, int]:

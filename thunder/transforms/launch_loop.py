@@ -1,7 +1,7 @@
-"""Launch loops: runs of bound symbols of PyTorch that the extension executes without Python between them.
+"""Launch loops: runs of bound symbols that the extension executes without Python between them.
 
 A program that was called a few times gets its loops (`take_loops`): each run of consecutive bound symbols that are one
-operator of PyTorch becomes one call.
+operator of PyTorch, or the kernels of a fused region on the CPU, becomes one call.
 
     t0 = torch.add(x, y)                       _inputs = [x, y]; del x, y; t2 = loop_0(_inputs)
     del x
@@ -34,6 +34,7 @@ from thunder.core.codegen import PerCall, Printer
 from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, has_numbers, map_structure
+from thunder.core.regions import FusedFunction
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -131,9 +132,12 @@ class _Observer:
         self.numbers: dict[Proxy, int] = {}
 
     def instruction(self, operation: BoundSymbol, dead: Sequence[Proxy]) -> Any:
-        """dead: values that are freed behind it. None where the bound symbol is not one operator."""
-        function = self._function(operation.sym)
+        """dead: values that are freed behind it. None where the bound symbol is neither one operator nor kernels in
+        C."""
         results = _results(operation)
+        if isinstance(operation.sym.fn, FusedFunction):
+            return self._kernels(operation.sym.fn, operation, results, dead)
+        function = self._function(operation.sym)
         if function is None or results is None:
             return None
         arguments = operation.args, operation.kwargs
@@ -148,6 +152,19 @@ class _Observer:
             function, None if is_item else _name_of(function), is_item or is_python,
             args, kwargs,
             tuple(self._tensors[x] for x in operation.inputs), tuple(map(self.number, operation.inputs)),
+            tuple(-1 if x is None else self.number(x) for x in results), tuple(map(self.number, dead)),
+            self._lines[operation][-1],
+        )  # fmt: skip
+
+    def _kernels(
+        self, region: FusedFunction, operation: BoundSymbol, results: list[TensorProxy | None] | None,
+        dead: Sequence[Proxy],
+    ) -> Any:  # fmt: skip
+        known = region.native()
+        if known is None or results is None:
+            return None
+        return self._native.kernels(
+            *known, region, tuple(map(self.number, operation.inputs)),
             tuple(-1 if x is None else self.number(x) for x in results), tuple(map(self.number, dead)),
             self._lines[operation][-1],
         )  # fmt: skip

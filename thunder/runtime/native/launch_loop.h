@@ -6,9 +6,12 @@
 #include <Python.h>
 #include <frameobject.h>
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
@@ -112,8 +115,27 @@ struct Argument {
   std::vector<Value> values;
 };
 
+// The kernels of a fused region on the CPU, as one function of the addresses of inputs, results and scratch memory.
+struct Kernels {
+  struct Form {
+    std::vector<int64_t> sizes, strides;
+    c10::ScalarType dtype;
+
+    bool fits(const at::Tensor& x) const {
+      return x.sizes() == sizes && x.strides() == strides && x.scalar_type() == dtype && !x.is_neg() && !x.is_conj();
+    }
+  };
+
+  void (*function)(char* const*, int, int*);
+  std::vector<Form> inputs, outputs;
+  int64_t shared, own;            // bytes of scratch memory: of all threads, and of each
+  PyObject* otherwise = nullptr;  // the region, for inputs of other forms
+  ~Kernels() { Py_XDECREF(otherwise); }
+};
+
 struct Instruction {
-  c10::OperatorHandle op;
+  std::optional<c10::OperatorHandle> op;  // or kernels
+  std::shared_ptr<Kernels> kernels;
   std::vector<Argument> arguments;
   std::vector<int> results;
   std::vector<int> dead;  // values that are freed behind it and that no argument takes along
@@ -272,7 +294,7 @@ inline PyObject* observed(PyObject*, PyObject* given) {
   made->number = line;
   int temporary = TEMPORARY;
   for (const auto& call : now.calls) {
-    made->instructions.push_back({call.op});
+    made->instructions.push_back({call.op, nullptr});
     auto& instruction = made->instructions.back();
     if (!read_arguments(call.arguments, known, instruction)) Py_RETURN_NONE;
     for (const auto& result : call.results) {
@@ -293,6 +315,51 @@ inline PyObject* observed(PyObject*, PyObject* given) {
   END_HANDLE_TH_ERRORS
 }
 
+// kernels(address, inputs, outputs, shared, own, otherwise, arguments, results, dead, line): a call of a region's kernels.
+// inputs, outputs: a tuple of (sizes, strides, dtype) for each. otherwise: a function of the inputs that returns the
+// results as a list. arguments, results, dead: numbers.
+inline bool read_forms(PyObject* given, std::vector<Kernels::Form>& into) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+    PyObject *sizes, *strides, *dtype;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "O!O!O!", &PyTuple_Type, &sizes, &PyTuple_Type, &strides,
+                          &THPDtypeType, &dtype))
+      return false;
+    into.push_back({{}, {}, reinterpret_cast<THPDtype*>(dtype)->scalar_type});
+    for (auto [from, to] : {std::pair{sizes, &into.back().sizes}, {strides, &into.back().strides}})
+      for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(from); k++) to->push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(from, k)));
+  }
+  return !PyErr_Occurred();
+}
+
+inline PyObject* kernels(PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  PyObject *inputs, *outputs, *otherwise, *arguments, *results, *dead;
+  unsigned long long address;
+  long long shared, own;
+  int line;
+  if (!PyArg_ParseTuple(given, "KO!O!LLOO!O!O!i", &address, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &shared, &own,
+                        &otherwise, &PyTuple_Type, &arguments, &PyTuple_Type, &results, &PyTuple_Type, &dead, &line))
+    return nullptr;
+  auto called = std::make_shared<Kernels>();
+  called->function = reinterpret_cast<void (*)(char* const*, int, int*)>(address);
+  called->shared = shared;
+  called->own = own;
+  called->otherwise = Py_NewRef(otherwise);
+  std::vector<int> read, freed;
+  auto made = std::make_unique<Line>();
+  made->number = line;
+  made->instructions.push_back({std::nullopt, called});
+  auto& instruction = made->instructions.back();
+  if (!read_forms(inputs, called->inputs) || !read_forms(outputs, called->outputs) || !read_numbers(arguments, read) ||
+      !read_numbers(results, instruction.results) || !read_numbers(dead, freed))
+    return nullptr;
+  for (int number : read) instruction.arguments.push_back({Argument::ONE, {Value{number, false, {}}}});
+  for (int number : freed)
+    if (!mark_last(made->instructions, number)) instruction.dead.push_back(number);
+  return PyCapsule_New(made.release(), LINE, forget_line);
+  END_HANDLE_TH_ERRORS
+}
+
 // Calls a function, the operators of which no profiler sees.
 inline PyObject* unseen(PyObject*, PyObject* function) {
   at::DisableRecordFunctionGuard quiet;
@@ -307,7 +374,8 @@ constexpr int CODE_BITS = 3;
 constexpr uint32_t UNUSED = ~0u;
 
 struct Step {
-  c10::OperatorHandle op;
+  std::optional<c10::OperatorHandle> op;
+  const Kernels* kernels;
   uint32_t codes;  // the index of its first one
   uint16_t arguments, results, dead;
   bool results_in_a_list;
@@ -318,6 +386,7 @@ struct Loop {
   std::vector<Step> steps;
   std::vector<uint32_t> codes;
   std::vector<c10::IValue> constants;
+  std::vector<std::shared_ptr<Kernels>> kernels;
   size_t slots = 0, inputs = 0, most_values = 0;
   std::vector<uint32_t> outputs;
   std::vector<std::pair<int, uint32_t>> released;  // places of inputs, and the step behind which the list holds none
@@ -374,6 +443,53 @@ inline const uint32_t* push(const Loop& loop, Stack& stack, const uint32_t* code
   return code + 1;
 }
 
+// What a region returns for these inputs, by Python.
+inline void run_region(const Kernels& kernels, Stack& stack) {
+  WithGil held;
+  auto failed = [] {
+    python_error error;
+    error.persist();
+    throw error;
+  };
+  THPObjectPtr arguments(PyTuple_New(stack.size()));
+  for (size_t i = 0; arguments && i < stack.size(); i++) {
+    PyObject* one = THPVariable_Wrap(stack[i].toTensor());
+    if (one == nullptr) failed();
+    PyTuple_SET_ITEM(arguments.get(), i, one);
+  }
+  THPObjectPtr results(arguments ? PyObject_CallObject(kernels.otherwise, arguments) : nullptr);
+  if (!results) failed();
+  TORCH_CHECK(PyList_Check(results.get()) && static_cast<size_t>(PyList_GET_SIZE(results.get())) == kernels.outputs.size(),
+              "a region returns the list of its results");
+  stack.clear();
+  for (size_t i = 0; i < kernels.outputs.size(); i++)
+    stack.emplace_back(THPVariable_Unpack(PyList_GET_ITEM(results.get(), i)));
+}
+
+// Takes inputs from the stack, and leaves results there.
+inline void run_kernels(const Kernels& kernels, Stack& stack) {
+  for (size_t i = 0; i < stack.size(); i++)
+    if (!kernels.inputs[i].fits(stack[i].toTensor())) return run_region(kernels, stack);
+  c10::SmallVector<char*, 16> addresses;
+  for (const auto& x : stack) addresses.push_back(static_cast<char*>(x.toTensor().data_ptr()));
+  c10::SmallVector<at::Tensor, 8> results;
+  for (const auto& form : kernels.outputs) {
+    results.push_back(at::detail::empty_strided_cpu(form.sizes, form.strides, form.dtype));
+    addresses.push_back(static_cast<char*>(results.back().data_ptr()));
+  }
+  const int threads = at::get_num_threads();
+  at::Tensor scratch;
+  if (kernels.shared + kernels.own > 0) scratch = at::empty({kernels.shared + kernels.own * threads}, at::kByte);
+  addresses.push_back(scratch.defined() ? static_cast<char*>(scratch.data_ptr()) : nullptr);
+  addresses.push_back(nullptr);  // sizes
+  addresses.push_back(nullptr);  // floats
+  int status = 0;
+  kernels.function(addresses.data(), threads, &status);
+  if (status != 0) return run_region(kernels, stack);
+  stack.clear();
+  for (auto& x : results) stack.emplace_back(std::move(x));
+}
+
 // Whether all steps ran; `line` is that of the last one. False where a signal handler raised.
 inline bool run_steps(const Loop& loop, c10::IValue* values, PyObject* inputs, int& line) {
   Stack stack;
@@ -385,7 +501,8 @@ inline bool run_steps(const Loop& loop, c10::IValue* values, PyObject* inputs, i
     line = step.line;
     const uint32_t* code = &loop.codes[step.codes];
     for (int i = 0; i < step.arguments; i++) code = push(loop, stack, code, values);
-    step.op.callBoxed(stack);
+    if (step.kernels != nullptr) run_kernels(*step.kernels, stack);
+    else step.op->callBoxed(stack);
     if (step.results_in_a_list) {
       auto list = stack[0].toTensorVector();
       for (int i = 0; i < step.results; i++)
@@ -497,9 +614,12 @@ struct Writer {
 
   void line(const Line& line) {
     for (const auto& x : line.instructions) {
-      loop.steps.push_back({x.op, static_cast<uint32_t>(loop.codes.size()), static_cast<uint16_t>(x.arguments.size()),
-                            static_cast<uint16_t>(x.results.size()), static_cast<uint16_t>(x.dead.size()), is_list(x.op.schema()),
-                            line.number});
+      const bool in_a_list = x.op && is_list(x.op->schema());
+      const size_t returned = x.op ? x.op->schema().returns().size() : x.results.size();
+      if (x.kernels) loop.kernels.push_back(x.kernels);
+      loop.steps.push_back({x.op, x.kernels.get(), static_cast<uint32_t>(loop.codes.size()),
+                            static_cast<uint16_t>(x.arguments.size()), static_cast<uint16_t>(x.results.size()),
+                            static_cast<uint16_t>(x.dead.size()), in_a_list, line.number});
       for (const auto& argument : x.arguments) {
         if (argument.kind != Argument::ONE)
           loop.codes.push_back(argument.values.size() << CODE_BITS |
@@ -508,7 +628,7 @@ struct Writer {
       }
       for (int number : x.results) loop.codes.push_back(slot(number));
       for (int number : x.dead) loop.codes.push_back(slot(number));
-      loop.most_values = std::max({loop.most_values, x.arguments.size(), x.op.schema().returns().size()});
+      loop.most_values = std::max({loop.most_values, x.arguments.size(), returned});
     }
   }
 

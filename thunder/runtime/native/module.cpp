@@ -10,6 +10,7 @@ PyMethodDef functions[] = {
     {"check_of", tensor_check::check_of, METH_VARARGS, nullptr},
     {"observed", launch_loop::observed, METH_VARARGS, nullptr},
     {"unseen", launch_loop::unseen, METH_O, nullptr},
+    {"kernels", launch_loop::kernels, METH_VARARGS, nullptr},
     {"loop_of", launch_loop::loop_of, METH_VARARGS, nullptr},
     {"modes_key_of", modes::modes_key_of, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
