@@ -39,6 +39,7 @@ class Pool:
         self.memory = torch.zeros(POOL_BYTES, dtype=torch.uint8)
         self.start = -self.memory.data_ptr() % ALIGNMENT
         self.end, self.free = self.start, list[tuple[int, int]]()  # of what was given away; (size, offset)
+        self.graphs: weakref.WeakSet[FakeGraph] = weakref.WeakSet()
 
     def storage(self, nbytes: int) -> tuple[torch.UntypedStorage, int]:
         """A storage in a block, and the offset of the block."""
@@ -52,6 +53,7 @@ class Pool:
             assert self.end <= POOL_BYTES, "the fake pool is too small"
         size, offset = block
         owner = (ctypes.c_char * size).from_address(self.memory.data_ptr() + offset)
+        owner.memory = self.memory  # of a pool that is not taken any more
         weakref.finalize(owner, self.free.append, block)
         whole = torch.frombuffer(owner, dtype=torch.uint8, count=size)
         return whole.untyped_storage(), offset
@@ -118,6 +120,8 @@ class FakeGraph:
         assert capture_error_mode == "thread_local"
         if self.world.recording.get(threading.get_ident()):
             raise RuntimeError(NOT_PERMITTED)
+        if pool.end > pool.start and not pool.graphs:  # as PyTorch, where results of those that are gone live
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self.world.recording[threading.get_ident()] = _CAPTURING[threading.get_ident()] = self
         self.pool, self.made, self.outside = pool, [], []
         self.modes = contextlib.ExitStack()
@@ -129,6 +133,7 @@ class FakeGraph:
         del self.world.recording[threading.get_ident()], _CAPTURING[threading.get_ident()]
         if self.failed or not all(memory.is_permitted() for memory in self.outside):
             raise RuntimeError("the capture was invalidated")
+        self.pool.graphs.add(self)
         for offset, size in self.made:  # nothing has been computed
             self.pool.memory[offset : offset + size] = 255
 

@@ -15,6 +15,7 @@ from tests.fake_gpu import FakeGPU, World
 from thunder.cache import graphs
 from thunder.errors import OptionError
 from thunder.runtime.cudagraphs.device import DEVICES
+from thunder.runtime.cudagraphs.memory import Memory
 
 CALL = 6
 
@@ -55,6 +56,17 @@ def test_a_program_is_recorded_where_the_host_takes_longer(world):
         assert torch.equal(f(x), program(x)) and world.replays == n
     assert reason(f) == "CUDA graphs: recorded, 500 ms for 1e+03 ms without"
     assert "CUDAGraph0" in str(f.programs[0].forward)
+
+
+def test_memory_takes_graphs_after_all_others_are_gone(world):
+    """PyTorch refuses the pool of graphs that are gone, as long as one of their results lives."""
+    memory, x = Memory(FakeGPU(torch.device("cpu"), world)), torch.randn(4)
+    replay, results = memory.record(lambda x: [x + 1], [x])
+    replay()
+    del replay
+    again, others = memory.record(lambda x: [x * 2], [x])
+    again()
+    assert torch.equal(results[0], x + 1) and torch.equal(others[0], x * 2)
 
 
 def test_a_program_is_not_recorded_where_the_device_takes_longer(world):

@@ -45,6 +45,7 @@ class Memory:
         self.gpu, self.lock = gpu, threading.RLock()
         self.recordings: list[Any] = []  # each a `Recording`
         self.pool, self.stream = gpu.pool(), gpu.new_stream()
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the pool
         self.streams: dict[int, Any] = {}  # streams to wait for, by their handles
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
@@ -53,6 +54,8 @@ class Memory:
         gpu = self.gpu
         graph, caller = gpu.graph(), gpu.stream()
         gpu.settle()
+        if not self._graphs:  # PyTorch takes no pool again whose graphs are gone while results in it live
+            self.pool = gpu.pool()
         # nothing may be freed while a graph is recorded
         with gpu.on(self.stream), without_collection():
             try:
@@ -60,6 +63,7 @@ class Memory:
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 outputs = run(*inputs)
                 graph.capture_end()
+                self._graphs.add(graph)
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
