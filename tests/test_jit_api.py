@@ -325,7 +325,7 @@ def test_transforms_are_applied_in_order():
     assert thunder.list_transforms(compiled) == transforms
     assert torch.equal(compiled(ONES), 2 * ONES)
     assert order == [("first", 2), ("second", 2)]
-    assert [t.provenance.partition(" (")[0] for t in thunder.last_traces(compiled)][4:6] == [
+    assert [t.provenance.partition(" (")[0] for t in thunder.last_traces(compiled)][5:7] == [
         "# Constructed by Transform Noting"[2:]
     ] * 2
 
@@ -392,8 +392,8 @@ def test_the_last_traces_are_those_of_the_last_call():
     compiled(ONES, 2)
     assert thunder.last_traces(compiled)[-1] is not second and ", 2)" in str(thunder.last_traces(compiled)[-1])
     assert [t.provenance.split(" (")[0] for t in thunder.last_traces(compiled)] == [
-        "", "Constructed by Dead Code Elimination", "Constructed by Transform for execution", "Constructed by Delete "
-            "Last Used", "Constructed by Kept Numbers",
+        "", "Constructed by Dead Code Elimination", "Constructed by Transform for execution", "Constructed by "
+            "Constants", "Constructed by Delete Last Used",
     ]  # fmt: skip
     assert thunder.last_backward_traces(compiled) == [] and thunder.last_epilogue_traces(compiled) == []
     assert "def prologue(" in str(thunder.last_prologue_traces(compiled)[0])

@@ -48,10 +48,10 @@ def test_every_pass_that_changes_a_program_has_a_header():
     compiled = thunder.jit(program)
     compiled(*inputs()).backward()
     assert headers(compiled) == [
-        "", "Dead Code Elimination", "Grad transform pass", "Partition", "Transform for execution", "Delete Last Used", "Kept Numbers",
+        "", "Dead Code Elimination", "Grad transform pass", "Partition", "Transform for execution", "Constants", "Delete Last Used",
     ]  # fmt: skip
     assert headers(compiled, backward=True) == [
-        "Partition", "Transform for execution", "Delete Last Used", "Kept Numbers",
+        "Partition", "Transform for execution", "Constants", "Delete Last Used",
     ]  # fmt: skip
     names = {p.name for p in thunder.passes()}
     assert set(headers(compiled)) - {""} <= names

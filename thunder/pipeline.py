@@ -196,9 +196,9 @@ PASSES = PassList((
     Pass("Reinplace", lambda trace, _: reinplace(trace), needs=(RUNS, UNDELETED),
          when=lambda trace, lowering: bool(trace.info.written) and not lowering.plain,
          meaning="run the in-place operations of the program in place again"),
-    Pass("Constants", lambda trace, _: constants(trace), needs=(RUNS, UNDELETED),
-         when=lambda _, lowering: not lowering.plain,
-         meaning="compute values that depend on no argument once"),
+    Pass("Constants", lambda trace, lowering: keep_numbers(trace if lowering.plain else constants(trace)),
+         needs=(RUNS, UNDELETED),
+         meaning="compute values that depend on no argument once, and operands of kernels that are numbers"),
     Pass("Overlap Communication",
          lambda trace, lowering: overlap(trace, lowering.options.get(COMMUNICATION_BYTES_IN_FLIGHT)),
          needs=(RUNS, UNDELETED), when=_communicates,
@@ -210,8 +210,6 @@ PASSES = PassList((
          meaning="transforms= of thunder.jit, each under its own header"),
     Pass("Reuse Memory", lambda trace, lowering: reuse_memory(trace, _owns(lowering)), needs=RUNS,
          meaning="write results over inputs with a last use"),
-    Pass("Kept Numbers", lambda trace, _: keep_numbers(trace), needs=RUNS,
-         meaning="convert numbers that are operands of kernels on the CPU to tensors once"),
 ))  # fmt: skip
 
 

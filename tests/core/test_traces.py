@@ -250,7 +250,7 @@ def test_golden_text_of_a_small_program():
     assert (
         without_time(str(traced(program, X, X)[-1]))
         == """\
-# Constructed by Kept Numbers (took 0 milliseconds)
+# Constructed by Delete Last Used (took 0 milliseconds)
 import torch
 from thunder.executors.torchex import no_autocast
 

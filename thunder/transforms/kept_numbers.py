@@ -1,4 +1,5 @@
-"""Kept Numbers: convert the Python numbers that are operands of kernels on the CPU to tensors once, at compile time.
+"""Numbers as constants: convert those that are operands of kernels on the CPU to tensors once, at compile time.
+The pass Constants does it.
 
 Before: `t2 = torch.mul(t1, 0.1)`. After: `t2 = torch.mul(t1, float32_0_1)`, a tensor without dimensions.
 
