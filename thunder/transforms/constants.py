@@ -56,7 +56,7 @@ def constants(trace: Trace) -> Trace:
     operations = trace.bound_symbols
     producers: dict[Proxy, BoundSymbol] = {}
     for b in operations:
-        if _is_pure(b) and all(i in producers for i in b.inputs):
+        if all(i in producers for i in b.inputs) and _is_pure(b):
             producers |= dict.fromkeys(b.outputs, b)
     if not producers:
         return trace
