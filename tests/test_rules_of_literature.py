@@ -137,6 +137,35 @@ def one_product(x, gate, up):
 GATED = rule(gated, one_product, examples=[MATRIX, torch.empty(5, 4), torch.empty(5, 4)])
 
 
+# J. Ba et al. 2016, "Layer Normalization"
+def layer_norm(x, weight, bias, eps: float):
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).pow(2).mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+
+
+LAYER_NORM = rule(
+    layer_norm, lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps), examples=[MATRIX, VECTOR, VECTOR, 1e-5]
+)
+
+
+# Y. Bengio et al. 2003, "A Neural Probabilistic Language Model": a one-hot vector picks a row of a table
+def picked_row(index, table):
+    return F.one_hot(index, table.shape[0]).to(table.dtype) @ table
+
+
+ROWS = rule(picked_row, F.embedding, examples=[torch.zeros(3, dtype=torch.int64), torch.empty(5, 4)])
+
+
+# A. van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding": of all pairs those that belong
+# together
+def positives(a, b):
+    return (a @ b.mT).diagonal(dim1=-2, dim2=-1)
+
+
+PAIRS = rule(positives, lambda a, b: (a * b).sum(-1), examples=[MATRIX, torch.empty(3, 4)])
+
+
 # ------------------------------------------------------------------------------------------------------------ the models
 
 
@@ -226,6 +255,48 @@ class Quantized(nn.Module):
         return F.linear(x, weight).relu()
 
 
+class Normalized(nn.Module):
+    """A feed-forward layer of BERT, with its norm as in the first implementation."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.intermediate, self.output = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.gamma, self.beta = nn.Parameter(torch.rand(width) + 0.5), nn.Parameter(torch.randn(width))
+        self.variance_epsilon = 1e-12
+
+    def forward(self, x):
+        x = self.output(F.relu(self.intermediate(x))) + x
+        u = x.mean(-1, keepdim=True)
+        s = (x - u).pow(2).mean(-1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.variance_epsilon)
+        return self.gamma * x + self.beta
+
+
+class Codebook(nn.Module):
+    """The quantizer of a VQ-VAE."""
+
+    def __init__(self, codes=7, width=4):
+        super().__init__()
+        self.codes = nn.Embedding(codes, width)
+
+    def forward(self, z):
+        nearest = torch.cdist(z, self.codes.weight).argmin(-1)
+        chosen = torch.matmul(F.one_hot(nearest, len(self.codes.weight)).float(), self.codes.weight)
+        return chosen + (z - chosen).detach() * 0.25
+
+
+class Contrastive(nn.Module):
+    """CLIP's scores of the pairs that belong together."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.images, self.texts = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, images, texts):
+        images, texts = F.normalize(self.images(images), dim=-1), F.normalize(self.texts(texts), dim=-1)
+        return torch.diagonal(images @ texts.t()) / 0.07
+
+
 def of_transformers(kind, **options):
     transformers = pytest.importorskip("transformers", reason="models of another library")
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -263,6 +334,9 @@ MODELS = {
     "products in another order": (LINEAR, Mixer, lambda: (torch.randn(2, 20, 8),), 1, True),
     "distances to prototypes": (DISTANCES, Retrieval, lambda: (torch.randn(3, 6),), 1, True),
     "an adapter": (MERGED, Adapted, lambda: (torch.randn(30, 6),), 1, False),
+    "a norm by hand": (LAYER_NORM, Normalized, lambda: (torch.randn(2, 5, 8),), 1, True),
+    "a row of a codebook": (ROWS, Codebook, lambda: (torch.randn(5, 4),), 1, True),
+    "pairs that belong together": (PAIRS, Contrastive, lambda: (torch.randn(5, 6), torch.randn(5, 6)), 1, True),
     "a weight of int8": (INT8, Quantized, lambda: (torch.randn(2, 3, 16),), 1, True),
 }
 

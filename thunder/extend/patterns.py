@@ -355,17 +355,19 @@ def _aligned(operation: BoundSymbol, args: tuple, kwargs: Mapping) -> tuple[tupl
             break
         rest.append(symbol.defaults[name])
     keywords = {k: v for k, v in symbol.defaults.items() if k not in symbol.parameters and k not in kwargs}
-    ranks = [len(p.shape) for p in (*operation.inputs[:1], *operation.outputs[:1]) if isinstance(p, TensorProxy)]
-    args = (*args, *rest)
-    if len(ranks) == 2 and 0 < ranks[0] == ranks[1]:
-        args = (
-            tuple(
-                x % ranks[0] if type(x) is int and name.startswith("dim") else x
-                for x, name in zip(args, symbol.parameters)
-            )
-            + args[len(symbol.parameters) :]
-        )
+    args, rank = (*args, *rest), _rank_of_dimensions(operation)
+    if rank:
+        named = zip(args, symbol.parameters)
+        counted = tuple(x % rank if type(x) is int and name.startswith("dim") else x for x, name in named)
+        args = counted + args[len(symbol.parameters) :]
     return args, {**kwargs, **keywords}
+
+
+def _rank_of_dimensions(operation: BoundSymbol) -> int:
+    """How many dimensions there are that arguments count: those of the input of most dimensions. 0 where the result has
+    more, since functions count those of either."""
+    rank = max((len(p.shape) for p in operation.inputs if isinstance(p, TensorProxy)), default=0)
+    return rank if all(len(o.shape) <= rank for o in operation.outputs if isinstance(o, TensorProxy)) else 0
 
 
 def same_literal(a: Any, b: Any) -> bool:
