@@ -11,8 +11,10 @@ import torch.nn.functional as F
 import thunder
 from tests.kernels.test_triton import compiles, interpreted, regions_of, schedule_of, triton  # noqa: F401  a fixture
 from thunder.executors.triton_fuser import TileRegion, TritonFuser
+from thunder.extend import OperatorExecutor
 from thunder.kernels import ir, products
 from thunder.kernels.machine import planned_gpu
+from thunder.ops import ltorch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
@@ -125,6 +127,18 @@ def test_a_layer_that_is_trained(interpreted):  # noqa: F811
     assert products_of(compiled)
     for a, b in zip(ours, theirs, strict=True):
         assert float((a.grad - b.grad).abs().max()) <= 1e-5 * float(b.grad.abs().max())
+
+
+def test_products_of_other_executors_stay_theirs(interpreted):  # noqa: F811
+    executor = OperatorExecutor("of layers")
+    layer = executor.register_operator("own_layer", like=lambda x, w: ltorch.linear(x, w), fn=F.linear)
+    executor.register_implementation(ltorch.linear, layer)
+    x, w = torch.randn(5, 70), torch.randn(33, 70)
+    compiled = thunder.jit(
+        lambda x, w: F.gelu(F.linear(x, w)), executors=[executor, TritonFuser("products", always=True)]
+    )
+    torch.testing.assert_close(compiled(x, w), F.gelu(F.linear(x, w)))
+    assert "own_layer" in str(thunder.last_traces(compiled)[-1]) and not products_of(compiled)
 
 
 @pytest.mark.parametrize("shapes", [((0, 8), (8, 4)), ((4, 0), (0, 8))], ids=str)

@@ -84,8 +84,10 @@ class Finder:
         self.product: dict[int, Product] = {}
         self.original: dict[int, BoundSymbol] = {}  # of products, as they were before PyTorch's executor took them
         for i, b in enumerate(self.operations):
-            original = original_of(b) if b.sym.executor is torch_ex else b
-            found = product_of(original) if self.is_here(b) else None
+            if b.sym.executor not in (None, torch_ex) or not self.is_here(b):
+                continue  # an executor with kernels of its own has taken it
+            original = original_of(b)
+            found = product_of(original)
             if found is not None:
                 self.product[i], self.original[i] = found, original
 
