@@ -82,6 +82,8 @@ PROGRAMS = {
     "two results": (two_results, ((17, 130), (130, 33))),
     "batches": (lambda a, b: (a @ b).tanh(), ((3, 1, 33, 20), (2, 20, 19))),
     "transposed": (lambda a, b: (a.mT @ b.mT) * 0.5, ((2, 20, 70), (2, 41, 20))),
+    "one row": (lambda a, b: (a @ b).relu(), ((2, 1, 40), (2, 40, 30))),
+    "one column": (lambda a, b: (a @ b).relu(), ((70, 40), (40, 1))),
     "a bias of rows": (lambda a, b, r: a @ b - r[:, None], ((64, 32), (32, 64), (64,))),
 }
 

@@ -228,7 +228,7 @@ def candidates(kernel: ProductKernel, machine: Gpu) -> list[tuple[float, Product
         programs = sizes[0] * -(-sizes[1] // first) * -(-sizes[2] // second)
         share = machine.share(programs * warps)
         moved = max(kernel.bytes * machine.byte["L2" if kernel.bytes < machine.cache else "memory"] / share**0.5, 0.0)
-        total = machine.launch + max(seconds, moved) + work
+        total = machine.launch + seconds + moved + work  # a program reads and writes before and after it multiplies
         result.append((total, ProductTile(first, second, deep, warps, stages)))
     return sorted(result, key=lambda pair: pair[0])
 

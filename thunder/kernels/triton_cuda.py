@@ -717,6 +717,10 @@ class Writer:
         self.computed_ops["scatter"] = None
         scope.lines.append(f'tl.atomic_{_ATOMIC[w.scatter.combine]}({pointer}, {value}{masked}, sem="relaxed")')
 
+    def spread(self, w: Write, axes: Container[Variable]) -> tuple[list[int], list[str]]:
+        """The shape of a value whose index has fewer dimensions, and the masks of those that it does not have."""
+        return ([] if axes else [1] if self.is_flat else [1, 1]), []  # a tile of one element, as values are
+
     def write(self, w: Write, scope: Scope) -> None:
         if w.scatter is not None:
             self.scatter(w, scope)
@@ -725,8 +729,10 @@ class Writer:
         axes = variables_of(w.index)
         masks = self.masks(axes, w.buffer, w.index)
         offset = self.index(w.index, scope)
-        if not axes:  # a tile of one element, as values are
-            offset = f"{offset} + tl.zeros({[1] if self.is_flat else [1, 1]}, tl.int32)"
+        shape, rest = self.spread(w, axes)
+        masks += rest
+        if shape:
+            offset = f"{offset} + tl.zeros({shape}, tl.int32)"
         masked = f", mask={' & '.join(masks)}" if masks else ""
         if w.buffer.dtype.category == BOOL and self.interpreted:
             value = f"{value}.to(tl.int1)"

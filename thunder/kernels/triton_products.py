@@ -15,11 +15,12 @@ def kernel_0(program, b0, b1, b2):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from thunder.kernels.index import Index, Variable
 from thunder.kernels.ir import Buffer, Node
 from thunder.kernels.products import ProductKernel, ProductTile, sizes_of
+from thunder.kernels.schedule import Write
 from thunder.kernels.triton_cuda import PROGRAMS, Memory, Programs, Scope, Writer
 
 
@@ -49,6 +50,11 @@ class ProductWriter(Writer):
     def masks(self, axes: Iterable[Variable], buffer: Buffer | None = None, index: Index | None = None) -> list[str]:
         names = dict.fromkeys(self.space(v)[1] for v in axes)
         return [f"{name}_inside" for name in ("x", "r", "ka", "kb") if name in names and self.masks_of[name]]
+
+    def spread(self, w: Write, axes: Container[Variable]) -> tuple[list[int], list[str]]:
+        names = {name for loops, name in self.spaces.items() if any(v in axes for v in loops)}
+        missing = [name for name in ("x", "r") if name not in names]
+        return [self.tile.first, self.tile.second] if missing else [], [f"({name} < 1)" for name in missing]
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self, name: str) -> str:
