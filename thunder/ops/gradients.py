@@ -88,4 +88,6 @@ def is_real(values: Any) -> bool:
 
 def is_wanted(value: Any) -> bool:
     """Whether a gradient of a value, or of one inside of a container, goes anywhere."""
+    if type(value) is TensorProxy:  # most of them
+        return value.requires_grad
     return any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(value, list[Proxy]()))

@@ -135,7 +135,7 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
         gradients = (*gradients, *(None for _ in left_out))
     by_name = gradients[number] if len(gradients) == number + 1 and type(gradients[number]) is dict else None
     check_count(who, number, gradients[:number] if by_name is not None else gradients)
-    real = is_real((operation.args, operation.kwargs, result))
+    real = is_real((operation.inputs, result))
     arguments = (*operation.args, operation.kwargs)
     for index, (argument, gradient) in enumerate(zip(arguments, (*gradients[:number], by_name), strict=True)):
         _put(who, index, argument, gradient, real, puts)
