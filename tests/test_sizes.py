@@ -10,6 +10,12 @@ def test_no_function_is_above_the_bounds():
     assert not new, "\n".join(f"{f.lines} lines, {f.branches} branches: {f.path}:{f.line} {f.name}" for f in new)
 
 
+def test_a_function_that_is_not_short_has_a_docstring():
+    files = [path for folder in sizes.DOCUMENTED for path in sorted((sizes.ROOT / "thunder" / folder).rglob("*.py"))]
+    missing = [name for path in files for name in sizes.undocumented(path)]
+    assert not missing, "\n".join(missing)
+
+
 def test_branches_are_those_of_the_function_itself():
     text = """
 def outer(a, b):

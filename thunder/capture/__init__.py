@@ -137,6 +137,7 @@ class Captured:
         return made
 
     def _computation(self, c: Capture, output) -> None:
+        """The program's operations as a trace, with its inputs and where these come from."""
         operations, generators = _with_generators(c)
         used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
         made = {o for operation in operations for o in operation.outputs}

@@ -40,6 +40,7 @@ def make_views(writer: Any, first: int) -> None:
 
 
 def _make_view(writer: Any, operation: BoundSymbol) -> None:
+    """Writes the statement of an epilogue that makes a view of a result, after the computation."""
     if operation.sym is holding:
         history, view = operation.args
         with recording(writer.c.recorder), grad_enabled(True):  # not a tensor that another result is, for autograd

@@ -133,6 +133,7 @@ def _original(c: Capture, f):
 
 
 def _call_partial(c: Capture, f, args, kwargs):
+    """A call of a `functools.partial`: of its function, with its arguments read where the partial stands."""
     source = c.world.sources.get(id(f))
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
@@ -214,6 +215,7 @@ _FRAMES = frozenset(("_getframe", "_getframemodulename", "currentframe"))
 
 
 def _call_function(c: Capture, f, args, kwargs):
+    """A call of a Python function: recorded where it is an operation, else handled by its row in the policy."""
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")

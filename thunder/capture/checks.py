@@ -45,6 +45,7 @@ class Rows:
         return None
 
     def reason(self, source: Source, question: Question, want, now) -> str:
+        """In words: the answer to a question about a source was `want` and is `now`."""
         path = source.describe(self.parameters)
         if question is TYPE:
             return TYPE.words.format(path=path, was=say(want), now=say(now))

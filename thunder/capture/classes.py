@@ -40,6 +40,7 @@ def lookup(c: Capture, kind: type, name: str, after: type | None = None):
 
 
 def _look_up(c: Capture, kind, name, after):
+    """`lookup`, where the answer is not known yet: walks the bases, and asks about those that may change."""
     if issubclass(kind, PROXIES):  # tensors and numbers have operations in the place of special methods
         c.known.looked_up[kind, name, after] = NULL
         return NULL

@@ -80,6 +80,7 @@ def _stand_for(c: Capture, s, value, source: Source) -> Look:
 
 
 def _empty(c: Capture, value, source: Source):
+    """A container without elements that stands for one from outside."""
     t: Any = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
     if isinstance(value, collections.defaultdict):

@@ -195,6 +195,7 @@ class DecidedPath(Path):
         return None
 
     def _may_decide(self) -> bool:
+        """Whether data may decide here: not inside of a transform, on another device, or between ranks."""
         c = self.c
         if current_recorder() is not c.recorder or c.recorder.typing:
             return False
@@ -302,6 +303,7 @@ class _Values:
     def eager_call(
         self, index: int, function, args: tuple, kwargs: dict, how: tuple, shown: eager_calls.Shown
     ) -> Outcome:
+        """Runs an eager call behind everything before it. Refuses one that wrote where the program would not see it."""
         self.of(proxies_in((function, args, kwargs, shown), []), everything_before=True)
         if index in self.log:
             called: Any = self._given(function)
@@ -442,6 +444,7 @@ class _Values:
         )
 
     def _input(self, value: Proxy):
+        """The value of an input of the program. Refuses one of which a rank holds a part, or that is not known."""
         if isinstance(value, TensorProxy) and value in self.c.tensors.real:
             placement = self.c.tensors.placements.get(value)
             if placement is not None and (placement.is_split or placement.dtype is not placement.held_dtype):
@@ -459,6 +462,7 @@ class _Values:
         self._refuse(f"on {value.name}, which is not known at capture")
 
     def _run(self, b: BoundSymbol) -> None:
+        """Computes the outputs of a bound symbol, by its function or by the bound symbols that it consists of."""
         if b.sym.fn is None:
             subsymbols, result = b.subsymbols, b.output
             if not subsymbols and b.sym.decomposition is not None:  # one that was recorded by its result alone
@@ -480,6 +484,7 @@ class _Values:
         assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs), self.known)
 
     def _given(self, x):
+        """An argument of a bound symbol with the values at capture in the place of proxies."""
         if isinstance(x, Proxy):
             return self.known[self._origin(x)]
         if isinstance(x, NumberProxy):

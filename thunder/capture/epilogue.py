@@ -163,6 +163,7 @@ class EpilogueWriter:
         return self._other(value, t)
 
     def _other(self, value, t: type) -> str:
+        """An expression that makes a value of no kind that has a method of its own."""
         if t is contextvars.Token:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
@@ -188,6 +189,7 @@ class EpilogueWriter:
         return None
 
     def _proxy(self, value) -> str:
+        """An expression for a result of the computation: as it is, as a parameter, or as a NumPy array."""
         if type(value) is HostProxy and (tensor := arrays.array_that_leaves(self.c, value)) is not None:
             return self.built.get(id(value)) or self.variable(value, f"{self.build(tensor)}.numpy()")
         if isinstance(value, TensorProxy):
@@ -264,6 +266,7 @@ class EpilogueWriter:
         return name
 
     def _tuple(self, value: tuple, t: type) -> str:
+        """An expression for a tuple, a named tuple, or one of a subclass."""
         inside = [self.build(x) for x in tuple.__iter__(value)]
         if t is Size:
             t = torch.Size
@@ -277,6 +280,7 @@ class EpilogueWriter:
         return name
 
     def _container(self, value, t: type) -> str:
+        """An expression for a container, whose elements are put in by further statements: it may hold itself."""
         self.c.materialize(value)
         if t is frozenset:
             return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
@@ -336,6 +340,7 @@ class EpilogueWriter:
         return name
 
     def _object(self, value, t: type) -> str:
+        """An expression that makes an object of the user's class, whose methods ran while the program was captured."""
         allocating = next(c for c in t.__mro__ if "__new__" in c.__dict__)
         if allocating.__flags__ & HEAP_TYPE and type(allocating.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
@@ -403,6 +408,7 @@ class EpilogueWriter:
         return id(p) in self.values or memory.holder(p) not in memory.stale and id(memory.latest(p)) in self.values
 
     def _write(self, kind: str, o, n, v) -> str:
+        """The statement that carries out a write of the program to an object from outside."""
         if kind == "attr" and type(o) is TensorProxy:
             target = self.path(self.c.tensors.real[o][1]) if self._is_outside(o) else self.build(o)
             return f"{self.pin(setattr)}({target}, {n!r}, {self.build(v)})"
@@ -443,6 +449,7 @@ class EpilogueWriter:
         return self.pin(getattr(torch.nn.Module if isinstance(o, torch.nn.Module) else object, f"__{how}__"))
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
+        """The statement that carries out a change of a container from outside."""
         t = type(original)
         # a subclass's own methods ran while the program was captured
         base = None if t in CONTAINERS else container_base(t)

@@ -38,6 +38,7 @@ def checked(c: Capture, function, args, kwargs, run):
 
 
 def _checked(c: Capture, function, args, kwargs, run):
+    """The result of an operation; where the program may handle its error, PyTorch's own is raised."""
     if not is_tried(c) and not any(map(_is_strange, (*args, *kwargs.values()))):
         return run()
     error = _known_error(c, function, args, kwargs)
@@ -159,6 +160,7 @@ def _ones(shape: tuple, **options) -> torch.Tensor:
 
 
 def _example(c: Capture, make, x):
+    """A value on which PyTorch can check an argument: a tensor of the same kind, a number of the call."""
     if isinstance(x, NumberProxy):
         return _number(c, x)
     if type(x) is not TensorProxy:

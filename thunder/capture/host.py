@@ -232,6 +232,7 @@ class TorchHost(Capture):
     # ------------------------------------------------------------------------------------------------ functions
 
     def load_cell(self, f, cell, name):
+        """A variable of an enclosing function: as the program has written it, or read where it stands."""
         if self.effects and (written := self.effects.value(cell, None)) is not NULL:
             return written
         owner = self.outside.cells.get(id(cell))
@@ -269,6 +270,7 @@ class TorchHost(Capture):
         super().delete_cell(f, cell)
 
     def enter(self, f, args, kwargs):
+        """A call of a Python function: the program depends on its code, and is refused or called as it is by policy."""
         if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
             if type(native_row(f).answer) is Eager:
                 host_lines.refuse(self, f)
@@ -316,6 +318,7 @@ class TorchHost(Capture):
         return f
 
     def default(self, f, name, value):
+        """The default of a parameter, read where the function stands."""
         if type(value) is TensorProxy or id(f) in self.fresh or is_library(f.__globals__.get("__name__")):
             return value
         if id(f) in self.world.anew:
@@ -357,6 +360,7 @@ class TorchHost(Capture):
     attribute_name = changing.settled
 
     def hashed(self, keys, others=()):
+        """Keys for a set or a dict: texts are settled, and objects are told apart from those that it holds."""
         settled = [k if type(k) in PRIMITIVE else changing.settled(self, k) for k in keys]
         if any(k is not found for k, found in zip(keys, settled, strict=True)):
             keys = settled
@@ -375,6 +379,7 @@ class TorchHost(Capture):
         return value
 
     def same(self, a, b):
+        """`a is b`. Numbers and texts are compared as CPython keeps them; objects from outside are asked."""
         ta, tb = type(a), type(b)
         if ta in COPIED and tb in COPIED:
             return same_number(self, a, b)

@@ -205,6 +205,7 @@ def _run_now(
     c: Capture, name: str, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, lent: tuple,
     frames: Frames,
 ):  # fmt: skip
+    """The result of a host call in the call that is captured. An exception that the program may handle is refused."""
     try:
         return c.path.run_host_call(index, function, args, kwargs, effect, lent, frames)
     except Exception as error:  # noqa: BLE001 - whether the program may handle it decides
@@ -316,6 +317,7 @@ def given(c: Capture, value, reads: bool):
 
 
 def _given_container(c: Capture, value, reads: bool):
+    """A container as host code gets it: a copy, which must not be one from outside where it may be changed."""
     t = type(value)
     if not reads and t is not tuple:
         if id(value) in c.containers.looks or id(value) in c.world.sources:

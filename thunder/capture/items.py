@@ -30,6 +30,7 @@ VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.Va
 
 
 def getitem(c: Capture, o, k):
+    """`o[k]`."""
     t = type(o)
     if c.dispatch.reading is not None:
         look_at(c, o)
@@ -94,6 +95,7 @@ def given(c: Capture, *operands) -> None:
 
 
 def setitem(c: Capture, o, k, v) -> None:
+    """`o[k] = v`."""
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
@@ -117,6 +119,7 @@ def setitem(c: Capture, o, k, v) -> None:
 
 
 def contains(c: Capture, o, v) -> bool:
+    """`v in o`."""
     if c.dispatch.reading is not None:
         look_at(c, o)
     v = changing.settled(c, v) if isinstance(o, (dict, set, frozenset)) else v
@@ -144,6 +147,7 @@ def contains(c: Capture, o, v) -> bool:
 
 
 def iterate(c: Capture, o):
+    """`iter(o)`, where no Python code of the user's defines it."""
     c.materialize(o)
     given(c, o)
     t = type(o)

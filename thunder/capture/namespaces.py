@@ -78,6 +78,7 @@ def _check_namespace(c: Capture, space) -> None:
 
 
 def load_global(c: Capture, f, n):
+    """A global or builtin name, read in the module where it stands."""
     space = f.__globals__
     known = None if c.effects else c.known.names.get((id(space), n))
     if known is not None and (space.get(n) is known or n not in space and (id(space), n) in c.known.builtins):

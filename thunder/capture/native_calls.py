@@ -97,6 +97,7 @@ def _context_variable(c: Capture, f, args):
 
 
 def call_builtin(c: Capture, f, args, kwargs):
+    """A call of a function or method in C."""
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = plain_attribute(f, "__self__")
@@ -267,6 +268,7 @@ def special(c: Capture, method, value, args):
 
 
 def call_native(c: Capture, f, args, kwargs):
+    """A call that native code answers: on the host, folded, asked again by the prologue, or refused, by policy."""
     if c.dispatch.reading is not None:
         note_call(c, f)
     items.given(c, *args)
@@ -420,6 +422,7 @@ _HOLDING = (tuple, *MUTABLE)
 
 
 def _check_keys(c: Capture, table, given) -> None:
+    """Native code hashes keys that it is given: the program depends on which objects they are."""
     keys: list = []
     for a in given:
         if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:

@@ -226,6 +226,7 @@ def _of_frame(c: Capture, o, n):
 
 
 def _of_module(c: Capture, o, n):
+    """An attribute of a Python module."""
     if c.effects and (written := c.effects.value(o, n)) is not NULL:
         return _overlaid(o, n, written)
     try:
@@ -273,6 +274,7 @@ def of_torch_module(c: Capture, m, n: str):
 
 
 def store_attr(c: Capture, o, n, v) -> None:
+    """`o.n = v`."""
     o = concrete(o)
     if type(o) is HostProxy:
         host_lines.run(c, setattr, (o, n, v))
@@ -386,6 +388,7 @@ def native_delete(c: Capture, found, o, n) -> None:
 
 
 def own_delete(c: Capture, o, n) -> None:
+    """`del o.n`, where no descriptor takes it: an effect, or a change of the program's own object."""
     if type(o) in (TensorProxy, HostProxy):
         return delete_attr(c, o, n)
     if issubclass(type(o), type):

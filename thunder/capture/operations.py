@@ -196,6 +196,7 @@ SPECIAL_METHODS = {
 
 
 def call_method(c: Capture, method, args, kwargs):
+    """A call of a tensor's method."""
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
@@ -256,6 +257,7 @@ def _elements(c: Capture, v, t: type) -> list | None:
 
 
 def lifted(c: Capture, v, *, typed: bool = False):
+    """One argument of an operation, see `all_lifted`."""
     t = type(v)
     if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
         return c.recorder.latest(v)  # in the shape that it has now
@@ -302,6 +304,7 @@ def _object(c: Capture, v, t: type, typed: bool):
 
 
 def _lifted(c: Capture, v, typed: bool, deep: int = 0):
+    """A container among the arguments, copied, and what it holds. deep: in how many others it is."""
     t, inside = type(v), deep + 1
     if inside > _DEEPEST:
         c.refuse("an operation is given a list that holds itself, or one of more dimensions than tensors have", _FLAT)
@@ -396,6 +399,8 @@ def type_of(c: Capture, a) -> type:
 
 
 class _ByItems:
+    """A class whose objects Python iterates by their items."""
+
     __getitem__ = None
 
 

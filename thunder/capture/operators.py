@@ -57,6 +57,7 @@ from thunder.ops.torch_types import to_torch_dtype
 
 
 def binary(c: Capture, symbol, a, b):
+    """`a + b` and the like."""
     if type(a) in _COMPUTED and type(b) in _COMPUTED:  # a tensor and another or a number have no special methods
         return _recorded(c, ARITHMETIC[symbol], a, b)
     if type(a) is TensorProxy and symbol not in ("@", "@=") and computes(c, a, b):
@@ -115,6 +116,7 @@ def computes(c: Capture, a, b) -> bool:
 
 
 def native_binary(c: Capture, symbol, a, b):
+    """A binary operator that native code answers."""
     a, b = _with_number(c, a, b)
     if type(b) is HostProxy and b.kind in changing.TEXTS and issubclass(type(a), _GROWING.get(symbol, ())):
         b = changing.settled(c, b)
@@ -169,6 +171,7 @@ def _in_library(c: Capture, function, a, b):
 
 
 def _of_tensors(c: Capture, symbol, a, b):
+    """A binary operator with a tensor: recorded, or (`[0] * n`) a sequence repeated."""
     repeated = a if type(b) is TensorProxy else b if symbol == "*" else None  # no sequence behind `*=`
     if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED) and not _overrides(repeated):
         return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
@@ -268,6 +271,7 @@ def native_unary(c: Capture, symbol, a):
 
 
 def compare(c: Capture, symbol, a, b):
+    """`a < b` and the like."""
     if c.dispatch.reading is not None:
         look_at(c, a)
         look_at(c, b)
@@ -285,6 +289,7 @@ def compare(c: Capture, symbol, a, b):
 
 
 def native_compare(c: Capture, symbol, a, b):
+    """A comparison that native code answers."""
     a, b = _with_number(c, a, b)
     if type(a) is HostProxy or type(b) is HostProxy or _is_numpys(type(a), type(b)):
         return host_lines.operate(c, COMPARISONS[symbol], a, b)
@@ -359,6 +364,7 @@ def native_next(c: Capture, iterator):
 
 
 def native_len(c: Capture, o):
+    """`len(o)` that native code answers."""
     if type(o) is HostProxy:
         return host_lines.operate(c, len, o)
     if c.containers.lazy and id(o) in c.containers.lazy and isinstance(o, (list, collections.deque)):
@@ -425,6 +431,7 @@ def _text_of_exception(c: Capture, function, value: BaseException):
 
 
 def native_isinstance(c: Capture, o, cls):
+    """`isinstance(o, cls)` as user code sees it: a proxy has the class of its tensor or number."""
     if type(o) is TensorProxy:
         return issubclass(operations.kind_of(c, o), cls) or (
             o in c.tensors.real and isinstance(c.tensors.real[o][0], cls)

@@ -492,6 +492,7 @@ _COMMON = ("object.", "pybind11_object.", "Generic.", "Protocol.")
 
 @functools.lru_cache(maxsize=10_000)
 def _by_name(module: str, name: str, python: bool) -> Row:
+    """The row of a function by the names of its module, class and itself, the most special one."""
     prefixes = list(_prefixes(module))
     last, owner = name.rpartition(".")[2], name.rpartition(".")[0]
     keys = ((prefix, n) for prefix in prefixes for n in (name, owner, last) if n)

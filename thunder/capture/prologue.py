@@ -197,6 +197,7 @@ class PrologueWriter:
         return [run for run in runs if len(run) >= RUN]
 
     def _unpack_runs(self, sources: list[Source], names: list[str], runs: list[list[Source]], read: str) -> None:
+        """Statements that read tensors one after the other in one call: `names` one by one, then `runs` as slices."""
         start = len(names)
         all_of = self.names.make("read")
         lines = [f"{all_of} = {read}"]
@@ -307,6 +308,7 @@ class PrologueWriter:
     # ---------------------------------------------------------------- the whole
 
     def write(self) -> tuple[Trace, Callable]:
+        """The prologue as a trace and as a function."""
         passes.prepare()
         self._call_shape()
         self.start = len(self.statements)
@@ -373,6 +375,7 @@ class PrologueWriter:
         return compat.unwrap_of(tensor) if is_tensor else None
 
     def _call_shape(self) -> None:
+        """Checks of how many arguments a call has, and which keywords."""
         capture = self.capture
         self.miss(
             "len",
@@ -482,6 +485,7 @@ class PrologueWriter:
         return kind is not None and issubclass(kind, dict) and kind in CONTAINERS
 
     def _check_value(self, v: str, path: str, want) -> None:
+        """The check of a number, a text, or another value without identity."""
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
         if type(want) in _SINGLE:
             self.miss("literal_like", f"{v} is not {self.literal(want)}", reason)

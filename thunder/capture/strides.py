@@ -217,6 +217,7 @@ def _contiguous_input(c: Capture, proxy: Proxy, with_offset: bool, number: Calla
 
 
 def _input(c: Capture, proxy: TensorProxy, layouts: dict, with_offset: bool, with_bits: bool) -> None:
+    """The layout of an input, as the call has it, which the prologue asks for. Fills `layouts`."""
     if proxy in c.tensors.cotangents:
         c.tensors.ask_layout(proxy)
         layouts[proxy] = _dense(proxy, to_torch_dtype(proxy.dtype))

@@ -92,6 +92,7 @@ def _how_held(value: torch.Tensor) -> Placement | None:
 
 
 def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
+    """The proxy of a tensor from outside that has none yet. The prologue checks its kind and sizes."""
     shape: tuple = tuple(value.shape)
     guarded = shape
     if _may_change_sizes(c, value, source):

@@ -165,6 +165,7 @@ def _frozenset(c: Capture, value: frozenset, source: Source):
 
 
 def _array(c: Capture, value: numpy.ndarray, source: Source):
+    """A NumPy array from outside: asked for its content, or a value of the host where it changes."""
     if value.dtype.hasobject:
         for i in numpy.ndindex(value.shape):
             if read(c, value[i], source.item(i)) is not value[i]:
@@ -299,6 +300,7 @@ def _is_primitive(value) -> bool:
 
 
 def _tuple(c: Capture, value: tuple, source: Source):
+    """A tuple from outside: a constant where all in it are, else a tuple of what the program may hold."""
     if type(value) is tuple and tuple.__len__(value) > containers.LARGE and is_data(value):
         c.world.ask(source, CONTENT)
         return containers.data(c, value, source)

@@ -134,6 +134,7 @@ def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, operation: Bo
 
 
 def _check_types(trace: Trace, operation: BoundSymbol) -> None:
+    """Compares the types of an operation's results with those of its meta rule. Raises TraceCheckError."""
     rule = operation.sym.meta or operation.sym.decomposition
     if rule is None or operation.sym.is_fusion or operation.context is None or operation.sym.executor is not None:
         return

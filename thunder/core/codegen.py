@@ -194,6 +194,7 @@ class Printer:
         return lines
 
     def _assignment(self, b, commented: bool) -> str:
+        """The statement of a call: `t2 = torch.add(t0, t1)`. commented: for a comment."""
         sym = b.sym
         prims = sym.module == "prims"
         self._comment = commented

@@ -7,6 +7,8 @@ import enum
 
 
 class DeviceType(enum.Enum):
+    """The kinds of devices."""
+
     CPU = "cpu"
     CUDA = "cuda"
     META = "meta"

@@ -269,6 +269,8 @@ def _state_of(generator: Any) -> tuple[Callable, Any] | None:
 
 
 class _Current(threading.local):
+    """The logs of the program that this thread runs."""
+
     results: Log | None = None  # of the program that runs
     next: Log | None = None  # that the next program begins with
     lent: list[Lent] | None = None  # of a program without a log
@@ -458,6 +460,7 @@ def _run(
     index: int | None, function: Callable, args: tuple, kwargs: dict, kind: str, decision: int | None,
     effect: str = "", lent: Collection[int | str] = (), frames: Frames = (),
 ) -> Any:  # fmt: skip
+    """The result of a host call in a program that runs: from its log, else of the call itself."""
     value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
     if value is None and kind == "NoneType":
         return None

@@ -233,6 +233,8 @@ class NumberProxy:
 
 
 class IntegerProxy(NumberProxy):
+    """An int that stays symbolic."""
+
     __slots__ = ()
     python_type = int
 
@@ -244,6 +246,8 @@ class IntegerProxy(NumberProxy):
 
 
 class FloatProxy(NumberProxy):
+    """A float that stays symbolic."""
+
     __slots__ = ()
     python_type = float
 
@@ -392,6 +396,7 @@ def _compare(a, b, relation: str) -> bool | Condition:
 
 
 def _binary_number(name: str, reflected: bool) -> Callable:
+    """A special method of numbers, `__add__` or `__radd__`."""
     calculate = _divmod if name == "divmod" else functools.partial(application, name)
 
     def method(self, other, *modulus):

@@ -50,7 +50,10 @@ class Printed:
 
 
 class _Pickler(pickle.Pickler):
+    """Pickles symbols by their names, and operations with their own printed form by their text."""
+
     def reducer_override(self, obj: Any) -> Any:
+        """How an object is pickled that has its own form in traces; NotImplemented for others."""
         if isinstance(obj, Symbol):
             return _reduced_symbol(obj)
         if isinstance(obj, BoundSymbol) and obj.sym.python_printer is not None and _place_of(obj.sym) is None:

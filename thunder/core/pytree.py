@@ -52,6 +52,7 @@ def _register_dataclasses(tree: Any) -> None:
 
 
 def _register(cls: type) -> None:
+    """Makes a dataclass a node of pytrees."""
     if cls in _registered or issubclass(cls, (dict, list, tuple)):
         return
     names = tuple(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ def _with_copies(
 
 
 def _copied(region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: Set[Proxy]) -> Sequence[BoundSymbol]:
+    """The operations of a region behind copies of those that compute its inputs anew."""
     inputs, copies = set(region.inputs), {}
     fronts: list[tuple[int, list[BoundSymbol]]] = []
     for value, at, (made, sources) in chains:

@@ -104,6 +104,7 @@ class BoundSymbol:
         return self._subsymbols or ()
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
+        """The operations that the decomposition of this one records; none where it has none for these arguments."""
         with detached(self.context) as inner:
             inner.location = lambda: self.location
             try:

@@ -387,6 +387,7 @@ class Facts:
         return self.lower(e) >= n or any(self.lower(e - fact) >= n for fact in self.at_least_0)
 
     def lower(self, e: Expression) -> float:
+        """The least value of an expression; -inf where nothing is known."""
         total: float = 0
         for mono, c in e.terms.items():
             if mono == ():
@@ -399,6 +400,7 @@ class Facts:
         return total
 
     def _lower_of_atom(self, atom) -> float:
+        """The least value of a number, or of a function of expressions."""
         if isinstance(atom, str):
             return self.least.get(atom, -math.inf)
         name, *operands = atom

@@ -22,6 +22,8 @@ from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_r
 
 
 class TraceTag(enum.Enum):
+    """What a trace is: a joint forward and backward, or one of the two."""
+
     JOINT = enum.auto()
     AUGMENTED_FORWARD = enum.auto()
     BACKWARD = enum.auto()

@@ -30,6 +30,8 @@ __all__ = [
 
 
 class FUEL_LEVEL(enum.Enum):
+    """How many regions a fusion executor makes, as Lightning Thunder names it."""
+
     UNLIMITED = enum.auto()
 
 
@@ -309,6 +311,7 @@ def operation_id(given: Any, own: Iterable[Symbol] = ()) -> Any:
 
 
 def _check_id(given: str, own: Iterable[Symbol]) -> None:
+    """Raises DeclarationError for the id of an operation that does not exist, and names the nearest one."""
     from thunder.ops.registry import LTORCH, PRIMS
 
     symbols = (own, LTORCH.values(), PRIMS.values(), *(e.opmap.values() for e in _ALL.values()))

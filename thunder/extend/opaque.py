@@ -102,11 +102,15 @@ def _detaching(fn: Callable) -> Callable:
 
 
 class _Recording(torch.overrides.TorchFunctionMode):
+    """Records the calls of PyTorch's functions that a meta rule makes."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return call_torch(func, args, kwargs or {})
 
 
 def _typed(meta: Callable, name: str) -> Callable:
+    """The meta rule of an opaque operation: `meta` under a recorder of its own, with its errors named."""
+
     def rule(*args, **kwargs):
         recorder = current_recorder()
         # names of what is not computed are not taken
@@ -132,6 +136,8 @@ def _missing(symbol: Symbol) -> Callable:
 
 
 def _rule(symbol: Symbol, backward: Callable) -> Callable:
+    """The derivative rule of an opaque operation, from the backward that the user has written."""
+
     def run(args, result, cotangent, wanted):
         with noted(f"the backward of {symbol.name}"):
             found = backward(args, result, cotangent)

@@ -262,6 +262,7 @@ class Matcher:
                     yield replace(further, between=(*further.between, *between))
 
     def _operation(self, node: BoundSymbol, operation: BoundSymbol, state: _State) -> Iterator[_State]:
+        """Matches in which an operation of the program is `node` of the pattern."""
         known = state.operations.get(node)
         if known is not None:
             if known is operation:
@@ -324,6 +325,7 @@ class Matcher:
             yield from self._all(wanted[1:], values[1:], exact, further)
 
     def _one(self, wanted: Any, value: Any, exact: bool, state: _State) -> Iterator[_State]:
+        """Matches in which one argument of the program is `wanted` of the pattern."""
         if isinstance(wanted, Proxy):
             yield from self._value(wanted, value, state)
         elif isinstance(wanted, Parameter):
@@ -398,6 +400,7 @@ def _computes_same(node: BoundSymbol, operation: BoundSymbol, values: Mapping[An
 
 
 def _equal_parts(some: Sequence[BoundSymbol], others: Sequence[BoundSymbol], table: dict[Proxy, Any]) -> bool:
+    """Whether two decompositions are equal, one operation after the other; fills in `table`."""
     if not some or len(some) != len(others):
         return False
     for one, other in zip(some, others):

@@ -136,6 +136,7 @@ class Rule:
         return None
 
     def _candidates(self, operation: BoundSymbol, flow: Flow, attempt: Attempt) -> Iterator[Match]:
+        """The matches that end in an operation, whose condition holds."""
         if isinstance(self.pattern, Symbol):
             if self.pattern is operation.sym or self.pattern is EVERY:
                 match = Match(operation.args, operation.kwargs, (operation,), operation.outputs, flow, operation)
@@ -152,6 +153,7 @@ class Rule:
                     yield match
 
     def _holds(self, match: Match, attempt: Attempt) -> bool:
+        """Whether the condition of the rule holds for a match."""
         if self.when is None:
             return True
         try:
@@ -220,6 +222,7 @@ class Rule:
         return list(_outputs(result))
 
     def _check(self, result: Any, wanted: Sequence[Proxy]) -> None:
+        """Raises DeclarationError where the replacement's results have other types than those of the match."""
         results = list(_outputs(result))
         if len(results) != len(wanted):
             raise DeclarationError(
@@ -377,6 +380,7 @@ def _proxies(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(one: Rule, arguments: Mapping[str, Any]) -> Pattern:
+    """The pattern of a rule as traced on these arguments. Raises OptionError where it has no result to match."""
     values = _proxies(arguments)
     operations, result = traced(one.pattern, list(values.values()))
     outputs = tuple(_outputs(result))

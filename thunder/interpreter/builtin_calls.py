@@ -92,6 +92,8 @@ def _dir(host, function, args, kwargs):
 
 
 def _exec_or_eval(mode):
+    """The handler of `exec` or `eval`."""
+
     def run(host, function, args, kwargs):
         """The code runs natively, in the namespaces of the calling frame where it is given none."""
         if not args:

@@ -94,6 +94,7 @@ def GET_YIELD_FROM_ITER(frame, stack, _):
 
 
 def SEND(frame, stack, target):
+    """`yield from` and `await` give a value to the inner iterator."""
     host, value = frame.host, stack.pop()
     receiver = stack[ITERATOR]
     try:
@@ -133,6 +134,7 @@ def stop_iteration_error(error):
 
 
 def RAISE_VARARGS(frame, stack, n):
+    """`raise`, `raise error` or `raise error from cause`."""
     host = frame.host
     if n == 0:
         if host.exc is None:

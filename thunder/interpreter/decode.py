@@ -84,6 +84,7 @@ class Record:
         return self.handled[index]
 
     def _ends(self, start):
+        """Whether an exception that a handler at `start` gets may end in this frame."""
         program, following, seen = self.program, [start], set()
         while following:
             index = following.pop()
@@ -157,6 +158,7 @@ ROWS = [row_of(opname) for opname in OPNAME]
 
 
 def _decode(code):
+    """The record of a code object: canonical instructions, the same for all versions of Python."""
     raw_instructions = _raw_instructions(code)
     raw, program, offsets, index, jumps, cleared = Raw(code), [], [], {}, [], set()
     add, add_offset = program.append, offsets.append

@@ -122,6 +122,7 @@ def print_log(
 
 
 def _log_line(entry, print_source_code: bool) -> str | None:
+    """A line of the printed log; None for an entry that is not shown."""
     if isinstance(entry, dis.Instruction):
         return f"  {entry.opname} {entry.argrepr}".rstrip()
     if isinstance(entry, str):

@@ -275,6 +275,7 @@ def CALL_KEYWORDS(frame, stack, n):
 
 
 def CALL_FUNCTION_EX(frame, stack, flags):
+    """`f(*arguments, **keywords)`."""
     host = frame.host
     keywords = stack.pop() if flags & 1 else NULL
     arguments = stack.pop()
@@ -325,6 +326,7 @@ def _callee(stack, arguments):
 
 
 def MAKE_FUNCTION(frame, stack, flags):
+    """`def` or `lambda`, with defaults, annotations and a closure where the flags say so."""
     code = stack.pop()
     closure = stack.pop() if flags & 8 else None
     incomplete = code.co_freevars and closure is None  # the closure is attached afterwards; until then, empty cells
@@ -339,6 +341,7 @@ def MAKE_FUNCTION(frame, stack, flags):
 
 
 def SET_FUNCTION_ATTRIBUTE(frame, stack, bit):
+    """Sets the defaults, annotations or closure of a function that was just made."""
     fn = stack.pop()
     value = stack.pop()
     if bit == 8:  # a closure cannot be replaced: make the function again

@@ -124,6 +124,7 @@ def original(value) -> Any:
 
 
 def _sum(host, function, args, kwargs):
+    """`sum`, whose additions are the program's."""
     if not 1 <= len(args) + len(kwargs) <= 2 or kwargs.keys() - {"start"} or not args:
         return function(*args, **kwargs)  # raises
     values, start = args[0], args[1] if len(args) > 1 else kwargs.get("start", 0)

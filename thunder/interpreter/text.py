@@ -64,6 +64,7 @@ def is_subclass(host, value, cls):
 
 
 def _asks(host, name, natively, value, cls):
+    """`isinstance` or `issubclass`, with the hooks of metaclasses interpreted."""
     if type(cls) is type or name == "__instancecheck__" and type(value) is cls:
         return natively(value, cls)
     if type(cls) is types.UnionType:

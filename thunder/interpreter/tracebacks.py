@@ -66,6 +66,7 @@ def _evaluations():
 
 
 def _evaluated(*given):
+    """The result of `eval`, in a generator that is used again: see `_evaluations`."""
     try:
         evaluations = _idle.pop()
     except IndexError:

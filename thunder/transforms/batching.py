@@ -62,6 +62,7 @@ class _Batch:
         return self.moved.get(x, x) if isinstance(x, Proxy) else x
 
     def operation(self, operation: BoundSymbol) -> None:
+        """Writes an operation for all elements of the mapped dimension, under its own context."""
         recorder = self.recorder
         recorder.location = lambda: operation.location
         if operation.context is not None:
@@ -231,6 +232,8 @@ def mapped_symbol(symbol: Symbol) -> Symbol:
 
 
 def _mapped_symbol(symbol: Symbol) -> Symbol:
+    """The operation that runs an operation once for each element, by PyTorch's vmap."""
+
     def run(mapped, size, randomness, args, kwargs):
         values: list[torch.Tensor] = []
         _replaced(mapped, args, kwargs, values.append, torch.Tensor)

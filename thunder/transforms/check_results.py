@@ -194,6 +194,7 @@ def _difference(result: Any, said: Any, sizes: Any) -> str | None:
 
 
 def _tensor_difference(result: Any, said: TensorProxy, sizes: tuple) -> str | None:
+    """In words: how a result differs from what its meta rule says; None where it fits."""
     declared = f'where its meta rule says {said.name}: "{type_string(said)}"'
     if not isinstance(result, torch.Tensor):
         return f"returned a {type(result).__name__} {declared.replace('says ', 'says a tensor, ')}"

@@ -122,6 +122,7 @@ class CUDAGraphTransform(Transform):
         return None
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
+        """The trace with its regions as graphs where there is one to record."""
         trace = computation_trace
         operations = [operation for operation in trace.bound_symbols if operation.sym is not python_del]
         flow = _Flow(trace, operations, self.copies_gradients)

@@ -41,6 +41,8 @@ class DebugTransform(Transform):
 
 
 def _call(when: str, callback: Callable, operation: BoundSymbol, args: tuple) -> BoundSymbol:
+    """The operation that calls the user's callback before or behind another one."""
+
     def run(*args, **kwargs):
         inserted.header = str(callback(operation, *args, **kwargs) or "")
 

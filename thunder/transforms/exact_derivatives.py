@@ -26,6 +26,7 @@ def exact_derivatives(trace: Trace) -> Trace:
 
 @lru_cache(maxsize=64)
 def _without_rule(symbol: Symbol) -> Symbol:
+    """The operation without its derivative rule, so that its decomposition is differentiated."""
     made = Symbol(
         symbol.name,
         symbol.meta,

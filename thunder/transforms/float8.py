@@ -105,6 +105,7 @@ class _Layers:
                     self.transposed[a] = self.transposed.get(a, False) or trains and other.requires_grad
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        """Writes a linear layer as a product of float8, or as it is."""
         if operation.sym is ltorch.to and isinstance(operation.output, TensorProxy):
             self.cast_of[operation.output] = operation.args[0]
         if operation.sym is not ltorch.linear:

@@ -91,6 +91,7 @@ def _can_be_joined(*_, match: Match) -> bool:
 
 
 def _joined(*_, match: Match) -> TensorProxy:
+    """The replacement: one concatenation or stack of all slices."""
     total, result = _sum(match.operation, match.flow), match.operation.output
     assert total is not None, "the condition holds"
     whole, parts = total

@@ -160,6 +160,7 @@ class _Observer:
         self, region: FusedFunction, operation: BoundSymbol, results: list[TensorProxy | None] | None,
         dead: Sequence[Proxy],
     ) -> Any:  # fmt: skip
+        """The launches of a fused region for the loop; None where Python has to run it."""
         known = region.native()
         if known is None or results is None:
             return None

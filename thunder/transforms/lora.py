@@ -62,6 +62,7 @@ class LoRA(Transform):
                     yield path, module
 
     def transform_module(self, model) -> None:
+        """Adds an adapter to each chosen linear layer, and freezes the parameters of the module."""
         layers = list(self._layers(model))
         if not layers:
             raise OptionError(f"{self!r}: the module has no linear layer of these names")
@@ -79,6 +80,7 @@ class LoRA(Transform):
     def transform_traces_pre_prologue(
         self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
     ) -> tuple:
+        """The traces whose linear layers add what their adapters compute."""
         weights = {f"{path}.weight" if path else "weight": path for path, _ in self._layers(model)}
         paths = computation_trace.info.parameters
         used = {o.args[1].name for o in _casts_followed(computation_trace)}

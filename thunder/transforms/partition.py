@@ -211,6 +211,8 @@ def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
 
 
 class ForwardBackwardTraces(NamedTuple):
+    """A forward and its backward."""
+
     forward_trace: Trace
     backward_trace: Trace | None
 
@@ -278,6 +280,7 @@ def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
 def _backward_trace(
     trace: Trace, operations: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple
 ) -> Trace:
+    """The trace of a backward, which begins by unpacking saved values and cotangents."""
     saved, given = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
     head = _unpack((c0 if tensors else None, c1 if others else None), saved)

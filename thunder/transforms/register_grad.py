@@ -109,6 +109,8 @@ def _register(operation: Symbol, place: int, function: Callable) -> Callable:
 
 
 def _joined(operation: Symbol, halves: list) -> Callable:
+    """The derivative rule of a forward and a backward that were registered one by one."""
+
     @functools.wraps(halves[0] or halves[1])
     def rule(*args, **kwargs):
         forward, backward = halves

@@ -159,6 +159,7 @@ class _State:
         )
 
     def _fits(self, i: int, result: Proxy, target, read: collections.Counter) -> bool:
+        """Whether a result may be written over a target, which nothing reads later."""
         if not may_hold(target, result):
             return False
         home, reads = self.home.get(target), self.reads.get(self.bases[target], ())
@@ -249,6 +250,7 @@ def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _laid_out_like(executor) -> Symbol:
+    """The operation that gives a tensor the strides of another one."""
     symbol = Symbol(
         "laid_out_like",
         lambda made, target: like(made),

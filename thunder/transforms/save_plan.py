@@ -217,6 +217,7 @@ class _Flow:
         return self.bases[value]
 
     def price(self, operation: BoundSymbol, price: float) -> float:
+        """What it costs to recompute the results of an operation in the backward; infinite where that cannot be."""
         if _is_fixed(operation) or operation in self.compared or not self.gone.isdisjoint(operation.inputs):
             return math.inf
         if not self.regathered.isdisjoint(operation.outputs):

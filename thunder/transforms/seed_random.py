@@ -50,6 +50,7 @@ class _Seeds:
         self.offset = 0
 
     def rule(self, operation: BoundSymbol, out: Rewriter) -> None:
+        """Writes a random operation as a function of a seed, where it has that form."""
         form = kernels.from_uniform.of(operation.sym) if operation.sym.executor is None else None
         if (
             form is None

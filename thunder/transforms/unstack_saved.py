@@ -31,6 +31,7 @@ def unstack_saved(trace: Trace) -> Trace:
 
 
 def _unstacked(trace: Trace, number: int) -> Trace:
+    """The trace in which one backward reads the parts of saved stacks out of these."""
     forward, starts, backward, update, returned = phases(trace, number)
     cotangents = {b.output for b in starts}
     saved = [p for p in live_ins(backward, returned) if isinstance(p, TensorProxy) and p not in cotangents]

@@ -141,6 +141,7 @@ class Watch:
         return watched
 
     def _running(self, part: str, operation: BoundSymbol) -> Callable:
+        """The function of an operation, which counts NaNs and infinities in its operands and results."""
         function: Any = operation.sym.fn
 
         def run(*args, **kwargs):
@@ -190,6 +191,7 @@ class Watch:
         return None
 
     def _fault(self, name: str, record: Record | None) -> tuple[int, Fault]:
+        """A value with NaNs or infinities, and the operation that made it, with its place among the others."""
         n = self.numbers[name]
         kind, count = ("nan", n.nans) if n.nans else ("inf", n.infinities)
         if record is None:

@@ -198,6 +198,7 @@ class _Function:
                 self.backwards[missing] = self._read_backward(c, ctx, outputs, missing)
 
     def _read_backward(self, c: Capture, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> _Read:
+        """Records the Function's backward for cotangents of which some are missing."""
         name, before, attributes = self.cls.__name__, containers.state(c), dict(vars(ctx))
         known = [p for p in self.cotangents if p is not None]
         # in eager, too, it runs after the forward's autocast is left

@@ -234,6 +234,7 @@ def _prepared(c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[T
 
 
 def _check_leaf(c: Capture, p: TensorProxy) -> None:
+    """The program depends on a tensor being a leaf whose gradient `.grad` takes. Refuses others."""
     real, source = c.tensors.real[p]
     with compat.DisableTorchFunction():
         is_leaf, has_hooks = real.is_leaf, hooked(real)

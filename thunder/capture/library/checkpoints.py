@@ -59,6 +59,7 @@ def reentrant(c: Capture, function, args):
 
 
 def _recomputed(c: Capture, function, args, kwargs, is_reentrant: bool):
+    """A call whose values a backward rematerializes, unless something happens in it that may not happen twice."""
     outer, before = c.recorder.context.checkpoint, _repeatable(c)
     c.recording.change(checkpoint=(*outer, object()))
     try:

@@ -92,6 +92,7 @@ def from_local(c: Capture, f, args, kwargs):
 
 
 def _to_local(c: Capture, p: TensorProxy, spec: Spec, *, grad_placements=None):
+    """`DTensor.to_local`."""
     if grad_placements is not None:
         _refuse(c, "to_local is called with placements of gradients")
     value = c.recorder.latest(p)
@@ -117,6 +118,7 @@ def _redistribute(
     forward_dtype=None,
     backward_dtype=None,
 ):
+    """`DTensor.redistribute`."""
     if device_mesh not in (None, spec[0]) or forward_dtype is not None or backward_dtype is not None:
         _refuse(c, "redistribute is called with another mesh or dtype")
     value = c.recorder.latest(p)

@@ -138,6 +138,7 @@ class Grad(Transformed):
         return (gradients, aux) if self.has_aux else gradients
 
     def eager(self, *args, **kwargs):
+        """The gradients outside of a program, by torch.func."""
         if self.argnums is None:
             return self._eager_flat(args, kwargs)
         selected, single = selected_arguments(self.argnums, args, kwargs)
@@ -164,6 +165,7 @@ class Grad(Transformed):
         return self.packed(gradients, value, aux)
 
     def _eager_flat(self, args, kwargs):
+        """`eager` without argnums: gradients of all floating tensors among the arguments."""
         leaves, spec = compat.tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if _is_float(x)]
 
@@ -189,6 +191,7 @@ class VJP(Transformed):
     """
 
     def eager(self, primals, cotangents, **kwargs):
+        """The results and gradients outside of a program, by torch.func."""
         single = not isinstance(primals, (tuple, list))
         leaves, spec = compat.tree_flatten(((primals,) if single else tuple(primals), kwargs))
         wanted = list(map(_is_float, leaves))

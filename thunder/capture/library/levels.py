@@ -250,6 +250,7 @@ def _require_grad(c: Capture, f, args, kwargs):
 
 
 def _gradients(c: Capture, f, args, kwargs):
+    """`torch.autograd.grad` inside of a level of torch.func. Zeros where a result does not depend on an input."""
     outputs, inputs, *rest = args
     cotangents = rest[0] if rest else kwargs.get("grad_outputs")
     outputs, inputs = ([c.recorder.latest(x) for x in values] for values in (outputs, inputs))

@@ -49,6 +49,7 @@ def printed(c: Capture, values):
 
 
 def _printed(c: Capture, value: TensorProxy) -> TensorProxy:
+    """The tensor with the name of the autograd node that eager PyTorch would print."""
     latest = c.recorder.latest(value)
     operation = next((b for b in reversed(c.recorder.bound_symbols) if any(o is latest for o in b.outputs)), None)
     if operation is None:

@@ -166,6 +166,7 @@ class _Addresses:
         self.roots: dict[str, frozenset[str]] = {name: frozenset({name}) for name in self.parameters}
 
     def written(self) -> frozenset[str] | None:
+        """The names of the arguments that the kernel stores to; None where the source does not say."""
         before = None
         while before != self.roots:
             before = dict(self.roots)
