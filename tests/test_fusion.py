@@ -408,3 +408,14 @@ def test_a_copy_of_a_cheap_value_reads_a_copy():
     assert last_region(*map(torch.randn, ((4, 1), (1, 4), (4, 1)))) == ["mul", "add", "add", "mul", "mul"]
     square = torch.randn(4, 4)
     assert last_region(square, 2, square) == ["mul", "mul"], "to read what is stored takes no more than its operands"
+
+
+@pytest.mark.parametrize("first", ["own", "joined"])
+def test_what_an_earlier_executor_has_taken_joins_no_region(first):
+    own, joining, calls = OperatorExecutor("own"), Joining(), []
+    sine = own.register_operator("own_sin", like=lambda a: ltorch.sin(a), fn=lambda a: calls.append(a) or a.sin())
+    own.register_implementation(ltorch.sin, sine)
+    executors = [own, joining] if first == "own" else [joining, own]
+    compiled = thunder.jit(lambda a, b: (a * b).sin() + a, executors=executors)
+    assert torch.equal(compiled(X, Y), (X * Y).sin() + X)
+    assert (len(calls), "own_sin" in names(compiled)) == ((1, True) if first == "own" else (0, False))

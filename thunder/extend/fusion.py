@@ -154,7 +154,11 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
         `return t1`."""
-        operations, takes = decided_first(trace.bound_symbols), self.takes
+
+        def takes(operation: BoundSymbol) -> bool:  # what no other executor has taken
+            return (operation.sym.executor is None or operation in trace.info.fusible) and self.takes(operation)
+
+        operations = decided_first(trace.bound_symbols)
         groups = convex_regions(operations, takes)
         regions = schedule(operations, groups, trace.output_proxies)
         regions = recompute_cheap(regions, trace.output_proxies, takes, self.is_cheap)
