@@ -202,7 +202,7 @@ VIEWS = Question(
     ("autograd knew {path} and {k} as views of one memory", "autograd knows {path} and {k} as views of one memory"),
 )  # fmt: skip
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "{path} is another kind of tensor than before")
-FILLED = Question("hooks", lambda v, _: any(v), "any({v})", IS, "a module has hooks now")
+FILLED = Question("hooks", lambda v, _: any(v), "passes.any_filled({v})", IS, "a module has hooks now")
 HOOKLESS = Question("module_hooks", lambda m, _: hookless(m), "hookless({v})", IS, "{path} has hooks now")
 HOOKED = Question(
     "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"

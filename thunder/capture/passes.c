@@ -146,11 +146,27 @@ static PyObject *keys_are(PyObject *self, PyObject *const *arguments, Py_ssize_t
     return keys == NULL ? NULL : truth(same);
 }
 
+static PyObject *any_filled(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 1 || !PyList_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "a list of containers");
+        return NULL;
+    }
+    int filled = 0;
+    for (Py_ssize_t i = 0; filled == 0 && i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *one = PyList_GET_ITEM(arguments[0], i);
+        int plain = PyDict_CheckExact(one) || PyODict_CheckExact(one); /* others may say otherwise */
+        filled = plain ? PyDict_GET_SIZE(one) > 0 : PyObject_IsTrue(one);
+    }
+    return truth(filled);
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
     FUNCTION(entries_are), FUNCTION(holds), FUNCTION(attributes_are), FUNCTION(types_are), FUNCTION(none_in),
-    FUNCTION(read_entries), FUNCTION(keys_are), {NULL, NULL, 0, NULL},
+    FUNCTION(read_entries), FUNCTION(keys_are), FUNCTION(any_filled),
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "thunder_passes", .m_size = -1, .m_methods = functions};

@@ -69,7 +69,12 @@ def keys_are(table: dict, expected: tuple) -> bool:
     return tuple(table) == expected
 
 
-FUNCTIONS = (entries_are, holds, attributes_are, types_are, none_in, read_entries, keys_are)
+def any_filled(containers: list) -> bool:
+    """Whether one of many containers is not empty."""
+    return any(containers)
+
+
+FUNCTIONS = (entries_are, holds, attributes_are, types_are, none_in, read_entries, keys_are, any_filled)
 
 
 # ---------------------------------------------------------------- compiled
