@@ -72,7 +72,9 @@ def test_compiled_functions_do_what_those_in_python_do(compiled, name):
             "types_are": (tables, [type(t) for t in tables[:-1]] + [type(tables[seed % len(tables)])]),
             "none_in": (tables, keys),
             "read_entries": (tables, keys, MISSING),
-            "any_filled": ([dict.fromkeys("ab"[i % 2 :: 2][: seed % (i + 2)]) for i in range(2)] + [OrderedDict(), ()],),
+            "any_filled": (
+                [dict.fromkeys("ab"[i % 2 :: 2][: seed % (i + 2)]) for i in range(2)] + [OrderedDict(), ()],
+            ),
             "keys_are": (dict(zip("abc", keys)), tuple("abc"[: seed % 4])),
         }[name]
         found = outcome(getattr(compiled, name), *arguments)
