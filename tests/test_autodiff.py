@@ -478,3 +478,19 @@ def test_a_backward_under_autocast_whose_forward_was_not(executor, options):
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.autograd.grad(out, (x, w, v), g)
     torch.testing.assert_close(found, expected)
+
+
+def test_gradients_lie_in_memory_of_their_own():
+    """Autograd adds to gradients in place: none is a view of another one. Parts of one gradient are views of it."""
+    torch.manual_seed(0)
+    a, b, c, d = (torch.randn(shape, requires_grad=True) for shape in ((2, 3), (4, 3), (3, 4), (2, 3)))
+    program = thunder.jit(lambda x: torch.cat([a, x]) + b + c.t() + torch.cat([d, a]))
+    x, weights = torch.randn(2, 3), torch.randn(3, 4, 3)
+    for w in weights:
+        (program(x) * w).sum().backward()
+    total = weights.sum(0)
+    for leaf, wanted in ((a, total[:2] + total[2:]), (b, total), (c, total.t()), (d, total[:2])):
+        torch.testing.assert_close(leaf.grad, wanted)
+    parts = thunder.jit(lambda: torch.cat([a, d]) * 2)
+    parts().sum().backward()
+    assert not any(b.sym.name == "clone" for b in thunder.last_backward_traces(parts)[-1].bound_symbols)

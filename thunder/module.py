@@ -395,15 +395,15 @@ class ThunderModule(torch.nn.Module):
         return self
 
     @contextlib.contextmanager
-    def no_sync(self):
+    def no_sync(self, *, gather_once: bool = False):
         """Inside the block, gradients of data-parallel training are accumulated locally; they are synchronised when the
-        block ends.
+        block ends. gather_once: see `thunder.distributed.no_sync`.
 
         Nothing to do for a module that is not distributed.
         """
         from thunder.distributed import no_sync
 
-        with no_sync(self):
+        with no_sync(self, gather_once=gather_once):
             yield
 
     # --- copies keep module, options and overrides, and drop programs

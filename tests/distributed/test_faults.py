@@ -244,7 +244,7 @@ def prepares_another_module(rank, size):
     texts = []
     for _ in range(2):  # what one rank prepares below was prepared by all, once
         agreement.check_same_module(
-            [torch.distributed.group.WORLD], torch.nn.Sequential(torch.nn.Linear(4, 6)).named_parameters()
+            [torch.distributed.group.WORLD], "so", torch.nn.Sequential(torch.nn.Linear(4, 6)).named_parameters()
         )
     for prepare in (ddp, fsdp, lambda m: column_parallel(m, ["0"])):
         with pytest.raises(CollectiveError) as caught:

@@ -113,11 +113,14 @@ class Language(torch.nn.Module):
         self.blocks = torch.nn.ModuleList(Block(norm, attention(), mlp()) for _ in range(2))
         self.norm, self.head = norm(WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
 
-    def forward(self, tokens):
+    def logits(self, tokens):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.roll(-1, 1).flatten())
+        return self.head(self.norm(x))
+
+    def forward(self, tokens):
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
 
 
 class Vision(torch.nn.Module):
@@ -130,13 +133,16 @@ class Vision(torch.nn.Module):
         )
         self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, 5)
 
-    def forward(self, tokens):
+    def logits(self, tokens):
         images = torch.cos(tokens[:, :16].to(self.places.dtype) * 3).unflatten(1, (1, 4, 4))
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x[:, 0])), tokens[:, 0] % 5)
+        return self.head(self.norm(x[:, 0]))
+
+    def forward(self, tokens):
+        return F.cross_entropy(self.logits(tokens), tokens[:, 0] % 5)
 
 
 RMS = torch.nn.RMSNorm

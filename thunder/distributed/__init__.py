@@ -20,6 +20,7 @@ _FROM = {
     "thunder.distributed.tensor_parallel": ("column_parallel", "row_parallel"),
     "thunder.distributed.context_parallel": ("context_parallel",),
     "thunder.distributed.expert_parallel": ("expert_parallel",),
+    "thunder.distributed.pipelines": ("PipelineStage", "pipeline_stages"),
     "thunder.distributed.planning": ("plan",),
     "thunder.distributed.costs": ("Machine", "H200"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),

@@ -8,13 +8,18 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from thunder.distributed.boundary import like, local_of
-from thunder.distributed.placement import is_dtensor, placed_parameters, skip_data_parallel_grad_sync
+from thunder.distributed.placement import (
+    gathering_once,
+    is_dtensor,
+    placed_parameters,
+    skip_data_parallel_grad_sync,
+)
 from thunder.distributed.redistribute import with_padding
 from thunder.ops.families.collectives import all_reduce_together, reduce_scatter, reduce_scatter_together
 
 
 @contextlib.contextmanager
-def no_sync(module: torch.nn.Module) -> Iterator[None]:
+def no_sync(module: torch.nn.Module, *, gather_once: bool = False) -> Iterator[None]:
     """Inside the block backwards accumulate gradients on each rank; at its end they are synchronised, so that the block
     is used anew for each group of iterations.
 
@@ -24,6 +29,9 @@ def no_sync(module: torch.nn.Module) -> Iterator[None]:
     loss(model(batches[-1])).backward()
     optimizer.step()
 
+    gather_once: sharded parameters are gathered by the first call inside the block and stay whole until its end.
+    `thunder.distributed.PipelineStage` does this for the microbatches of a pipeline's step.
+
     Calls and their backwards stand inside together: a backward that comes later raises RuntimeError. A block that
     raises leaves its gradients unsynchronised, and gives those of shards up. Nothing to do for a module that is not
     distributed.
@@ -32,7 +40,7 @@ def no_sync(module: torch.nn.Module) -> Iterator[None]:
         yield
         return
     try:
-        with skip_data_parallel_grad_sync(module):
+        with skip_data_parallel_grad_sync(module), gathering_once(module) if gather_once else contextlib.nullcontext():
             yield
     except BaseException:
         for _, placement in placed_parameters(module):

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import CollectiveError
@@ -57,36 +57,61 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     """
     programs: dict = {}
     for trace in traces:
+        parameters = _of_parameters(trace)
         for operation in trace.bound_symbols:
             group = next((a for a in operation.args if isinstance(a, dist.ProcessGroup)), None)
             if group is not None:
-                programs.setdefault(group, []).append(_said(operation))
+                where = getattr(operation.location, "short", "")
+                programs.setdefault(group, []).append((_said(operation, parameters), where))
     if programs:
         introduce()
-    for group, lines in programs.items():
-        ballot_of(group, "collective").agree(lines, _patience(group))
+    for group, said in programs.items():
+        lines, places = zip(*said, strict=True)
+        ballot_of(group, "collective").agree(lines, _patience(group), places)
 
 
-def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Waits until all ranks of each group prepare a module, and that has the same parameters and buffers. Raises
-    CollectiveError as `check_agreement` does.
+def check_same_module(groups: Sequence, how: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Waits until all ranks of each group prepare a module, in the same way (`how`), and that has the same parameters
+    and buffers. Raises CollectiveError as `check_agreement` does.
 
     Ranks prepare modules together, one after another: the first of a rank is held against the first of the others.
     """
-    lines = [f"{name} of {str(t.dtype)[6:]}{list(t.shape)}" for name, t in named]
+    is_trained = lambda t: t.requires_grad or not isinstance(t, torch.nn.Parameter)  # noqa: E731
+    lines = [f"{n} of {str(t.dtype)[6:]}{list(t.shape)}{'' if is_trained(t) else ', frozen'}" for n, t in named]
+    lines = [how, *lines]
     for group in groups:
         ballot = ballot_of(group, "parameter")
         ballot.number += 1
         ballot.agree(lines, _patience(group))
 
 
-def _said(operation: BoundSymbol) -> str:
+def _of_parameters(trace: Trace) -> dict[Proxy, str]:
+    """By value that is computed of a parameter alone, or that a gradient is computed of alone, the name of that: other
+    ranks communicate the same one."""
+    found: dict[Proxy, str] = {
+        a: a.name for a in trace.args if isinstance(a, Proxy) and a.name.endswith(("_shard", "_local"))
+    }
+    for b in trace.bound_symbols:
+        named = {found.get(p) for p in b.inputs}
+        if len(named) == 1 and None not in named:
+            found |= dict.fromkeys(b.outputs, named.pop())
+    ends = {o: o.name for o in trace.output_proxies if o.name.startswith("d_")}  # gradients of arguments
+    for b in reversed(trace.bound_symbols):
+        if len(b.outputs) == 1 and b.outputs[0] in ends and len(b.inputs) == 1:
+            ends.setdefault(b.inputs[0], ends[b.outputs[0]])
+    return {**ends, **found}
+
+
+def _said(operation: BoundSymbol, parameters: dict[Proxy, str]) -> str:
     """A collective as ranks have to agree on it."""
     tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
+    names = [parameters[p] for p in (*operation.inputs, *operation.outputs) if p in parameters]
     rest = [repr(a) for a in operation.args if isinstance(a, (str, int, bool)) or a is None]
     name = (operation.subsymbols[0] if operation.subsymbols else operation).sym.name  # not that of who carries it out
-    return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (
-        f" ({', '.join(rest)})" if rest else ""
+    return (
+        f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}"
+        + (f" ({', '.join(rest)})" if rest else "")
+        + (f" for {', '.join(dict.fromkeys(names))}" if names else "")
     )
 
 
@@ -121,9 +146,9 @@ class Ballot:
     said: set[str] = field(default_factory=set)
     settled: int = 0
 
-    def agree(self, lines: Sequence[str], patience: float) -> None:
-        """Waits until every rank has said these lines. Raises CollectiveError where one waits for others, and where one
-        says nothing within `patience` seconds."""
+    def agree(self, lines: Sequence[str], patience: float, places: Sequence[str] = ()) -> None:
+        """Waits until every rank has said these lines. places: where the lines are in this rank's code. Raises
+        CollectiveError where one waits for others, and where one says nothing within `patience` seconds."""
         digest = self.say(lines)
         outcome = self._outcome(digest, patience) or self._decide(digest, f"{self._silent(digest)} {_SILENT}")
         if outcome == _AGREED:
@@ -132,7 +157,7 @@ class Ballot:
         late, last = other == _SILENT, self._key("last", rank)
         if late:
             other = self.store.get(last).decode() if self.store.check([last]) else None
-        raise CollectiveError(self._difference(lines, int(rank), other and self._text(other), late))
+        raise CollectiveError(self._difference(lines, int(rank), other and self._text(other), late, places))
 
     def say(self, lines: Sequence[str]) -> str:
         """Counts this rank among those that say these lines. Returns their digest."""
@@ -215,15 +240,21 @@ class Ballot:
     def _key(self, *parts: Any) -> str:
         return " ".join(("thunder", self.kind, self.name, *map(str, parts)))
 
-    def _difference(self, lines: Sequence[str], other: int, theirs: Sequence[str] | None, late: bool) -> str:
+    def _difference(
+        self, lines: Sequence[str], other: int, theirs: Sequence[str] | None, late: bool, places: Sequence[str]
+    ) -> str:
         do_differently, do_alike, did_nothing, remedy = _WORDS[self.kind]
         pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
         at, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
-        what = f"{self.kind} {at + 1} of {len(lines)} is {mine} on rank {self.me} and {its} on rank {other}"
+        number, count = (at, len(lines) - 1) if self.kind == "parameter" else (at + 1, len(lines))
+        which = f"{self.kind} {number} of {count}" if number else "the call"
+        what = f"{which} is {mine} on rank {self.me} and {its} on rank {other}"
         if late:
             what = (
                 f"rank {other} did not {do_alike} in time; in its last one, {what}"
                 if theirs
                 else f"rank {other} {did_nothing} in time"
             )
+        where = places[min(at, len(places) - 1)] if places else ""
+        what += f".\nOn rank {self.me} that is for {where}" if where else ""
         return f"ranks of the group {self.name} {do_differently}: {what}.\nEvery rank has to {remedy}."

@@ -47,7 +47,9 @@ def context_parallel(model, process_group=None, *, sequence_dim: int = 1):
                 f"thunder.distributed.context_parallel: parameter {name} is distributed already: share positions "
                 "first, and call fsdp or ddp afterwards"
             )
-    check_same_module([group], [*parameters.items(), *module.named_buffers()])
+    check_same_module(
+        [group], f"context_parallel(sequence_dim={sequence_dim})", [*parameters.items(), *module.named_buffers()]
+    )
     held = Held(axis_of(group, "cp", "sum", folded=True), I, I, on_mesh=False, positions=sequence_dim)
     for name, parameter in parameters.items():
         known = placement_of(parameter)

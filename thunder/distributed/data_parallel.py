@@ -51,7 +51,8 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
                 f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the "
                 "module where they are to be"
             )
-    check_same_module([group], [*parameters.items(), *module.named_buffers()])
+    how = f"ddp(bucket_size_in_mb={bucket_size_in_mb}, broadcast_from={broadcast_from})"
+    check_same_module([group], how, [*parameters.items(), *module.named_buffers()])
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         if broadcast_from is not None:
             local = local_of(tensor)
@@ -110,7 +111,9 @@ def fsdp(
     if isinstance(process_group, dist.device_mesh.DeviceMesh):
         remember(process_group)
     introduce()
-    check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
+    options = sharding_strategy, bucketing_strategy, dtype, reduce_dtype, broadcast_from
+    how = f"fsdp({', '.join(map(str, options))})"
+    check_same_module(groups, how, [*module.named_parameters(), *module.named_buffers()])
     wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
 

@@ -66,7 +66,7 @@ def expert_parallel(
                 f"{own[id(parameter)]} has {rows}, one for each expert; valid: a multiple of the {group.size()} ranks "
                 "of the group"
             )
-    check_same_module([group], [*named.items(), *module.named_buffers()])
+    check_same_module([group], f"expert_parallel({', '.join(paths)})", [*named.items(), *module.named_buffers()])
     axis, replacing = axis_of(group, "ep", "avg"), Replacing(module, at_once=False)
     for name, parameter in named.items():
         held = Held(axis, S(0) if id(parameter) in own else I, R, experts=True)

@@ -40,10 +40,12 @@ class FSDPBucketingStrategy(enum.Enum):
 @dataclass(eq=False)
 class Accumulated:
     """What backwards without synchronisation left to do. gradient: of the whole parameter, of this rank, where the
-    parameter's own `.grad` is that of a shard."""
+    parameter's own `.grad` is that of a shard. gathered: the version of the shard, and the future of the whole
+    parameter, which calls share that gather once."""
 
     pending: bool = False
     gradient: torch.Tensor | None = None
+    gathered: tuple[int, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,9 +173,9 @@ _NAME = "_thunder_placement"  # of the attribute of a tensor
 # of parameters that are DTensors: the module, the name in it and the placement. `module.to(dtype)` puts another DTensor
 # in their place, which has none of their attributes
 _owners: list[tuple[weakref.ref, str, Placement]] = []
-# how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of
-# placements; part of the key of compiled programs
-_state: list[Any] = [0, False]
+# how often parameters were placed, which gradients are left unsynchronised (none, all (True), or those of a set of
+# placements), and which parameters are gathered once (a set of placements); part of the key of compiled programs
+_state: list[Any] = [0, False, frozenset()]
 
 
 def _tell() -> None:
@@ -320,6 +322,26 @@ def synchronizes(placement: Placement) -> bool:
     """Whether programs that are compiled now synchronise the gradient of a parameter."""
     skipped = _state[1]
     return not (placement in skipped if isinstance(skipped, frozenset) else skipped)
+
+
+def gathers_once(placement: Placement) -> bool:
+    """Whether programs that are called now share what one of them gathered of a parameter."""
+    return placement in _state[2]
+
+
+@contextlib.contextmanager
+def gathering_once(module: torch.nn.Module) -> Iterator[None]:
+    """The first program called inside the block that reads a parameter gathers it, and the others read that."""
+    own, before = frozenset(q for _, q in placed_parameters(module) if q.is_sharded), _state[2]
+    _state[2] = before | own
+    _tell()
+    try:
+        yield
+    finally:
+        _state[2] = before
+        _tell()
+        for placement in own:
+            placement.accumulated.gathered = None
 
 
 def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool | frozenset[Placement]:

@@ -27,14 +27,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core import codegen
-from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, primitive, recording
 from thunder.core.trace import Trace
 from thunder.distributed.layouts import Axis, I, Layout, P, outside_axis
-from thunder.distributed.placement import Placement, synchronizes
+from thunder.distributed.placement import Placement, gathers_once, synchronizes
 from thunder.ops import ltorch
-from thunder.ops.families.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, wait
-from thunder.ops.rules import derivatives, splitting
+from thunder.ops.families.collectives import Future, all_gather, all_reduce, all_to_all, reduce_scatter, wait
+from thunder.ops.rules import derivatives, effects, splitting
 from thunder.ops.torch_types import from_tensor_dtype
 
 codegen.OBJECT_NAMES[Placement] = lambda placement: f"placement_{placement.name}"
@@ -266,6 +266,8 @@ def leave_for_later(gradient, placement: Placement) -> None:
         )
 
 
+effects.leaves_gradient.add(leave_for_later)
+
 without_synchronization = Symbol(
     "without_synchronization", lambda x, placement: like(x), module="ltorch", decomposition=lambda x, placement: x
 )
@@ -278,6 +280,47 @@ def _(x, placement):
     return (None if placement.is_sharded else g,)
 
 
+@primitive(
+    lambda held, placement, *groups: FutureTensorProxy.of(
+        held.replace(shape=_averaged_shape(placement), dtype=from_tensor_dtype(placement.dtype)),
+        held.requires_grad,
+    ),
+    module="ltorch",
+)
+def gathered_once(held, placement: Placement, *groups):
+    """The future of a sharded parameter, whole over the ranks that have data of their own, which the first call of a
+    block gathers (`no_sync(gather_once=True)`). groups: those that it is gathered in."""
+    left = placement.accumulated
+    if left.gathered is None or left.gathered[0] != held._version:
+        left.gathered = held._version, _gathering(held, placement)
+    return left.gathered[1]
+
+
+@gathered_once.vjp
+def _(held, placement, *groups):
+    yield gathered_once(held, placement, *groups)
+    return (None,)  # the gradient is left for later
+
+
+def _averaged_shape(placement: Placement) -> tuple[int, ...]:
+    """The shape of a parameter that only ranks that share data hold parts of."""
+    shape = list(placement.shape)
+    for axis, layout, _ in placement.joining:
+        if layout.kind == "S":
+            shape[layout.dim] = math.ceil(shape[layout.dim] / axis.size)
+    return tuple(shape)
+
+
+def _gathering(held, placement: Placement) -> Future:
+    held, steps = held.detach(), [step for step in placement.averaging if step[1].kind == "S"]
+    for step in steps[:-1]:
+        held = redistribute(held, *step)
+    axis, src, dst = steps[-1]
+    gathered = all_gather.fn(held.to(placement.dtype), axis.group, True, src.dim)
+    size = _whole_size(held, axis, src)
+    return Future(gathered.started, lambda: gathered.finish().narrow(src.dim, 0, size))
+
+
 def whole(held: TensorProxy, placement: Placement) -> TensorProxy:
     """A parameter as programs see it, of what the rank holds. It is made whole over the ranks that have data of their
     own first, and over those that split layers then."""
@@ -285,7 +328,9 @@ def whole(held: TensorProxy, placement: Placement) -> TensorProxy:
     if steps and synchronizes(placement):
         held = redistribute(held, *spelled(steps, placement.communicated_as))
     elif steps:
-        if placement.is_sharded:
+        if placement.is_sharded and gathers_once(placement):
+            held = wait(gathered_once(held, placement, *(axis.group for axis, src, _ in steps if src.kind == "S")))
+        elif placement.is_sharded:
             held = redistribute(held, *spelled(steps, placement.communicated_as))
         held = without_synchronization(ltorch.to(held, dtype=from_tensor_dtype(placement.dtype)), placement)
     for axis, layout, _ in placement.joining:

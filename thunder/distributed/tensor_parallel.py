@@ -71,10 +71,12 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
             f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
             f"{type(model).__name__}"
         )
-    check_same_module([group], module.named_parameters())
+    paths = [target_modules] if isinstance(target_modules, str) else list(target_modules)
+    how = f"{what}({', '.join(paths)}{f', sequence_dim={sequence_dim}' if sequence_dim is not None else ''})"
+    check_same_module([group], how, module.named_parameters())
     axis = axis_of(group, "tp", "sum")
     replacing = Replacing(module, at_once=False)
-    for path in [target_modules] if isinstance(target_modules, str) else target_modules:
+    for path in paths:
         target = module.get_submodule(path)
         split = dimensions.get(type(target))
         if split is None:

@@ -53,6 +53,7 @@ def partition(joint: Trace) -> Trace:
         table = {value: copy.output for value, copy in copies.items()}
         backward_operations = [b.swap(table) for b in backward_operations]
         gradients = tuple(table.get(g, g) for g in gradients)
+    backward_operations, gradients = _in_memory_of_their_own(joint, backward_operations, gradients)
     given = set(cotangents)
     saved = [p for p in live_ins(backward_operations, gradients) if p not in given]
     tensors = [p for p in saved if isinstance(p, TensorProxy)]
@@ -74,6 +75,55 @@ def partition(joint: Trace) -> Trace:
     backward = _backward_trace(forward, backward_operations, tensors, others, cotangents, gradients)
     cut = ForwardBackward(forward, backward, outputs, cotangents, tensors, others, returned)
     return forward.replace(info=info.replace(cut=cut))
+
+
+def _in_memory_of_their_own(joint: Trace, backward: Sequence[BoundSymbol], gradients: Sequence) -> tuple[list, tuple]:
+    """The backward with copies of gradients that would show the memory of another gradient: autograd adds to gradients
+    in place."""
+    producer = {o: b for b in backward for o in b.outputs}
+    bases = alias_bases(backward, maybe=True)
+    groups: dict[Proxy, list[Proxy]] = {}
+    for g in dict.fromkeys(g for g in gradients if isinstance(g, Proxy)):
+        groups.setdefault(bases[g], []).append(g)
+    shared = []
+    for base, members in groups.items():
+        shown = [_shown(g, base, producer, bases) for g in members]
+        for i, g in enumerate(members):
+            if g is not base and any(
+                not _are_apart(shown[i], shown[j]) for j in range(len(members)) if j < i or members[j] is base
+            ):
+                shared.append(g)
+    if not shared:
+        return list(backward), tuple(gradients)
+    context = Context(joint.names, grad_enabled=False)
+    copies = {g: g.replace(name=joint.names.make(), requires_grad=False) for g in shared}
+    operations = [ltorch.clone.bind(g, output=copy, context=context) for g, copy in copies.items()]
+    return [*backward, *operations], tuple(copies.get(g, g) if isinstance(g, Proxy) else g for g in gradients)
+
+
+def _shown(value: Proxy, base: Proxy, producer: dict[Proxy, BoundSymbol], bases) -> tuple[BoundSymbol, int] | None:
+    """The operation that views a part of a value's base first, and which of its results; None for the base itself."""
+    shown = None
+    while value is not base:
+        operation = producer[value]
+        shown = operation, next(i for i, o in enumerate(operation.outputs) if o is value)
+        value = next(i for i in operation.inputs if isinstance(i, TensorProxy) and bases[i] is base)
+    return shown
+
+
+def _are_apart(one: tuple[BoundSymbol, int] | None, other: tuple[BoundSymbol, int] | None) -> bool:
+    """Whether two parts of a base share no element: different results of one operation, or ranges of one dimension."""
+    if one is None or other is None:
+        return False
+    (a, i), (b, j) = one, other
+    if a is b:
+        return i != j
+    if not a.sym is b.sym is ltorch.narrow or a.args[0] is not b.args[0] or a.args[1] != b.args[1]:
+        return False
+    (start, size), (first, count) = a.args[2:4], b.args[2:4]
+    if any(type(n) is not int or n < 0 for n in (start, size, first, count)):
+        return False
+    return start + size <= first or first + count <= start
 
 
 def _copies_of_written(

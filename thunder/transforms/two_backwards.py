@@ -20,13 +20,15 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import ForwardBackward
 from thunder.ops.eager_calls import is_eager_backward
+from thunder.ops.rules import effects
 from thunder.transforms.partition import has_effect, unpack_sequence
 
 
 def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[ForwardBackward, ForwardBackward, int] | None:
     """The cut with the backward of the gradients that are not at the places `later`, the cut with that of the others,
     and how many values the first returns behind the gradients, which the second takes behind the cotangents. None
-    where the backward has effects, or runs code of an eager call, which may have some: each backward has them."""
+    where the backward has effects, or runs code of an eager call, which may have some: each backward has them. What is
+    added to gradients of parameters (`effects.leaves_gradient`) belongs to the second."""
     backward = cut.backward
     head = [b for b in backward.bound_symbols if b.sym.python_printer is not None]
     body = [b for b in backward.bound_symbols if b.sym.python_printer is None]
@@ -36,7 +38,7 @@ def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[Forward
     then = tuple(g if i in later else None for i, g in enumerate(backward.output))
     first = leading_to(body, now)
     done = {id(b) for b in first}
-    second = [b for b in leading_to(body, then) if id(b) not in done]
+    second = [b for b in leading_to(body, then, effects.leaves_gradient.holds) if id(b) not in done]
     made = {o for b in first for o in b.outputs}
     read = [*(i for b in second for i in b.inputs), *(g for g in then if g is not None)]
     handed = list(dict.fromkeys(x for x in read if x in made))
@@ -60,4 +62,5 @@ def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[Forward
 
 
 def _may_have_effect(operation: BoundSymbol) -> bool:
-    return has_effect(operation) or is_eager_backward(operation.sym)
+    leaves = effects.leaves_gradient.holds(operation)  # of parameters, whose gradients are for later
+    return has_effect(operation) and not leaves or is_eager_backward(operation.sym)

@@ -20,5 +20,8 @@ asks_autograd = Property()
 holds_generator = Property()
 """Asks for the state of a generator, or sets it."""
 
+leaves_gradient = Property()
+"""Adds to the gradient of a parameter, which no program returns then."""
+
 changes_metadata = Property()
 """Changes an argument's shape or strides in place."""

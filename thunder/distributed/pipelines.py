@@ -1,0 +1,234 @@
+"""Pipelines: stages that are cut from the trace of a module, and a `PipelineStage` for PyTorch's schedules that gathers
+and reduces once a step.
+
+    stages = pipeline_stages(model, ["blocks.4", "blocks.8"], tokens[:1])
+    mine = thunder.jit(fsdp(stages[rank], process_group=mesh["dp"]))
+    stage = PipelineStage(mine, rank, len(stages), device, group=mesh["pp"].get_group())
+    Schedule1F1B(stage, n_microbatches, loss_fn=loss).step(*([tokens] if rank == 0 else []), target=targets)
+
+A stage is a module: it is prepared by `fsdp`, `ddp`, `column_parallel` and the others, and compiled, as every module
+is. Its backward is two programs where a schedule asks for gradients of inputs before those of parameters
+(`thunder.transforms.two_backwards`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import pipelining
+
+import thunder
+from thunder.capture import Captured, capture
+from thunder.capture.state import Request
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.distributed.accumulation import no_sync
+from thunder.errors import CaptureError, OptionError
+from thunder.options import JitOptions
+from thunder.pipeline import PASSES
+
+
+def pipeline_stages(module: torch.nn.Module, split_at: Sequence[str], *args: Any) -> list[torch.nn.Module]:
+    """A module as stages in a row: the first ends before the first operation of the submodule `split_at[0]`, and so on.
+
+    args: tensors as a microbatch has them, with which the module is traced; it may be on the meta device. Each stage is
+    a module whose parameters and buffers are those of the module that it reads, under their names, and not copies. The
+    first stage takes what the module takes; every stage returns what later ones read, one tensor or a tuple of several,
+    which is what the next one takes; the last returns what the module returns. What depends on neither inputs nor
+    parameters, such as positions, is computed in each stage that reads it.
+
+    Raises OptionError where a path is no submodule with operations, or not behind those before it; CaptureError where
+    the module cannot be captured, changes buffers or other state, where two stages would train one parameter, and where
+    integers would go from one stage to another, for which there are no gradients.
+    """
+    captured = capture(Request(module, args, {}, JitOptions(passes=PASSES, transforms=(thunder.Transform(),))))
+    computation = captured.computation
+    _check_effects(captured)
+    operations = computation.bound_symbols
+    starts = [0, *_starts(operations, split_at), len(operations)]
+    paths = computation.info.parameters
+    inputs = _inputs(captured, len(args))
+    pieces = [list(operations[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+    constants = _constants(operations)
+    held = {a for a in computation.args if isinstance(a, Proxy) and a.name in paths}
+    reads = [_reads(piece) for piece in pieces]
+    reads[-1] |= dict.fromkeys(computation.output_proxies)
+    stages: list[torch.nn.Module] = []
+    taken: list[Proxy] = inputs
+    for i, piece in enumerate(pieces):
+        made = {*taken, *(o for b in piece for o in b.outputs)}
+        later = dict.fromkeys(p for read in reads[i + 1 :] for p in read)
+        handed = [p for p in later if p in made and p not in held and p not in constants]
+        output = computation.output if i == len(pieces) - 1 else handed[0] if len(handed) == 1 else tuple(handed)
+        for p in handed:
+            if not (isinstance(p, TensorProxy) and p.dtype.category >= 2):
+                raise CaptureError(
+                    f"pipeline_stages: stage {i + 1} reads {p.name} of stage {i}, which has no gradient: stages hand "
+                    "on tensors of floating point",
+                    remedy="compute the loss outside (loss_fn of the schedule), or split elsewhere",
+                )
+        copies = _leading(operations, [p for p in reads[i] if p in constants], piece)
+        own = [p for p in _reads([*copies, *piece]) if p in held]
+        trace = computation.replace(name="stage", args=[*taken, *own], bound_symbols=[*copies, *piece], output=output)
+        stages.append(_Stage(module, trace, [paths[p.name] for p in own]))
+        taken = handed
+    _check_tied(stages)
+    return stages
+
+
+class _Stage(torch.nn.Module):
+    """Some operations of a module's trace, with the parameters and buffers that they read."""
+
+    def __init__(self, module: torch.nn.Module, trace: Trace, paths: Sequence[str]):
+        super().__init__()
+        self.paths = tuple(paths)
+        self.compute = trace.python_callable()
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        for path in paths:
+            *owners, name = path.split(".")
+            owner: torch.nn.Module = self
+            for part in owners:
+                if part not in owner._modules:
+                    owner.add_module(part, torch.nn.Module())
+                owner = owner._modules[part]  # type: ignore[assignment]
+            if path in parameters:
+                owner.register_parameter(name, parameters[path])
+            else:
+                owner.register_buffer(name, buffers[path])
+
+    def forward(self, *inputs):
+        held = []
+        for path in self.paths:
+            owner = self
+            for part in path.split("."):
+                owner = getattr(owner, part)
+            held.append(owner)
+        return self.compute(*inputs, *held)
+
+
+def _check_effects(captured: Captured) -> None:
+    if captured.effects or captured.computation.info.written or captured.has_eager_calls:
+        raise CaptureError(
+            "pipeline_stages: the module changes buffers or other state, or runs a line that is not captured: its "
+            "stages would not",
+            remedy="evaluate such layers (`norm.eval()`), or write the stages as modules",
+        )
+
+
+def _starts(operations: Sequence[BoundSymbol], split_at: Sequence[str]) -> list[int]:
+    """Where the stages behind the first begin."""
+    found: list[int] = []
+    for path in split_at:
+        at = next((i for i, b in enumerate(operations) if _is_in(b, path)), None)
+        if at is None or at <= (found[-1] if found else 0):
+            why = "no operation of the trace is of it" if at is None else "it does not come behind those before it"
+            raise OptionError(f"split_at={path!r} is no place to split: {why}")
+        found.append(at)
+    return found
+
+
+def _is_in(operation: BoundSymbol, path: str) -> bool:
+    module = getattr(operation.location, "module", None) or ""
+    return module == path or module.startswith(f"{path}.")
+
+
+def _inputs(captured: Captured, count: int) -> list[Proxy]:
+    """The arguments of the computation that are the module's own, in its order."""
+    places: dict[int, Proxy] = {}
+    for a, source in zip(captured.computation.args, captured._input_sources, strict=True):
+        if isinstance(a, Proxy) and a.name not in captured.computation.info.parameters:
+            is_plain = source.step == "item" and source.root.key == "args" and source.base is source.root
+            if not is_plain:
+                raise CaptureError(
+                    f"pipeline_stages: the module reads {a.name}, which is neither an argument that is a tensor nor a "
+                    "parameter or buffer",
+                    remedy="pass tensors one by one, and hold others as buffers",
+                )
+            places[source.key] = a
+    missing = [i for i in range(count) if i not in places]
+    if missing:
+        raise CaptureError(f"pipeline_stages: argument {missing[0]} is not a tensor that the module reads")
+    return [places[i] for i in range(count)]
+
+
+def _reads(operations: Iterable[BoundSymbol]) -> dict[Proxy, None]:
+    """What operations read that none of them makes, in order."""
+    made: set[Proxy] = set()
+    found: dict[Proxy, None] = {}
+    for b in operations:
+        found |= dict.fromkeys(p for p in b.inputs if p not in made)
+        made.update(b.outputs)
+    return found
+
+
+def _constants(operations: Sequence[BoundSymbol]) -> set[Proxy]:
+    """Values that depend on nothing."""
+    found: set[Proxy] = set()
+    for b in operations:
+        if all(p in found for p in b.inputs) and not b.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}:
+            found.update(b.outputs)
+    return found
+
+
+def _leading(operations: Sequence[BoundSymbol], wanted: Sequence[Proxy], piece: Sequence[BoundSymbol]) -> list:
+    """The operations outside of a piece that compute values."""
+    needed, found, own = set(wanted), [], set(map(id, piece))
+    for b in reversed(operations):
+        if id(b) not in own and not needed.isdisjoint(b.outputs):
+            needed.update(b.inputs)
+            found.append(b)
+    return found[::-1]
+
+
+def _check_tied(stages: Sequence[torch.nn.Module]) -> None:
+    owners: dict[int, int] = {}
+    for i, stage in enumerate(stages):
+        for name, p in stage.named_parameters():
+            if p.requires_grad and owners.setdefault(id(p), i) != i:
+                raise CaptureError(
+                    f"pipeline_stages: stages {owners[id(p)]} and {i} would both train parameter {name}, which they "
+                    "hold in different processes",
+                    remedy="untie it, or split so that one stage has all that reads it",
+                )
+
+
+class PipelineStage(pipelining.PipelineStage):
+    """`torch.distributed.pipelining.PipelineStage` of a module that `fsdp` or `ddp` prepared: parameters are gathered
+    by the first microbatch of a step and stay whole until its end, and gradients are reduced once, before the schedule
+    scales them. With PyTorch's own class every microbatch gathers and reduces."""
+
+    _block: contextlib.ExitStack | None = None
+
+    def clear_runtime_states(self) -> None:
+        """A step begins."""
+        super().clear_runtime_states()
+        if self._block is not None:  # of a step that failed: its gradients are not synchronised
+            self._block, failed = None, self._block
+            with contextlib.suppress(RuntimeError):
+                failed.__exit__(RuntimeError, RuntimeError("a step of a pipeline failed"), None)
+
+    def forward_one_chunk(self, *args, **kwargs):
+        """A microbatch; the first one comes behind PyTorch's calls for the shapes of what stages give."""
+        if self._block is None and self.has_backward:
+            self._block = contextlib.ExitStack()
+            self._block.enter_context(no_sync(self.submod, gather_once=True))
+        return super().forward_one_chunk(*args, **kwargs)
+
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        """A step's backwards are done."""
+        self._end()
+        super().scale_grads(grad_scale_factor)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        self._end()
+        super().perform_reduce_grad(grad_scale_factor)
+
+    def _end(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.close()
