@@ -95,7 +95,8 @@ def _of_parameters(trace: Trace) -> dict[Proxy, str]:
         named = {found.get(p) for p in b.inputs}
         if len(named) == 1 and None not in named:
             found |= dict.fromkeys(b.outputs, named.pop())
-    ends = {o: o.name for o in trace.output_proxies if o.name.startswith("d_")}  # gradients of arguments
+    gradients = trace.info.cotangents
+    ends = {o: gradients[o.name] for o in trace.output_proxies if o.name in gradients}
     for b in reversed(trace.bound_symbols):
         if len(b.outputs) == 1 and b.outputs[0] in ends and len(b.inputs) == 1:
             ends.setdefault(b.inputs[0], ends[b.outputs[0]])

@@ -54,9 +54,9 @@ def _product(
 
 
 def measured_gpu(device: torch.device) -> Gpu:
-    """The GPU, from the disk where one of its kind was measured before. `planned_gpu()` while a graph is recorded, or
-    where memory is short."""
-    if torch.cuda.is_current_stream_capturing():
+    """The GPU, from the disk where one of its kind was measured before. `planned_gpu()` while a graph is recorded,
+    where memory is short, and for programs that are planned where there is no GPU."""
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         return planned_gpu()
     with _lock:
         try:
