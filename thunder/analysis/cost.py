@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy, element_count, number_value
@@ -66,7 +67,8 @@ def multiply_adds(operation: BoundSymbol) -> float:
     tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
     if OpTags.MATMUL_OP not in operation.sym.tags or len(tensors) <= rule.factors[1] or not operation.outputs:
         return 0
-    a, b, product = *(tensors[i] for i in rule.factors), operation.outputs[0]
+    a, b = (tensors[i] for i in rule.factors)
+    product: Any = operation.outputs[0]
     batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
     return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 

@@ -33,7 +33,7 @@ def uses(bound_symbols: Iterable[BoundSymbol], outputs: Iterable[Proxy] = ()) ->
 def derived(bound_symbols: Iterable[BoundSymbol], values: Sequence[Proxy]) -> list[list[int]]:
     """By value, the places of the others that are computed from it, by values that require grad: what they pass on is a
     part of its gradient."""
-    place = {v: i for i, v in enumerate(values) if isinstance(v, TensorProxy) and v.requires_grad}
+    place: dict[Proxy, int] = {v: i for i, v in enumerate(values) if isinstance(v, TensorProxy) and v.requires_grad}
     sources: dict[Proxy, int] = {v: 0 for v in place}  # as bits, the places of the values that one is computed from
     for b in bound_symbols if len(place) > 1 else ():
         found = 0

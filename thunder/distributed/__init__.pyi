@@ -2,11 +2,13 @@
 
 from thunder.distributed.accumulation import clip_grad_norm_ as clip_grad_norm_
 from thunder.distributed.accumulation import no_sync as no_sync
+from thunder.distributed.context_parallel import context_parallel as context_parallel
 from thunder.distributed.costs import H200 as H200
 from thunder.distributed.costs import Machine as Machine
 from thunder.distributed.data_parallel import copy_default_process_group as copy_default_process_group
 from thunder.distributed.data_parallel import ddp as ddp
 from thunder.distributed.data_parallel import fsdp as fsdp
+from thunder.distributed.expert_parallel import expert_parallel as expert_parallel
 from thunder.distributed.placement import FSDPBucketingStrategy as FSDPBucketingStrategy
 from thunder.distributed.placement import FSDPType as FSDPType
 from thunder.distributed.placement import get_skip_data_parallel_grad_sync as get_skip_data_parallel_grad_sync

@@ -299,6 +299,9 @@ def _column_seconds(operation: BoundSymbol, on: Gpu) -> float:
 
 
 def _measured(device: torch.device) -> Gpu:
+    """The GPU of a program; the planned one where a program for a GPU is looked at on a machine without one."""
+    if not torch.cuda.is_available():
+        return planned_gpu()
     from thunder.kernels.gpu_probe import measured_gpu  # which needs Triton
 
     return measured_gpu(device)

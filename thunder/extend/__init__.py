@@ -246,10 +246,8 @@ class OperatorExecutor(Executor):
         if bind_postprocess is not None:
             symbol.bind_postprocess = bind_postprocess
         self.opmap[name] = symbol
-        for function in (
-            replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ()
-        ):
-            self.replacements[function] = symbol
+        functions: Any = replaces if isinstance(replaces, (tuple, list)) else (replaces,)
+        self.replacements |= {function: symbol for function in functions if function is not None}
         return symbol
 
     def register_implementation(

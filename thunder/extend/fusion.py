@@ -265,11 +265,13 @@ def written_over(
 ) -> tuple[BoundSymbol, dict[int, int]]:
     """A fusion that writes results over inputs, and by place of an output the place of the input that it overwrites.
     See `FusionExecutor.writing_over`."""
-    fuser = operation.sym.executor
-    found = fuser.writing_over(operation.sym.fn, dying, homes) if isinstance(fuser, FusionExecutor) else None
-    if found is None:
+    fuser, function = operation.sym.executor, operation.sym.fn
+    if not isinstance(fuser, FusionExecutor) or function is None:
         return operation, {}
-    function, pairs = found
+    overwriting = fuser.writing_over(function, dying, homes)
+    if overwriting is None:
+        return operation, {}
+    function, pairs = overwriting
     verb = "may be" if fuser.permits else "is"
     comment = ", ".join(
         f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
@@ -369,8 +371,9 @@ def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
 
 def _views_all(view: Proxy, base: Proxy) -> bool:
     """Whether a view certainly has all elements of its base."""
-    both_tensors = isinstance(view, TensorProxy) and isinstance(base, TensorProxy)
-    return view is base or both_tensors and equal_counts(view, base)
+    if isinstance(view, TensorProxy) and isinstance(base, TensorProxy):
+        return view is base or equal_counts(view, base)
+    return view is base
 
 
 def computing(region: Region) -> list[BoundSymbol]:

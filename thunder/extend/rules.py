@@ -202,7 +202,7 @@ class Rule:
         """Writes the replacement in the place of a match. Raises DeclarationError where its types are others."""
         anchor = match.anchor
         current = out.current(BoundSymbol(anchor.sym, match.arguments, dict(match.keywords), None))
-        wanted = match.outputs if len(match.outputs) > 1 else match.outputs[0]
+        wanted: Any = match.outputs if len(match.outputs) > 1 else next(iter(match.outputs))
 
         def run(*_, **__):
             results = self._results(match, current.args, current.kwargs)
@@ -300,7 +300,7 @@ def rule(
     thunder's operations or does not use a parameter, and for a replacement of other types.
     """
     if name is None:
-        name = getattr(pattern, "__name__", None) or getattr(pattern, "name", "")
+        name = str(getattr(pattern, "__name__", None) or getattr(pattern, "name", ""))
     if at not in STAGES:
         raise OptionError(f"the rule {name}: at={at!r} is not an option; valid: {', '.join(map(repr, STAGES))}")
     for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
