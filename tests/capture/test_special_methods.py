@@ -24,6 +24,22 @@ def test_truth_and_comparison_of_objects_follow_methods_added_later():
     assert thunder.cache_misses(truth) == thunder.cache_misses(equal) == 2
 
 
+def test_a_refused_key_names_the_method_that_does_something():
+    class Key(dict):
+        def __setitem__(self, key, value):
+            raise TypeError
+
+        def __eq__(self, other):
+            return self is other
+
+        def __hash__(self):
+            self.asked = True
+            return hash(tuple(self.items()))
+
+    with pytest.raises(CaptureError, match=r"a hash table, which runs natively, may call .*Key\.__hash__,"):
+        thunder.jit(lambda x: x * len({Key(a=1): 2}), fallback="error")(torch.ones(2))
+
+
 def test_a_hash_and_an_equality_that_only_look_are_interpreted():
     class Key:
         def __init__(self, *parts):

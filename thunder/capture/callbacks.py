@@ -224,7 +224,8 @@ def _hashed_in_python(c: Capture, k) -> bool:
         return False
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
     if methods and not (all(map(is_pure, methods)) and not c.effects.names(k)):
-        refuse(c, k, "a hash table")
+        name = plain_attribute(next((m for m in methods if not is_pure(m)), methods[0]), "__qualname__")
+        c.refuse(f"a hash table, which runs natively, may call {name}, which thunder would not see", _REMEDY)
     return bool(methods)
 
 
