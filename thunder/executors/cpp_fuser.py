@@ -34,7 +34,7 @@ from thunder.executors.triton_kernels.by_sizes import BySizes
 from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launcher import function_text
 from thunder.extend import register_executor
-from thunder.extend.fusion import FusionExecutor, Unfused, computing, fusible
+from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
 from thunder.kernels import cpp, lower, schedule
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.ir import Program
@@ -42,6 +42,8 @@ from thunder.kernels.machine import Machine
 from thunder.kernels.measure import machine
 from thunder.kernels.sizes import Undecided, atoms_of, text, tuple_text
 from thunder.ops.torch_types import to_torch_dtype
+
+HALVED = 4  # operations of a region, beyond which its halves are tried where PyTorch is predicted to be faster
 
 
 class CppFuser(FusionExecutor):
@@ -92,6 +94,8 @@ class CppFuser(FusionExecutor):
         except Undecided:
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         if run.seconds >= run.eager_seconds and not self.always:
+            if len(computing(region)) > HALVED:
+                raise TooLarge
             raise Unfused("PyTorch's kernels are predicted to be faster")
         return self.register_temporary_operation(
             f"Kernels{counter}",
