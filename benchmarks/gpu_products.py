@@ -1,7 +1,7 @@
 """What the choices for attention, for a linear layer with its loss, in float8, of few rows and for norms are made from:
 the tables of docs/lab_log.md, on a GPU.
 
-    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms] [epilogues] [tiles]
+    python benchmarks/gpu_products.py [attention] [loss] [padding] [float8] [rows] [norms] [epilogues] [tiles] [flex]
 
 One line a measurement. Times are medians, in milliseconds; in microseconds for float8, for few rows and for epilogues,
 which run from CUDA graphs: few rows with weights that are in no cache.
@@ -377,6 +377,62 @@ def epilogues(tiles: bool = False) -> None:
             times_of_tiles(region, inputs)
 
 
+def masks(length: int, heads: int) -> dict[str, tuple]:
+    """By name, what changes the scores of an attention, and its mask."""
+    document = torch.arange(length, device="cuda") * 7 // length
+    slopes = 2.0 ** -(torch.arange(1, heads + 1, device="cuda") * 8 / heads)
+
+    def causal(b, h, i, j):
+        return i >= j
+
+    return {
+        "causal": (None, causal),
+        "sliding": (None, lambda b, h, i, j: (i >= j) & (i - j < 512)),
+        "ALiBi": (lambda s, b, h, i, j: s + slopes[h] * (j - i), causal),
+        "soft cap": (lambda s, b, h, i, j: 20 * torch.tanh(s / 20), causal),
+        "prefix": (None, lambda b, h, i, j: (i >= j) | (j < 1024)),
+        "document": (None, lambda b, h, i, j: (i >= j) & (document[i] == document[j])),
+    }
+
+
+def flex(batch: int = 4, heads: int = 16, length: int = 4096, width: int = 64, tiles: bool = False) -> None:
+    """flex_attention with six masks, forward, and forward and backward, in milliseconds."""
+    import time
+
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    begin = time.perf_counter()
+    inputs = [torch.randn(batch, heads, length, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    for name, (change, visible) in masks(length, heads).items():
+        block_mask = create_block_mask(visible, None, None, length, length, device="cuda")
+
+        def attend(q, k, v, change=change, block_mask=block_mask):
+            return flex_attention(q, k, v, change, block_mask)
+
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        torch.compiler.reset()
+        systems = {"thunder": thunder.jit(attend), "torch.compile": torch.compile(attend, dynamic=False)}
+        found, results = [], []
+        for system, run in systems.items():
+
+            def step(run=run):
+                with torch.enable_grad():
+                    out = run(*leaves)
+                    return [out.detach(), *torch.autograd.grad(out, leaves, inputs[3])]
+
+            results.append(step())
+            with torch.enable_grad():
+                forward = median(lambda run=run: run(*leaves), 10)
+            found.append(f"{system} {forward:.3f} {median(step, 10):.3f}")
+        far = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)]
+        is_fused = "TritonAttention" in str(thunder.last_traces(systems["thunder"])[-1])
+        print(
+            f"flex {width}, {name}: {', '.join(found)}; one kernel: {is_fused}; apart "
+            f"{' '.join(f'{x:.1e}' for x in far)} ({time.perf_counter() - begin:.0f} s)",
+            flush=True,
+        )
+
+
 def times_of_tiles(region, inputs) -> None:
     """The time of a region's kernel by tile."""
     from thunder.executors.triton_fuser import Variant
@@ -426,6 +482,7 @@ if __name__ == "__main__":
             ("rows", few),
             ("norms", norms),
             ("epilogues", epilogues),
+            ("flex", flex),
             ("tiles", functools.partial(epilogues, tiles=True)),
         ):
             if name in sys.argv[1:] or not sys.argv[1:]:

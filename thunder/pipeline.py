@@ -24,6 +24,7 @@ from thunder.transforms.accumulated_products import ACCUMULATE_PRODUCTS
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
+from thunder.transforms.chained_products import chained_products
 from thunder.transforms.constants import constants
 from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
 from thunder.transforms.dce import dce, dce_of_captured
@@ -152,6 +153,9 @@ PASSES = PassList((
          meaning="differentiate: the backward follows its forward"),
     Pass("Common Subexpression Elimination", lambda trace, lowering: share(trace, bool(lowering.fusers)),
          needs=(OPERATIONS, JOINT), meaning="compute equal expressions of a phase once"),
+    Pass("Chained Products", lambda trace, lowering: chained_products(trace, lowering.fusers),
+         needs=(OPERATIONS, JOINT), when=lambda _, lowering: any(f.chains_products for f in lowering.fusers),
+         meaning="make one operation of attention that is written by hand, so that its scores are not stored"),
     Pass("Rules behind Derivatives", _of_joint, needs=(OPERATIONS, JOINT),
          rules=(DISTINCT_INDICES, *SEPARATE_BIASES, DECOMPOSE_REDUCTIONS),
          meaning="replace the operations of forward and backward that match a rule"),

@@ -6,7 +6,7 @@ the cost model says that one kernel is faster than PyTorch's product and a kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from thunder.kernels import lower, products
 from thunder.kernels.machine import Gpu
 
 MOST = 64  # operations of a region
-MAPS = {"prims.broadcast_in_dim", "prims.reshape", "prims.squeeze", "prims.transpose", "prims.slice_prim", "prims.iota"}
 
 
 class Product(NamedTuple):
@@ -34,11 +33,11 @@ class Product(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Of the batch, rows, columns, and the contracted dimension."""
-        a, b, *_ = self.primitive.args
+        a, *_ = self.primitive.args
         out = self.primitive.outputs[0]
         deep, columns = a.shape[-1], out.shape[-1]
         batch = 1
-        if self.primitive.sym.name == "matmul" and len(b.shape) > 2:
+        if lower.has_batch(self.primitive):
             batch = element_count(out) // (columns * out.shape[-2])
         return batch, element_count(out) // (columns * batch), columns, deep
 
@@ -60,7 +59,7 @@ def product_of(operation: BoundSymbol) -> Product | None:
 
 
 def _is_map(primitive: BoundSymbol) -> bool:
-    return lower.is_map(primitive) or primitive.sym.id in MAPS
+    return lower.is_map_or_view(primitive)
 
 
 class Finder:
@@ -202,6 +201,19 @@ class Finder:
 
 
 # ------------------------------------------------------------------------------------------------ cost
+
+
+def seconds_apart(operations: Sequence[BoundSymbol], machine: Gpu) -> float:
+    """What a chain of products takes by PyTorch's products, and a kernel that reads and writes scores between each two
+    of them."""
+    total, largest = 0.0, 0
+    for p in [p for b in operations for p in lower.primitives(b) if lower.is_product(p)]:
+        tensors = tensors_in((*p.inputs, *p.outputs))
+        product = Product(p, sum(map(nbytes, tensors)))
+        largest = max(largest, *map(nbytes, tensors))
+        total += products.of_pytorch(product.sizes, product.kind, product.bytes, machine)
+        total += machine.launch + machine.moving(largest)
+    return total
 
 
 class Saving:

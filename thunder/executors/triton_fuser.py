@@ -10,6 +10,7 @@ row for. Under Triton's interpreter it takes tensors of any device.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import weakref
@@ -47,12 +48,14 @@ from thunder.executors.triton_kernels.launcher import (
 )
 from thunder.executors.triton_kernels.search import Stopwatch
 from thunder.extend import add_default_executor_of_gpus, register_executor
+from thunder.extend.chains import is_chain
 from thunder.extend.fusion import TooLarge, Unfused, computing, fusible
 from thunder.kernels import (
     lower,
     overwriting,
     tiled,
     tiles,
+    triton_chains,  # noqa: F401  whose kernels `triton_cuda` writes by its table, as those of
     triton_cuda,
     triton_products,  # noqa: F401  whose kernels `triton_cuda` writes by its table
 )
@@ -88,6 +91,7 @@ class TritonFuser(TritonExecutor):
     """
 
     needs_sizes = False
+    chains_products = True
     capturable = owns_results = takes_padding = adds_biases = compiles_ahead = keeps_kernels = True
 
     def __init__(self, name: str, always: bool = False):
@@ -114,7 +118,7 @@ class TritonFuser(TritonExecutor):
         return (
             self.is_on_one(operation)
             and fusible(operation, numbers=True)
-            and lower.lowers(operation, _computes, numbers=True)
+            and lower.lowers(operation, _computes, numbers=True, products=is_chain(operation))
             and self.has_triton()
         )
 
@@ -129,6 +133,7 @@ class TritonFuser(TritonExecutor):
         """The program with matrix products and what is computed beside them as one operation where that is faster.
 
         Before: `t0 = linear(x, w, b)`, `t1 = gelu(t0)`. After: `[t1] = TritonProduct0(x, w, b)`."""
+        trace = self._with_chains(trace)
         finder = product_regions.Finder(trace, self.takes, self._multiplies)
         if not finder.product:
             return trace
@@ -146,6 +151,37 @@ class TritonFuser(TritonExecutor):
         for region in product_regions.in_order(finder):
             operation = by_first.get(region.bound_symbols[0])
             made += [operation] if operation is not None else region.bound_symbols
+        return trace.replace(bound_symbols=made)
+
+    def takes_chain(self, operations: Sequence[BoundSymbol]) -> bool:
+        if not all(map(self.can_fuse, operations)):
+            return False
+        region = Region(operations, {o for b in operations for o in b.outputs})
+        device = to_torch_device(next(o.device for o in region.outputs if isinstance(o, TensorProxy)))
+        try:
+            run = self.once(region, lambda: self.region_of(region, device))
+        except (Unfused, TooLarge, Undecided):
+            return False
+        return self.always or run.seconds < product_regions.seconds_apart(operations, self._machine(device))
+
+    def _with_chains(self, trace: Trace) -> Trace:
+        """The program with kernels for chains of products.
+
+        Before: `(t1, t2) = attention(q, k, v)`. After: `[t1, t2] = TritonAttention0(q, k, v)`."""
+        chains = {b: i for i, b in enumerate(b for b in trace.bound_symbols if is_chain(b))}
+        if not chains:
+            return trace
+        read = {v for b in trace.bound_symbols for v in b.inputs}.union(trace.output_proxies)
+        made = []
+        for b in trace.bound_symbols:
+            if b in chains:
+                region = Region([b], read.intersection(b.outputs))
+                device = to_torch_device(next(o.device for o in region.outputs if isinstance(o, TensorProxy)))
+                run = self.once(region, functools.partial(self.region_of, region, device))
+                b = self.register_temporary_operation(
+                    f"TritonAttention{chains[b]}", run, inputs=region.inputs, outputs=region.outputs, bsyms=[b]
+                )
+            made.append(b)
         return trace.replace(bound_symbols=made)
 
     def _multiplies(self, operation: BoundSymbol) -> bool:
@@ -263,6 +299,9 @@ class _Plans(TritonFuser):
 
     def region_of(self, region: Region, device: torch.device) -> TileRegion:
         return TileRegion(region, device, is_planned=True)
+
+    def _machine(self, device: torch.device) -> Gpu:
+        return planned_gpu()
 
 
 def _computes(primitive: BoundSymbol) -> bool:

@@ -77,6 +77,8 @@ class FusionExecutor(Executor):
 
     adds_biases = False  # whether its functions add biases of float32 products faster than the products do
 
+    chains_products = False  # whether it has kernels of products of what is computed of products
+
     takes_padding = False  # whether its functions pad the rows of the values in `Region.padded`
 
     def can_execute(self, operation: BoundSymbol) -> bool:
@@ -106,6 +108,11 @@ class FusionExecutor(Executor):
                 found = False
             self._takes[operation] = found
         return found
+
+    def takes_chain(self, operations: Sequence[BoundSymbol]) -> bool:
+        """Whether it has kernels for a composite that `thunder.extend.chains` made, recorded as these operations, which
+        take less time than the operations that it is made of."""
+        return False
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
         """Whether an operation costs nothing beyond reading its inputs, so that regions recompute it instead of reading

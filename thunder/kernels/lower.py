@@ -444,6 +444,38 @@ PRODUCTS = {"prims.matmul": _matmul, "prims.linear": _linear}
 _SCANS = {"ltorch.cumsum": Combine.SUM, "ltorch.cumprod": Combine.PROD, "ltorch.logcumsumexp": "logsumexp"}
 
 
+def is_of_elements(b: BoundSymbol) -> bool:
+    """Whether each element of a primitive's result is computed of a few elements, which may be at other indices."""
+    row = ROWS.get(b.sym.id)
+    return (
+        row is not None
+        and row not in (_reduce, _scan, _product_gradient, _extremes)
+        and not (is_product(b) or is_scatter(b))
+    )
+
+
+def is_multiple(b: BoundSymbol) -> bool:
+    """Whether a primitive keeps the order of rows, and is a multiple of its operand, element by element."""
+    if b.sym.id == "prims.where":
+        return any(type(a) in (int, float) and a == 0 for a in b.args[1:])
+    return b.sym.id in ("prims.mul", "prims.reshape", "prims.broadcast_in_dim") or ROWS.get(b.sym.id) in (_cast, _same)
+
+
+def is_map_or_view(b: BoundSymbol) -> bool:
+    """Whether a primitive computes elements of elements at the same index, or reads them at another one."""
+    return is_map(b) or b.sym.id in _READ_ELSEWHERE
+
+
+_READ_ELSEWHERE = {
+    "prims.broadcast_in_dim", "prims.reshape", "prims.squeeze", "prims.transpose", "prims.slice_prim", "prims.iota",
+}  # fmt: skip
+
+
+def has_batch(product: BoundSymbol) -> bool:
+    """Whether both operands of a product have dimensions of a batch."""
+    return PRODUCTS[product.sym.id] is _matmul and len(product.args[1].shape) > 2
+
+
 def is_map(b: BoundSymbol) -> bool:
     """Whether a primitive computes each element of elements at the same index."""
     return ROWS[b.sym.id] in (_elementwise, _cast, _full, _same)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Se
 from typing import NamedTuple
 
 from thunder.core.dtypes import dtype
-from thunder.kernels import products
+from thunder.kernels import chains, products
 from thunder.kernels.accesses import SEGMENT, accesses, fastest_loop, loads_of, memory_steps
+from thunder.kernels.chains import ChainKernel, ChainTile
 from thunder.kernels.column_sums import PROGRAMS, absorbed, carried, is_column_kernel
 from thunder.kernels.combining import aligned_scans
 from thunder.kernels.index import Index, Variable, opened, strides_of
@@ -82,7 +83,7 @@ LARGE = 1 << 16  # elements that a sum over rows has, for a kernel of these rows
 class Launch:
     """Kernels that run at a time, with their tiles."""
 
-    def __init__(self, kernels: Sequence[tuple[Kernel, Tile | ProductTile]]):
+    def __init__(self, kernels: Sequence[tuple[Kernel, Tile | ProductTile | ChainTile]]):
         self.kernels = list(kernels)
 
     @property
@@ -92,7 +93,7 @@ class Launch:
     @property
     def stages(self) -> int | None:
         """How many tiles programs read ahead; None for what the compiler decides."""
-        return next((tile.stages for _, tile in self.kernels if isinstance(tile, ProductTile)), None)
+        return next((tile.stages for _, tile in self.kernels if isinstance(tile, (ProductTile, ChainTile))), None)
 
     def alternatives(self, machine: Gpu) -> list[Launch]:
         """The same kernel with other tiles, the one first that is predicted to be fastest. Kernels that share a launch
@@ -102,6 +103,8 @@ class Launch:
         ((kernel, tile),) = self.kernels
         if isinstance(kernel, ProductKernel) and isinstance(tile, ProductTile):
             return [Launch([(kernel, other)]) for other in products.alternatives(kernel, tile, machine)]
+        if isinstance(kernel, ChainKernel) and isinstance(tile, ChainTile):
+            return [Launch([(kernel, other)]) for other in chains.alternatives(kernel, tile)]
         assert isinstance(tile, Tile), "kernels of other loops have such tiles"
         return [Launch([(kernel, other)]) for other in dict.fromkeys(alternatives(kernel, tile, machine))]
 
@@ -211,6 +214,8 @@ def _way(item: Item) -> bool | None:
 
 def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> list[Launch]:
     """The launches of a program, for buffers of these strides. Raises TooComplex."""
+    if chains.has_chains(program):
+        return [Launch([pair]) for pair in chains.scheduled(program, strides, machine)]
     if products.has_products(program):
         return [Launch([products.scheduled(program, strides, machine)])]
     strides, (program, alone) = dict(strides), stored_moves(aligned_scans(program), machine)
@@ -562,8 +567,8 @@ def describe(launches: Sequence[Launch]) -> str:
             lines.append(
                 f"    kernel over [{outer}] [{sweep}], {tile}: {k.bytes} bytes, {1e6 * k.seconds:.1f} us predicted"
             )
-            for node in k.dots if isinstance(k, ProductKernel) else ():
-                lines.append(f"        {line(node)}")
+            added = k.dots if isinstance(k, ProductKernel) else k.sums if isinstance(k, ChainKernel) else ()
+            lines += [f"        {line(node)}" for node in added]
             for node, stage in k.stages().items():
                 lines.append(f"        sweep {stage}: {node.what[0]} of {line(k.rows[node])}")
             for w in k.writes:

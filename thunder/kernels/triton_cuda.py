@@ -284,6 +284,10 @@ class Writer:
         """The loops of a tile's dimension that a loop is in, and the name of their element's number."""
         return (self.second, "r") if v in self.second else (self.first, "x")
 
+    def home(self, n: Node, scope: Scope) -> Scope:
+        """Where a value is computed."""
+        return self.scope_of(n.axes, scope)
+
     def loop(self, v: Variable, scope: Scope) -> str:
         """A loop's index as a tile of one dimension."""
         loops, name = self.space(v)
@@ -364,7 +368,7 @@ class Writer:
                 stack += reversed(needed)
                 continue
             is_masked = mask is not None and _reads(n)
-            home = scope if is_masked else self.scope_of(n.axes, scope)
+            home = scope if is_masked else self.home(n, scope)
             if n.op == "scan":
                 text = self.scanned(n, scope)
             else:

@@ -82,7 +82,7 @@ def flex_attention(
         scores = _at_places(score_mod, (0,))(scores, *places)
     if block_mask is not None:
         scores = torch.where(_at_places(block_mask.mask_mod)(*places), scores, -math.inf)
-    empty = (scores == -math.inf).all(-1, keepdim=True)
+    empty = scores.amax(-1, keepdim=True) == -math.inf
     weights = torch.where(empty, 0.0, scores.softmax(-1))
     out = weights.to(query.dtype) @ value
     return (out, torch.where(empty[..., 0], -math.inf, scores.logsumexp(-1))) if return_lse else out

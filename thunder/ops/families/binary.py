@@ -22,7 +22,7 @@ from thunder.ops.families.elementwise import BOOL, broadcast_to, named_alike, sp
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.registry import LTORCH, alias, composite, prim
-from thunder.ops.rules import algebra, effects, kernels, memory, splitting, views
+from thunder.ops.rules import algebra, batching, effects, kernels, memory, splitting, views
 from thunder.ops.shape_rules import require
 from thunder.ops.torch_types import scalar_type
 
@@ -460,6 +460,8 @@ kernels.no_loop_of_inductor.add(ltorch.floor_divide, prims.floor_divide, ltorch.
 kernels.layout.set("second operand first", ltorch.rsub)
 
 
+batching.rule.set(batching.elementwise, ltorch.add, ltorch.sub, ltorch.div, ltorch.true_divide)
+batching.in_type_of_result.add(ltorch.add, ltorch.sub, ltorch.mul, ltorch.div, ltorch.true_divide)
 splitting.rule.set(
     splitting.elementwise, ltorch.add, ltorch.sub, ltorch.div, ltorch.true_divide,
     prims.add, prims.sub, prims.true_divide,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core import dtypes
-from thunder.core.proxies import like
+from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import BoundSymbol
 from thunder.ops import backward, ltorch
 from thunder.ops.backward import gradient_of_first
@@ -146,3 +146,38 @@ def _softmax_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
         if part is None or dim is None or part.dim == dim
         else split.computed(operation, {operation.inputs[0]: part.value}, part.axis, part.dim)
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# by sums of rows, as kernels that store no weights compute it
+
+
+def wide_type(t: TensorProxy) -> dtypes.dtype:
+    """The type that sums of rows have."""
+    return dtypes.float64 if t.dtype is dtypes.float64 else dtypes.float32
+
+
+def softmax_with_sums(x):
+    """The softmax of rows, the largest element of each, and the sum of the exponentials of the differences from it."""
+    wide = convert(x, wide_type(x))
+    largest = ltorch.amax(wide, -1, True)
+    e = ltorch.exp(wide - ltorch.where(ltorch.eq(largest, float("-inf")), 0.0, largest))
+    total = ltorch.sum(e, -1, True)
+    return convert(e / total, x.dtype), largest, total
+
+
+def softmax_by_sums(x, sums):
+    """The same from the logarithms of the sums of the exponentials of rows."""
+    known = ltorch.where(ltorch.eq(sums, float("-inf")), 0.0, sums)
+    return convert(ltorch.exp(convert(x, wide_type(x)) - known), x.dtype)
+
+
+def softmax_backward_by_differences(g, y, differences, dtype):
+    """`softmax_backward` with the sums of rows of g * y."""
+    wide = wide_type(y)
+    return convert(convert(y, wide) * (convert(g, wide) - differences), dtypes.to_dtype(dtype))
+
+
+def products_of_rows(a, b):
+    """The sum of the products of two rows."""
+    return ltorch.sum(convert(a, wide_type(a)) * convert(b, wide_type(b)), -1, True)

@@ -9,6 +9,7 @@ from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.rule_table import Property, RuleTable
 from thunder.core.symbol import BoundSymbol
 from thunder.ops import ltorch
+from thunder.ops.torch_types import to_torch_dtype
 
 
 class Batch(Protocol):
@@ -27,6 +28,9 @@ where there is no rule, torch.vmap carries the operation out."""
 
 unknown_to_vmap = Property()
 """torch.vmap refuses the operation, or computes something else: the decomposition is mapped."""
+
+in_type_of_result = Property()
+"""The operation computes in the type of its result, to which its operands may be converted first."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -59,9 +63,16 @@ def elementwise(batch: Batch, operation: BoundSymbol):
     """Operands broadcast, and have one dtype: a tensor of rank 0 counts less in PyTorch's rules of types; mapped, it
     has another rank."""
     tensors = [x for x in operation.args if type(x) is TensorProxy]
-    if len({x.dtype for x in tensors}) > 1:
+    if len({x.dtype for x in tensors}) == 1:
+        return broadcast(batch, operation, tensors)
+    if not in_type_of_result.holds(operation):
         return None
-    return broadcast(batch, operation, tensors)
+    kind, rank = operation.outputs[0].dtype, max(len(x.shape) for x in tensors)  # type: ignore[union-attr]
+    operands = [
+        ltorch.to(aligned(batch, x, rank), dtype=to_torch_dtype(kind)) if type(x) is TensorProxy else x
+        for x in operation.args
+    ]
+    return operation.sym(*operands, **operation.kwargs)
 
 
 def broadcast(batch: Batch, operation: BoundSymbol, tensors: list[TensorProxy]):
