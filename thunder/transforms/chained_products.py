@@ -255,7 +255,7 @@ class _Chain:
         return _Template(operations, outputs, self)
 
     def _is_cheap(self, value: Proxy) -> bool:
-        """Whether a value is computed again for each element rather than read: of fewer bytes than it has."""
+        """Whether a value is recomputed for each element rather than read: from fewer bytes than it has."""
         leaves = self._leaves(value, 0)
         return leaves is not None and isinstance(value, TensorProxy) and sum(map(nbytes, leaves)) < nbytes(value)
 
