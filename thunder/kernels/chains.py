@@ -117,13 +117,27 @@ def _chain(graph: Graph, store: Store) -> _Chain:
     for loop, (_, axes) in zip(own, names, strict=True):
         by |= dict(zip(axes, split(Index.of(loop), [v.size for v in axes]), strict=True))
     value = graph.substitute(value, by)
+    sums, largest = _sums_of(graph, value, along, own[2])
+    index = tuple(replaced(i, by) for i in store.index)
+    roots = [s.rows for s in sums.values()] + ([largest[1]] if largest is not None else [])
+    inner = frozenset(m for m in in_order(roots) if m.op == "dot")
+    if any(_has_products(a) for m in inner for a in m.args):
+        raise TooComplex("chains of more than two products")
+    columns_of = (own[2],) if any(s.beside is not None for s in sums.values()) else ()
+    return _Chain(store, value, (own[0], own[1], along, columns_of), sums, largest, index, inner)
+
+
+def _sums_of(
+    graph: Graph, value: Node, along: Variable, columns: Variable
+) -> tuple[dict[Node, Sum], tuple[Node, Node] | None]:
+    """What a value adds up along the chained axis, and the maximum along it."""
     sums: dict[Node, Sum] = {}
     largest = None
     for n in dict.fromkeys(n for n in above_reductions(value) if n.op in BINDERS):
         bodies = [graph.substitute(a, {_bound_of(n): Index.of(along)}) for a in n.args]
         if n.op == "dot":
             bodies.sort(key=lambda b: not _has_products(b))
-            sums[n] = Sum(bodies[0], bodies[1], own[2])
+            sums[n] = Sum(bodies[0], bodies[1], columns)
         elif n.op == "reduce" and n.what[0] == Combine.SUM:
             sums[n] = Sum(bodies[0])
         elif n.op == "reduce" and n.what[0] == Combine.AMAX:
@@ -138,13 +152,7 @@ def _chain(graph: Graph, store: Store) -> _Chain:
         largest = n, graph.substitute(n.args[0], {n.what[1][0]: Index.of(along)})
     if not all(_is_rescaled(s.rows, largest[0]) for s in sums.values() if largest is not None):
         raise TooComplex("what is added up is no exponential of a difference from the largest")
-    index = tuple(replaced(i, by) for i in store.index)
-    roots = [s.rows for s in sums.values()] + ([largest[1]] if largest is not None else [])
-    inner = frozenset(m for m in in_order(roots) if m.op == "dot")
-    if any(_has_products(a) for m in inner for a in m.args):
-        raise TooComplex("chains of more than two products")
-    columns_of = (own[2],) if any(s.beside is not None for s in sums.values()) else ()
-    return _Chain(store, value, (own[0], own[1], along, columns_of), sums, largest, index, inner)
+    return sums, largest
 
 
 def _bound_of(n: Node) -> Variable:
