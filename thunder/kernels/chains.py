@@ -100,6 +100,7 @@ def kernels_of(program: Program, strides: Mapping[Buffer, Sequence[int]]) -> lis
 
 
 def _chain(graph: Graph, store: Store) -> _Chain:
+    """A store with its axes as loops, and what it adds up. Raises TooComplex."""
     if store.scan is not None or store.scatter is not None or store.buffer.kind != "output":
         raise TooComplex("a chain beside a scan or a scatter")
     value = _with_factors_outside(graph, store.value)
