@@ -172,6 +172,7 @@ class _Chain:
                     raise Unchained("too many operations")
 
     def _check(self) -> None:
+        """Raises Unchained where the operations are no attention."""
         operations, program = self.program.operations, self.program
         for i in self.outer:
             dependent = [v for v in operations[i].inputs if v in self.dependent]
@@ -230,6 +231,7 @@ class _Chain:
 
     # ------------------------------------------------------------------------------------------- the composites
     def _template(self, backward: bool) -> _Template:
+        """The composite of the forward, or of the backward."""
         program = self.program
         needed = set(self.backward_outer if backward else self.forward_outer)
         chosen = set[int]()
@@ -260,6 +262,7 @@ class _Chain:
         return leaves is not None and isinstance(value, TensorProxy) and sum(map(nbytes, leaves)) < nbytes(value)
 
     def _leaves(self, value: Proxy, depth: int) -> set[TensorProxy] | None:
+        """The values that a value depends on, of fewer bytes than it has; None where that is not known."""
         producer = self.program.producer.get(value)
         if not isinstance(value, TensorProxy) or depth > 30:
             return None
