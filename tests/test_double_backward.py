@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import thunder
+from thunder.executors.cpp_fuser import cpp_fuser
+from thunder.kernels import cpp
 
 D = torch.float64
 
@@ -331,3 +333,16 @@ def test_functions_that_draw_random_numbers_are_differentiated_twice_with_the_sa
             results.append((y, g, *torch.autograd.grad(g.sum(), x), between, torch.rand(())))
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.skipif(cpp.unavailable() is not None, reason="there is no C++ compiler")
+def test_a_forward_with_kernels_keeps_no_running_statistics(monkeypatch):
+    monkeypatch.setattr(cpp_fuser, "always", True)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).to(D)
+    gradients = []
+    for f in (copy.deepcopy(model), thunder.jit(copy.deepcopy(model), executors=["cpp"], tiers=0)):
+        x = leaf(5, 3)
+        (g,) = torch.autograd.grad((f(x) ** 2).sum(), x, create_graph=True)
+        gradients.append(torch.autograd.grad(g.square().sum(), [x, *f.parameters()], materialize_grads=True))
+    assert "Kernels" in str(thunder.last_traces(f)[-1])
+    torch.testing.assert_close(*gradients)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.regions import leading_to
+from thunder.core.rewrite import decomposed
 from thunder.core.symbol import OpTags
 from thunder.core.trace import ForwardBackward, Trace
 from thunder.ops.functionalize.inplace import saved_from, writes_back
@@ -38,7 +39,7 @@ def gradient_program(
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     forward = acquired.replace(bound_symbols=operations, info=acquired.info.replace(backwards=0))
-    gradients = gradients_of(dce(forward), cotangents, outputs, executors)
+    gradients = _without_unread(gradients_of(dce(forward), cotangents, outputs, executors))
     refused = without_overwritten(acquired.bound_symbols, gradients.bound_symbols, acquired.info.copies)
     errors = [b.args[0] for b in leading_to(refused or (), gradients.output_proxies) if b.sym is modified_in_place]
     read = {p for b in gradients.bound_symbols for p in b.inputs} | set(gradients.output_proxies)
@@ -49,6 +50,14 @@ def gradient_program(
         read = set()
     needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
     return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
+
+
+def _without_unread(trace: Trace) -> Trace:
+    """Decomposes operations with results that nothing reads, so that the program takes no argument for those alone: a
+    batch norm for the running statistics, which a forward with kernels does not keep."""
+    read = {p for b in trace.bound_symbols for p in b.inputs} | set(trace.output_proxies)
+    partly = {b for b in trace.bound_symbols if b.subsymbols and not read.issuperset(b.outputs)}
+    return dce(decomposed(trace, partly)) if partly else trace
 
 
 def random_devices(acquired: Trace, options: JitOptions) -> list | None:
