@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.analysis.aliases import alias_bases
-from thunder.analysis.flow import live_ins
+from thunder.analysis.flow import live_ins, positions
 from thunder.core.codegen import Printer
 from thunder.core.proxies import (
     AnyProxy,
@@ -80,7 +80,7 @@ def partition(joint: Trace) -> Trace:
 def _in_memory_of_their_own(joint: Trace, backward: Sequence[BoundSymbol], gradients: Sequence) -> tuple[list, tuple]:
     """The backward with copies of gradients that would show the memory of another gradient: autograd adds to gradients
     in place."""
-    producer = {o: b for b in backward for o in b.outputs}
+    producer = {o: backward[i] for o, i in positions(backward).items()}
     bases = alias_bases(backward, maybe=True)
     groups: dict[Proxy, list[Proxy]] = {}
     for g in dict.fromkeys(g for g in gradients if isinstance(g, Proxy)):
