@@ -18,12 +18,12 @@ from thunder.distributed.redistribute import TABLE, redistribute
 
 SHAPE = (5, 8, 4)  # of which ranks divide the last two
 LAYOUTS = {"S": (S(0, 5), S(1), S(2)), "R": (R,), "I": (I,), "V": (V,), "P": (P,)}
-# parts of different sizes are not exchanged for others
+# parts of different sizes are not exchanged for others; DTensor has no word for a shard as a summand of one rank
 PAIRS = [
     (src, dst)
     for kinds in TABLE
     for src, dst in itertools.product(*(LAYOUTS[kind] for kind in kinds))
-    if kinds != ("S", "S") or src == dst or src.size is dst.size
+    if (kinds != ("S", "S") or src == dst or src.size is dst.size) and set(kinds) != {"S", "V"}
 ]
 
 
@@ -73,6 +73,18 @@ def computes_the_table(rank, size):
             torch.testing.assert_close(without_padding(moved, dst, axis), theirs, msg=f"{src} {dst}")
 
 
+def takes_shards_for_summands(rank, size, reduction):
+    """A mean over ranks of the losses of their shards: `V -> S` of a summand is its share of the mean."""
+    axis, generator = Axis(dist.group.WORLD, "tp", reduction), torch.Generator().manual_seed(2)
+    x = local_value(S(1), axis, generator).requires_grad_()
+    summand = thunder.jit(lambda x: redistribute(x, axis, S(1), V).clone())(x)
+    assert torch.equal(summand, x)
+    share = redistribute(summand.detach(), axis, V, S(1))
+    assert torch.equal(share, x / size if reduction == "avg" else x)
+    (gradient,) = torch.autograd.grad(summand, x, torch.ones_like(x))
+    assert torch.equal(gradient, torch.ones_like(x) / (size if reduction == "avg" else 1))
+
+
 def has_its_dual_for_derivative(rank, size, reduction):
     generator = torch.Generator().manual_seed(1)
     for src, dst in PAIRS:
@@ -96,6 +108,11 @@ def test_the_table_is_that_of_dtensor(ranks, size):
 @pytest.mark.parametrize("reduction", ["sum", "avg"])
 def test_derivatives_are_duals(ranks, reduction):
     ranks(2)(has_its_dual_for_derivative, reduction)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "avg"])
+def test_shards_are_taken_for_summands(ranks, reduction):
+    ranks(2)(takes_shards_for_summands, reduction)
 
 
 def mlp():
