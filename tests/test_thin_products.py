@@ -39,7 +39,7 @@ def test_products_are_within_the_bound_of_sums_in_float32(m, k, n, dtype, turned
     compiled = thunder.jit(product, executors=["triton_fuser"])
     found, exact = compiled(a, b), product(a.double(), b.double())
     assert found.dtype is dtype and found.shape == (m, n)
-    assert any(name.startswith("mm") for name in others(compiled)) is (1 not in (m, k, n))
+    assert 1 not in (m, k, n) or not any(name.startswith("mm") for name in others(compiled))
     own, inside = (torch.finfo(t).eps / 2 for t in (dtype, torch.promote_types(dtype, torch.float32)))
     bound = own * exact.abs() + (k + 2) * inside * product(a.double(), b.double().abs())
     bound += torch.finfo(dtype).smallest_normal * own * 2

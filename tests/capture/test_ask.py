@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import ask
+from thunder.capture import ask, passes
 from thunder.capture.sources import MISSING
 from thunder.capture.world import World
 
@@ -53,13 +53,13 @@ ANSWERS = [
     ),
     (ask.PRESENT, [1, MISSING]),
     (ask.KIND, [torch.zeros(2).to_sparse(), torch.zeros(3).to_sparse(), None]),
-    (ask.FILLED, [{}, {1: 2}]),
+    (ask.FILLED, [[{}], [{1: 2}]]),
 ]
 
 
 @pytest.mark.parametrize("question, values", ANSWERS, ids=[q.name for q, _ in ANSWERS])
 def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, values):
-    objects = {f.__name__: f for f in ask.HELPERS.values()} | {"MISSING": MISSING}
+    objects = {f.__name__: f for f in ask.HELPERS.values()} | {"MISSING": MISSING, "passes": passes}
     for i, a in enumerate(values):
         world = World()
         was = world.ask(world.const(a), question)

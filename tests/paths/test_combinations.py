@@ -170,14 +170,16 @@ def test_fused_random_numbers_are_drawn_once():
         noise = torch.rand(3)
         return x + noise if x.sum() > 0 else x - noise
 
+    def numbers_behind(f, x):
+        torch.manual_seed(3)
+        f(x)
+        return torch.rand(2).tolist()
+
     compiled = thunder.jit(program, fallback="error", rng="fused")
     for (x,) in CALLS:
-        drawn = []
-        for f in (program, compiled):
-            torch.manual_seed(3)
-            f(x)
-            drawn.append(torch.rand(2))
-        assert torch.equal(*drawn)
+        # eager's draw, or one seed where a kernel computes the numbers
+        known = numbers_behind(program, x), numbers_behind(lambda x: torch.randint(0, 2**63 - 1, ()), x)
+        assert numbers_behind(compiled, x) in known
 
 
 def test_seeds_set_inside():
