@@ -54,9 +54,13 @@ def gradient_program(
 
 def _without_unread(trace: Trace) -> Trace:
     """Decomposes operations with results that nothing reads, so that the program takes no argument for those alone: a
-    batch norm for the running statistics, which a forward with kernels does not keep."""
+    batch norm for the running statistics, which a forward with kernels does not keep. Functions of the user's, whose
+    identities are tuples, stay: they have derivatives of their own."""
     read = {p for b in trace.bound_symbols for p in b.inputs} | set(trace.output_proxies)
-    partly = {b for b in trace.bound_symbols if b.subsymbols and not read.issuperset(b.outputs)}
+    partly = {
+        b for b in trace.bound_symbols
+        if b.subsymbols and isinstance(b.sym.id, str) and not read.issuperset(b.outputs)
+    }  # fmt: skip
     return dce(decomposed(trace, partly)) if partly else trace
 
 
