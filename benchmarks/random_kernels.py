@@ -224,6 +224,7 @@ def predictions(seed: int) -> list[tuple[float, float, float, float]]:
         for strides in region.strides:
             tensors = [like(p, s) for p, s in zip(region.region.inputs, strides, strict=True)]
             kernels, _ = region.scheduled(strides)
+            # a launch from Python, as it is measured here, takes as long as three calls; in a loop, as one
             predicted = sum(k.seconds for k in kernels) + 3 * region.machine.call
             taken = least_seconds(lambda r=region, t=tensors: r(*t))
             eager = least_seconds(lambda r=region, t=tensors: r.by_operations(*t))

@@ -22,6 +22,17 @@ from thunder.distributed.placement import Placement, is_dtensor, own, place, rep
 _meshes: dict[tuple, Any] = {}  # by groups and the type of device
 
 
+def module_behind(model: Any, what: str) -> torch.nn.Module:
+    """The module that was given to the function `what`: that of a compiled one. Raises TypeError where it is none."""
+    module = getattr(model, "_lc_original", model)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
+            f"{type(model).__name__}"
+        )
+    return module
+
+
 def mesh_of(axes: Sequence[Axis], device_type: str):
     """The DeviceMesh of the ranks of groups that cross. All ranks of it ask for the same ones in the same order."""
     from torch.distributed.device_mesh import DeviceMesh

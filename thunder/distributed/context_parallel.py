@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from thunder.distributed.agreement import check_same_module
+from thunder.distributed.boundary import module_behind
 from thunder.distributed.layouts import I, axis_of
 from thunder.distributed.placement import Held, Placement, place, placement_of
 from thunder.ops.families.collectives import group_of
@@ -33,12 +32,7 @@ def context_parallel(model, process_group=None, *, sequence_dim: int = 1):
     Raises TypeError where model is no module, RuntimeError for parameters that `fsdp` or `ddp` have distributed
     already.
     """
-    module, group = getattr(model, "_lc_original", model), group_of(process_group)
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            "thunder.distributed.context_parallel takes an nn.Module, or what thunder.jit made of one, not "
-            f"{type(model).__name__}"
-        )
+    module, group = module_behind(model, "context_parallel"), group_of(process_group)
     introduce()
     parameters = {**dict(module.named_parameters()), **getattr(model, "_overrides_parameters", {})}
     for name, parameter in parameters.items():

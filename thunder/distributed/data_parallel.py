@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from thunder.distributed.agreement import check_same_module
-from thunder.distributed.boundary import Replacing, as_parameter, local_of, remember
+from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind, remember
 from thunder.distributed.layouts import I, R, S, axis_of
 from thunder.distributed.placement import (
     FSDPBucketingStrategy,
@@ -188,12 +188,7 @@ def copy_default_process_group():
 
 def module_of(model, what: str) -> torch.nn.Module:
     """The module behind what was given: that of a compiled one."""
-    module = getattr(model, "_lc_original", model)
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
-            f"{type(model).__name__}"
-        )
+    module = module_behind(model, what)
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and not q.shares_data), None)
     if placed is not None:
         raise RuntimeError(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from thunder.distributed.agreement import check_same_module
-from thunder.distributed.boundary import Replacing, as_parameter, local_of
+from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind
 from thunder.distributed.layouts import I, R, S, axis_of
 from thunder.distributed.placement import Held, Placement, placement_of
 from thunder.errors import OptionError
@@ -41,12 +41,7 @@ def expert_parallel(
     Raises TypeError where model is no module, OptionError where the ranks do not divide the experts, RuntimeError for
     parameters that are distributed already.
     """
-    module, group = getattr(model, "_lc_original", model), group_of(process_group)
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            "thunder.distributed.expert_parallel takes an nn.Module, or what thunder.jit made of one, not "
-            f"{type(model).__name__}"
-        )
+    module, group = module_behind(model, "expert_parallel"), group_of(process_group)
     introduce()
     overridden = getattr(model, "_overrides_parameters", {})
     named = {**dict(module.named_parameters()), **overridden}

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from thunder.distributed.agreement import check_same_module
-from thunder.distributed.boundary import Replacing, as_parameter, local_of
+from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind
 from thunder.distributed.layouts import Axis, I, S, axis_of
 from thunder.distributed.placement import Held, Placement, placement_of
 from thunder.errors import OptionError
@@ -65,12 +65,7 @@ def row_parallel(
 
 
 def _parallel(model, target_modules, process_group, device, dimensions: dict, sequence_dim: int | None, what: str):
-    module, group = getattr(model, "_lc_original", model), group_of(process_group)
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
-            f"{type(model).__name__}"
-        )
+    module, group = module_behind(model, what), group_of(process_group)
     paths = [target_modules] if isinstance(target_modules, str) else list(target_modules)
     how = f"{what}({', '.join(paths)}{f', sequence_dim={sequence_dim}' if sequence_dim is not None else ''})"
     check_same_module([group], how, module.named_parameters())
