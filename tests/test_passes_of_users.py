@@ -186,7 +186,7 @@ def test_right_passes_pass():
     assert "Slower" in str([t.provenance for t in thunder.last_traces(compiled)])
 
 
-@pytest.mark.parametrize("name", ["Without Cotangents", "Transforms", "Saved Collections", "Exact Derivatives"])
+@pytest.mark.parametrize("name", ["Without Cotangents", "Transforms", "Saved Collections"])
 def test_necessary_passes_are_refused_in_words(name):
     with pytest.raises(OptionError, match=f"passes= has no '{name}', without which programs are wrong: .*"):
         thunder.jit(program, passes=thunder.passes().without(name))

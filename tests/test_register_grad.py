@@ -241,3 +241,18 @@ def test_a_program_is_written_unless_an_operation_of_thunders_has_another_deriva
     register_grad(tangent[0], times(3.0, tangent[0]))
     with pytest.raises(thunder.errors.ProgramFileError, match="register_grad gave ltorch.tanh another derivative"):
         thunder.precompile(torch.sin, x, path=tmp_path / "q")
+
+
+def test_a_derivative_of_the_users_counts_where_pytorchs_bits_are_wanted():
+    """PyTorch differentiates `einsum` under `numerics="eager"`, unless a user has said how."""
+    with restored(ltorch.einsum):
+
+        @register_grad(ltorch.einsum)
+        def doubled(equation, *operands):
+            result = ltorch.einsum(equation, *operands)
+            put_grads(operands, [2.0 * get_grad(result).sum() * ltorch.ones_like(x) for x in operands])
+            return result
+
+        x = X.clone().requires_grad_()
+        thunder.jit(lambda x: torch.einsum("ij->", x), numerics="eager")(x).backward()
+        assert torch.equal(x.grad, torch.full_like(X, 2.0))

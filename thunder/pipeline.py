@@ -32,7 +32,6 @@ from thunder.transforms.decompose_reductions import DECOMPOSE_REDUCTIONS
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch, dispatch_left, fuse
 from thunder.transforms.distinct_indices import DISTINCT_INDICES
-from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.joined_parts import JOIN_PARTS
 from thunder.transforms.kept_numbers import keep_numbers
 from thunder.transforms.merged_views import MERGE_VIEWS
@@ -138,17 +137,14 @@ PASSES = PassList((
          meaning="turn random operations into functions of a seed, which fuse"),
     Pass("Rules", _of_captured, needs=OPERATIONS, inside=True, rules=(),
          meaning="replace the operations that match a rule"),
-    Pass("Exact Derivatives", lambda trace, _: exact_derivatives(trace), needs=OPERATIONS,
-         when=lambda trace, lowering: lowering.differentiates and lowering.options.numerics is NUMERICS_OPTIONS.EAGER,
-         necessary='numerics="eager" says that gradients are PyTorch\'s',
-         inside=True, meaning="drop derivative rules that round otherwise than PyTorch's"),
     Pass("Share Gradients", lambda trace, _: share_gradients(trace), needs=OPERATIONS,
          when=lambda trace, lowering: lowering.differentiates and not _is_exact(lowering)
          and has_differentiated_gradients(trace),
          inside=True, meaning="compute equal gradients once, before they are differentiated themselves"),
 
     # forwards and backwards
-    Pass("Grad transform pass", lambda trace, lowering: dce(joint_trace(trace, lowering.executors)),
+    Pass("Grad transform pass",
+         lambda trace, lowering: dce(joint_trace(trace, lowering.executors, _is_exact(lowering))),
          needs=OPERATIONS, gives=JOINT, when=lambda trace, lowering: lowering.differentiates,
          meaning="differentiate: the backward follows its forward"),
     Pass("Common Subexpression Elimination", lambda trace, lowering: share(trace, bool(lowering.fusers)),

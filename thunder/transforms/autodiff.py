@@ -68,8 +68,8 @@ class Linearization:
     the backward reads.
 
     functional: every operation that it records can be differentiated again; otherwise operations that PyTorch
-    differentiates save a graph that runs once. needed: the operations to differentiate; None: all. known: derivatives
-    by operations that earlier linearizations have recorded.
+    differentiates save a graph that runs once. exact: derivatives are PyTorch's, bit for bit. needed: the operations to
+    differentiate; None: all. known: derivatives by operations that earlier linearizations have recorded.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
@@ -83,6 +83,7 @@ class Linearization:
         executors: Sequence,
         *,
         functional: bool = False,
+        exact: bool = False,
         needed: set | None = None,
         known: dict | None = None,
     ):
@@ -96,7 +97,7 @@ class Linearization:
                 elif needed is not None and operation not in needed:
                     self.steps.append(operation)
                 else:
-                    derivatives(operation, executors, self.steps, functional)
+                    derivatives(operation, executors, self.steps, functional, exact)
         except ThunderError as error:
             error.bound_symbol = error.bound_symbol or operation
             raise
@@ -116,18 +117,18 @@ class Linearization:
         return grads.current
 
 
-def joint_trace(trace: Trace, executors: Sequence) -> Trace:
+def joint_trace(trace: Trace, executors: Sequence, exact: bool = False) -> Trace:
     """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
 
     The operations of the forward come first, then `get_grad` for each output that cotangents come for, then the
     backward. It returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments;
-    "fw_flat_out", what the program returns.
+    "fw_flat_out", what the program returns. exact: derivatives are PyTorch's, bit for bit (`numerics="eager"`).
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
     `differentiate`.
     """
     table = {b.args[0]: b.args[1] for b in trace.bound_symbols if b.sym is saved_from}
-    linear = Linearization([b for b in trace.bound_symbols if b.sym is not saved_from], executors)
+    linear = Linearization([b for b in trace.bound_symbols if b.sym is not saved_from], executors, exact=exact)
     outputs = dict.fromkeys(
         o
         for o in trace.output_proxies

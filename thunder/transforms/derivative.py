@@ -334,17 +334,24 @@ def _reads(operation: BoundSymbol, operations: list[BoundSymbol], gets: list) ->
 # choosing a rule
 
 
-def _rule_for(operation: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
+def _rule_for(
+    operation: BoundSymbol, executors: Sequence, functional: bool, inexact: bool
+) -> tuple[Callable, bool] | None:
     """(rule, whether it is a generator): an executor's that takes the operation, in their order, then the operation's
-    own."""
+    own, unless it is inexact where PyTorch's bits are wanted. functional: that for a second derivative before both."""
+    if functional and not inexact and (again := facts.functional.of(operation.sym)) is not None:
+        return again, True
     for executor in executors:
         found = executor.implementation(operation)
         if found is not None and found.grad_transform is not None:
             return found.grad_transform, False
         if found is not None or operation.sym.executor is executor:
             break
-    if operation.sym.grad_rule is None or (
-        operation.sym.torch_functions and (_is_for_reals(operation) or _wants_by_keyword(operation))
+    if (
+        inexact
+        or operation.sym.grad_rule is None
+        or operation.sym.torch_functions
+        and (_is_for_reals(operation) or _wants_by_keyword(operation))
     ):
         return None
     return operation.sym.grad_rule, True
@@ -404,41 +411,46 @@ def _fused(operation: BoundSymbol, executors: Sequence) -> bool:
     )
 
 
+def _is_pytorchs(operation: BoundSymbol, executors: Sequence, inexact: bool) -> bool:
+    """Whether PyTorch differentiates an operation without a rule; otherwise its decomposition is differentiated."""
+    if operation.sym.fn is None or operation.sym.executor is not None:
+        return False
+    decomposed = (not inexact and _by_parts(operation)) or _fused(operation, executors)
+    return not (decomposed and operation.subsymbols)
+
+
 def derivatives(
     operation: BoundSymbol,
     executors: Sequence,
     out: list,
     functional: bool,
+    exact: bool = False,
 ) -> None:
-    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative."""
+    """Appends the derivatives of an operation: by its rule, by its decomposition, or by PyTorch's own derivative.
+    exact: PyTorch differentiates operations whose rule rounds otherwise than its own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in operation.outputs):
         out.append(operation)
         return
     if (why := facts.once_differentiable.of(operation.sym)) is not None:
         raise MissingImplementationError(f"a second derivative is asked for, but {why}")
-    if facts.formula.of(operation.sym) is not None:
+    inexact = exact and facts.inexact.of(operation.sym) and operation.sym.id not in REGISTERED
+    if not inexact and facts.formula.of(operation.sym) is not None:
         for sub in by_formula(operation):
-            derivatives(sub, executors, out, functional)
+            derivatives(sub, executors, out, functional, exact)
         return
     if REGISTERED and operation.sym.id not in REGISTERED and _is_registered_primitive(operation):
         typed(operation.subsymbols)
-        derivatives(operation.subsymbols[0], executors, out, functional)
+        derivatives(operation.subsymbols[0], executors, out, functional, exact)
         return
-    rule = _rule_for(operation, executors)
-    if functional and (again := facts.functional.of(operation.sym)) is not None:
-        rule = again, True
+    rule = _rule_for(operation, executors, functional, inexact)
     if rule is not None and (made := _differentiated(operation, *rule)) is not None:
         out.append(made)
-    elif (
-        operation.sym.fn is not None
-        and operation.sym.executor is None
-        and not ((_by_parts(operation) or _fused(operation, executors)) and operation.subsymbols)
-    ):
+    elif _is_pytorchs(operation, executors, inexact):
         out.append(differentiate(operation, pytorch_derivative.derivative_of(operation.sym, functional), True))
     elif operation.sym.decomposition is not None and operation.subsymbols:
         typed(operation.subsymbols)  # those of a decomposition that was made later do not know what requires grad
         for sub in operation.subsymbols:
-            derivatives(sub, executors, out, functional)
+            derivatives(sub, executors, out, functional, exact)
         for old, new in operation.aliases.items():
             out.append(differentiate(ltorch.detach.bind(new, output=old, context=operation.context), _identity, True))
     else:

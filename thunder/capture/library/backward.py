@@ -30,6 +30,7 @@ from thunder.ops import ltorch
 from thunder.ops.eager_calls import is_eager_backward, runs_python
 from thunder.ops.rules import derivatives
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import NUMERICS_OPTIONS
 from thunder.transforms.autodiff import Linearization
 from thunder.transforms.derivative import Derivative
 from thunder.transforms.levels import typed
@@ -154,6 +155,7 @@ class _Pulled:
             operations,
             c.request.options.executors,
             functional=create_graph,
+            exact=not create_graph and c.request.options.numerics is NUMERICS_OPTIONS.EAGER,
             needed=set(leading_to(operations, outputs)),
             known=engine.known,
         )
