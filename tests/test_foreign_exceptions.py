@@ -3,7 +3,10 @@ or runs, and whoever called the program gets them."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sys
+import weakref
 
 import pytest
 import torch
@@ -113,6 +116,122 @@ def test_a_signal_handler_raises_while_a_program_is_captured(alarm, monkeypatch)
         compiled(torch.ones(2), _Ringing())
     rang.append(None)
     torch.testing.assert_close(compiled(torch.ones(2), _Ringing()), torch.full((2,), 2.0))
+    assert len(compiled.programs) == 1
+
+
+def _dropped_by_a_handler():
+    with contextlib.suppress(Exception):
+        _rings()
+
+
+def _dropped_by_a_weak_reference():
+    """Python prints an exception of a callback of a weak reference, and goes on."""
+    value = {1}
+    weakref.finalize(value, _rings)
+    del value
+
+
+def _taken_for_another():
+    try:
+        _rings()
+    except Exception as error:
+        raise ValueError("something else") from error
+
+
+@pytest.mark.parametrize("ring", [_dropped_by_a_handler, _dropped_by_a_weak_reference, _taken_for_another])
+def test_an_exception_of_a_signal_handler_arrives_whatever_handles_it(alarm, monkeypatch, ring):
+    from thunder.ops import LTORCH
+
+    handler, meta, rang = signal.getsignal(signal.SIGUSR1), LTORCH["mul"].meta, []
+
+    def ringing(*args, **kwargs):
+        if not rang:
+            rang.append(True)
+            ring()
+        return meta(*args, **kwargs)
+
+    monkeypatch.setattr(LTORCH["mul"], "meta", ringing)
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    compiled = thunder.jit(lambda x: x * 3)
+    with pytest.raises(TimeoutError, match="too late"):
+        compiled(torch.ones(2))
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert len(compiled.programs) == 1
+
+
+class _Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        try:
+            x = self.norm(F.gelu(self.first(x)))
+        except ValueError:
+            x = x + 1
+        return self.last(x) if x.sum() < 1e9 else x
+
+
+def _first_call(at: int | None = None) -> int:
+    """The first call of a module, forward and backward, in which a signal comes at call number `at` of a Python
+    function. How many were called."""
+    compiled, x, calls = thunder.jit(_Block()), torch.ones(2, 4), 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        if event == "call":
+            calls += 1
+            if calls == at:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGUSR1)
+
+    sys.setprofile(count)
+    try:
+        compiled(x).sum().backward()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_signal_at_any_call_of_a_compilation_arrives(alarm, monkeypatch):
+    """A TimeoutError is an OSError: what expects a missing file would take it."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    handler = signal.getsignal(signal.SIGUSR1)
+    _first_call()
+    calls = _first_call()
+    for at in range(1, calls - 200, calls // 100):  # the program itself runs at the end
+        with pytest.raises(TimeoutError, match="too late"):
+            _first_call(at)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_a_program_sees_the_handlers_of_the_process(alarm):
+    handler = signal.getsignal(signal.SIGUSR1)
+    compiled = thunder.jit(lambda x: (x * 2, signal.getsignal(signal.SIGUSR1)), fallback="error")
+    for _ in range(2):
+        assert compiled(torch.ones(2))[1] is handler
+    assert len(compiled.programs) == 1
+
+
+@thunder.disable
+def _has_a_deadline(x):
+    """Python code with a deadline of its own, which it handles."""
+    before = signal.signal(signal.SIGUSR1, _Alarm())
+    try:
+        _rings()
+    except TimeoutError:
+        return x * 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_eager_call_handles_its_own_signals(alarm):
+    handler = signal.getsignal(signal.SIGUSR1)
+    compiled = thunder.jit(lambda x: _has_a_deadline(x + 1) - 1)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        assert signal.getsignal(signal.SIGUSR1) is handler
     assert len(compiled.programs) == 1
 
 

@@ -30,8 +30,9 @@ from thunder.capture.replay import replay
 from thunder.capture.state import EagerFunctions, original_stands_in
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
+from thunder.core.signals import interrupts, raised_by
 from thunder.core.symbol import current_recorder
-from thunder.core.utils import without_collection
+from thunder.core.utils import compiling
 from thunder.errors import (
     CaptureError,
     DataDependentError,
@@ -46,7 +47,6 @@ from thunder.errors import (
     calling_line,
     warn_user,
 )
-from thunder.interpreter.tracebacks import interrupts, raised_by
 from thunder.methods import CompiledMethod
 from thunder.ops.eager_calls import RunAgain
 from thunder.options import CACHE_OPTIONS, DISABLE, FALLBACK_OPTIONS, LOGS, JitOptions
@@ -554,7 +554,7 @@ class Compiled:
         if path or not (self.documents or wanted(self.options)):
             return None
         why = self.stats.not_loaded = []
-        with without_collection():
+        with compiling():
             found = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
         self.stats.loaded += found is not None
         return found

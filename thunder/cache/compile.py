@@ -17,9 +17,9 @@ from thunder.cache.tiers import lower_in_tiers
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.state import EagerFunctions
 from thunder.core.host_calls import Log
-from thunder.core.utils import without_collection
+from thunder.core.signals import interrupts
+from thunder.core.utils import compiling
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, is_noted, user_line
-from thunder.interpreter.tracebacks import interrupts
 from thunder.options import JitOptions
 
 
@@ -75,8 +75,7 @@ class Compilation(NamedTuple):
         for executor in self.options.executors:
             executor.in_use = True
             executor.expect_program()
-        # a compilation makes many objects that stay; looking through them again and again is a third of its time
-        with without_collection():
+        with compiling():
             changing = changing_values(self.stats.interpreter_cache)
             written: dict[str, set | None] = {place: None for place, values in changing.items() if values is None}
             numbers = {place: values for place, values in changing.items() if values and _are_numbers(values)} | written

@@ -21,13 +21,13 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.host_calls import with_log
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, leaves, map_structure
+from thunder.core.signals import interrupts
 from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import ForwardBackward, Trace
 from thunder.distributed.agreement import check_agreement
 from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
-from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.eager_calls import State, asking_again, with_state
 from thunder.ops.leaf_order import leaf_order
 from thunder.ops.rules import effects

@@ -9,8 +9,8 @@ from thunder import compat
 from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats
 from thunder.cache.index import ENTRIES, ENTRIES_WITH_TRANSFORMS, STALE, EntryTable
+from thunder.core.signals import interrupts
 from thunder.errors import RecompileWarning, warn_user
-from thunder.interpreter.tracebacks import interrupts
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 
 ADVICE = "Numbers and sizes that change stay symbolic unless the program needs their values; pass others as tensors."

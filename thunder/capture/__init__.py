@@ -39,6 +39,7 @@ from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back, written_unseen
 from thunder.core.codegen import failing_line, line_owners
 from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
 from thunder.core.unbacked import CHECKS
@@ -46,7 +47,6 @@ from thunder.distributed.layers import distribute
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
-from thunder.interpreter.tracebacks import interrupts
 from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -334,6 +334,9 @@ def _capture(request: Request, apart: bool) -> Captured:
             return _for_other_calls(c, _read(c))
         except BaseException as error:
             release(error)
+            if interrupts(error):
+                _close(c)
+                raise
             again = isinstance(error, CaptureError)
             if c.outside.written_arrays.difference(request.changing) and request.options.numbers_may_change:
                 changing = {**request.changing, **dict.fromkeys(c.outside.written_arrays)}
@@ -346,13 +349,13 @@ def _capture(request: Request, apart: bool) -> Captured:
                 undecided = None
                 request.log.rewind(before)
             passed_twice = c.tensors.passed_twice
-            if not again and isinstance(error, Exception) and not interrupts(error):
+            if not again and isinstance(error, Exception):
                 request.failed[:] = [_questions_before(c, error)]
             _close(c)
             if not again:
                 if undecided is not None and isinstance(error, Exception) and not isinstance(error, CaptureError):
                     raise undecided from error  # which eager mode, told no, may not raise
-                if passed_twice and isinstance(error, Exception) and not interrupts(error):
+                if passed_twice and isinstance(error, Exception):
                     raise DependsOnIdentity from error
                 raise
 

@@ -23,6 +23,7 @@ from thunder.capture.path import Path
 from thunder.capture.reachable import Reach
 from thunder.capture.sources import Source
 from thunder.capture.tensors import check_apart
+from thunder.core import signals
 from thunder.core.host_calls import (
     CONTAINERS,
     HostProxy,
@@ -281,7 +282,7 @@ class _Values:
             args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
                 args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
-            with self.log.at(self.c.location()):
+            with self.log.at(self.c.location()), signals.as_they_are():
                 value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
             gives_back = _gives_back(value, (args, kwargs))
         if gives_back:
@@ -313,7 +314,13 @@ class _Values:
         shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))
         read = [real for real, _ in self.c.tensors.real.values()]
         versions, before = versions_of(read), self._contents_read((function, args, kwargs))
-        with recording(None), compat.without_function_modes(), compat.without_fakes(), self._generators_of_program():
+        with (
+            recording(None),
+            compat.without_function_modes(),
+            compat.without_fakes(),
+            self._generators_of_program(),
+            signals.as_they_are(),
+        ):
             outcome = eager_calls.call(function, args, kwargs, *how, shown=shown, looks=True)
         name = getattr(function, "__qualname__", type(function).__qualname__)
         codes = [function.__code__] if hasattr(function, "__code__") else []
@@ -476,7 +483,7 @@ class _Values:
             return
         args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
         if b.sym is host_call:
-            with self.log.at(b.location and b.location[:2]):
+            with self.log.at(b.location and b.location[:2]), signals.as_they_are():
                 assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
             return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to its arguments

@@ -18,10 +18,10 @@ from thunder.capture.library import dtensors
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.tensors import is_leaf, shows_leaf
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, number_value, numbers_in, proxies_in
+from thunder.core.signals import interrupts
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.interpreter.attributes import plain_attribute
-from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import lookup
 from thunder.ops.infer import as_torch
 from thunder.ops.torch_types import to_torch_dtype

@@ -65,11 +65,11 @@ from thunder.capture.strides import layout
 from thunder.capture.world import World
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.signals import interrupts
 from thunder.core.symbol import Context, Names, Recorder
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL
 from thunder.interpreter.recursion import is_own
-from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import autocast
 from thunder.ops.functionalize.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype

@@ -42,6 +42,7 @@ from thunder.capture.policy import DEFINED, Host, Interpret, class_of_library, f
 from thunder.capture.reads import note_call
 from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
+from thunder.core import signals
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, standins
@@ -305,7 +306,7 @@ def _run(c: Capture, f, args, kwargs):
     gone anywhere, and native code may have handled an error."""
     recorder, looks = c.recorder, c.recorder.looks
     try:
-        result = Machine.call_native(c, f, args, kwargs)
+        result = signals.handler_of(Machine.call_native(c, f, args, kwargs))
     except c.uncatchable:
         raise
     except BaseException as error:

@@ -37,6 +37,7 @@ from thunder.core.proxies import (
     TensorProxy,
     map_structure,
 )
+from thunder.core.signals import interrupts
 from thunder.core.symbol import is_outside
 from thunder.errors import CaptureError, SharpEdgeError, SharpEdgeWarning, with_section
 from thunder.interpreter import NULL, attributes, sequences
@@ -44,7 +45,6 @@ from thunder.interpreter.attributes import BUILTINS, in_python, parts_of, plain_
 from thunder.interpreter.instructions import PLAIN
 from thunder.interpreter.standins import StandIn
 from thunder.interpreter.text import formatted, representation, string
-from thunder.interpreter.tracebacks import interrupts
 from thunder.ops import lookup
 from thunder.ops.methods import call_torch
 from thunder.ops.opaque import custom_operator, written_by

@@ -24,7 +24,7 @@ from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.tables import table
-from thunder.core.utils import without_collection
+from thunder.core.utils import compiling
 from thunder.distributed.boundary import local_of
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
@@ -207,7 +207,7 @@ def plan(
             prepare = lambda name, p, groups=groups: sharded(
                 name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype
             )  # noqa: E731
-        with without_collection():
+        with compiling():
             with placing_copies():
                 compiled = _compiled(module, options, prepare)
                 captured, chosen = _captured(compiled, args, kwargs, options)

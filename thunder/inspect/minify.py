@@ -26,6 +26,7 @@ from thunder.api import compiled_or_jit, jit_with
 from thunder.compiled import Compiled
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.pytree import tree_iter
+from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 from thunder.errors import OptionError, ThunderError
@@ -33,7 +34,6 @@ from thunder.extend import get_all_executors, get_always_executors, get_default_
 from thunder.inspect.plain import Plain, defined, plain_program
 from thunder.inspect.verification.judge import judge
 from thunder.inspect.verification.programs import generators_restored, in_float64, reference_program
-from thunder.interpreter.tracebacks import interrupts
 from thunder.options import FALLBACK_OPTIONS, NUMERICS_OPTIONS, DebugOptions, JitOptions
 from thunder.pipeline import PASSES
 from thunder.transforms.dce import dce

@@ -7,15 +7,12 @@ user's instruction offset.
 
 from __future__ import annotations
 
-import _signal  # the module `signal` wraps each number in an enum, which takes twenty times as long
 import builtins
 import dis
-import functools
 import inspect
 import os
 import sys
 import types
-from collections.abc import Iterable
 
 _DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 # Files whose frames are left out of tracebacks. A subclass of Host in another file adds its own with `hide`.
@@ -114,37 +111,6 @@ def clean(traceback):
     for native in reversed(kept):
         rest = types.TracebackType(rest, native.tb_frame, native.tb_lasti, native.tb_lineno)
     return rest
-
-
-def raised_by(error: BaseException, callables: Iterable) -> bool:
-    """Whether an exception comes out of a call of one of these."""
-    codes = {code for x in callables if (code := _code_of(x)) is not None}
-    traceback = error.__traceback__ if codes else None
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
-
-
-def interrupts(error: BaseException) -> bool:
-    """Whether a signal handler raised an exception. It may come between any two instructions, of the machine's as well,
-    and is none of the program's: whoever called the program gets it."""
-    handlers = map(_signal.getsignal, _SIGNALS)
-    return raised_by(error, [h for h in handlers if type(h) is not int])  # a number: the default, or none
-
-
-_SIGNALS = frozenset(map(int, _signal.valid_signals()))
-
-
-def _code_of(function) -> types.CodeType | None:
-    """The code that a call of something written in Python runs; None for native code."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, types.FunctionType):
-        function = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself
-    return getattr(function, "__code__", None)
 
 
 def swallow(error):

@@ -18,7 +18,7 @@ import torch
 
 from thunder import compat
 from thunder.core.symbolic import Decisions, hold
-from thunder.core.utils import without_collection
+from thunder.core.utils import compiling
 from thunder.errors import FallbackWarning, warn_user
 from thunder.ops.families.random import generator_of
 from thunder.ops.wanted import backward_of
@@ -302,7 +302,7 @@ class _Program:
             for relations, made in known:
                 if hold(relations, values):
                     return made
-            with self.decisions.anew(values) as relations, without_collection():
+            with self.decisions.anew(values) as relations, compiling():
                 made = make(missing)
             known.insert(0, (relations, made))
             return made
