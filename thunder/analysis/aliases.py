@@ -41,8 +41,8 @@ def is_view(bound_symbol: BoundSymbol) -> bool:
 
 def _shown_by(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """The tensor whose memory the results of a VIEW operation show; None where that is not known."""
-    if (place := shows.of(bound_symbol.sym)) is not None:
-        return bound_symbol.args[place]
+    if (index := shows.of(bound_symbol.sym)) is not None:
+        return bound_symbol.args[index]
     tensors = [i for i in bound_symbol.inputs if isinstance(i, TensorProxy)]
     return tensors[0] if len(tensors) == 1 else None
 
@@ -50,8 +50,8 @@ def _shown_by(bound_symbol: BoundSymbol) -> TensorProxy | None:
 def alias_bases(bound_symbols: Iterable[BoundSymbol], *, maybe: bool = False, copies: Container[str] = ()) -> Bases:
     """The bases of all views. maybe: also of results that are views or copies, as their strides decide; but for
     `copies`, names of those that are known to be copies."""
-    found, holds = Bases(), may_view if maybe else is_view
+    bases, holds = Bases(), may_view if maybe else is_view
     for b in bound_symbols:
         if holds(b) and (source := _shown_by(b)) is not None:
-            found |= dict.fromkeys([o for o in b.outputs if o.name not in copies], found[source])
-    return found
+            bases |= dict.fromkeys([o for o in b.outputs if o.name not in copies], bases[source])
+    return bases

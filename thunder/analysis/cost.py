@@ -101,9 +101,9 @@ def _moved(parts: Iterable[BoundSymbol], inputs: Iterable, outputs: Iterable) ->
     read: dict[TensorProxy, int] = {}
     for part in parts:
         selects = OpTags.SHAPE_OP in part.sym.tags or rules.of(part.sym).selects
-        found = sum(map(nbytes, tensors_in(part.outputs)))
+        written = sum(map(nbytes, tensors_in(part.outputs)))
         for p in tensors_in(part.inputs):
-            read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
+            read[p] = read.get(p, 0) + (min(nbytes(p), written) if selects else nbytes(p))
     return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in tensors_in(inputs)) + sum(
         map(nbytes, tensors_in(outputs))
     )

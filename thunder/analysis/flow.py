@@ -33,13 +33,13 @@ def uses(bound_symbols: Iterable[BoundSymbol], outputs: Iterable[Proxy] = ()) ->
 def derived(bound_symbols: Iterable[BoundSymbol], values: Sequence[Proxy]) -> list[list[int]]:
     """By value, the places of the others that are computed from it, by values that require grad: what they pass on is a
     part of its gradient."""
-    place: dict[Proxy, int] = {v: i for i, v in enumerate(values) if isinstance(v, TensorProxy) and v.requires_grad}
-    sources: dict[Proxy, int] = {v: 0 for v in place}  # as bits, the places of the values that one is computed from
-    for b in bound_symbols if len(place) > 1 else ():
-        found = 0
+    index_of: dict[Proxy, int] = {v: i for i, v in enumerate(values) if isinstance(v, TensorProxy) and v.requires_grad}
+    sources: dict[Proxy, int] = {v: 0 for v in index_of}  # as bits, the places of the values that one is computed from
+    for b in bound_symbols if len(index_of) > 1 else ():
+        bits = 0
         for i in b.inputs:
-            found |= sources.get(i, 0) | (1 << place[i] if i in place else 0)
-        for o in b.outputs if found else ():
+            bits |= sources.get(i, 0) | (1 << index_of[i] if i in index_of else 0)
+        for o in b.outputs if bits else ():
             if isinstance(o, TensorProxy) and o.requires_grad:
-                sources[o] = sources.get(o, 0) | found
-    return [[j for o, j in place.items() if i != j and sources[o] >> i & 1] for i in range(len(values))]
+                sources[o] = sources.get(o, 0) | bits
+    return [[j for o, j in index_of.items() if i != j and sources[o] >> i & 1] for i in range(len(values))]

@@ -77,8 +77,10 @@ class Compilation(NamedTuple):
             executor.expect_program()
         with compiling():
             changing = changing_values(self.stats.interpreter_cache)
-            written: dict[str, set | None] = {place: None for place, values in changing.items() if values is None}
-            numbers = {place: values for place, values in changing.items() if values and _are_numbers(values)} | written
+            written: dict[str, set | None] = {source: None for source, values in changing.items() if values is None}
+            numbers = {
+                source: values for source, values in changing.items() if values and _are_numbers(values)
+            } | written
             for held, fewer in ((changing, numbers), (numbers, written)):
                 if len(held) > len(fewer):
                     before = None if self.log is None else self.log.mark()
@@ -149,9 +151,9 @@ def changing_values(entries: Sequence[CacheEntry]) -> dict[str, set | None]:
     """
     seen: dict[str, set] = {}
     for entry in entries:
-        for place, value in entry.captured.constants.items():
-            seen.setdefault(place, set()).add(value)
-    return {**seen, **{place: None for entry in entries for place in entry.captured.effects}}
+        for source, value in entry.captured.constants.items():
+            seen.setdefault(source, set()).add(value)
+    return {**seen, **{source: None for entry in entries for source in entry.captured.effects}}
 
 
 def _are_numbers(values: set) -> bool:

@@ -72,7 +72,7 @@ class CacheEntry:
         "_due", "_loops_at", "_questions", "_state", "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, captured: Captured, found: Lowered, modes: tuple):
+    def __init__(self, captured: Captured, program: Lowered, modes: tuple):
         self.captured, self.modes, self.path = captured, modes, captured.path
         self.used = self.calls = 0  # the number of the last call that ran it; how many did
         self.left_after = -1  # how many had run it when one left it the last time
@@ -88,17 +88,17 @@ class CacheEntry:
         self.graphs: Any = None
         self._due: list[tuple[int, Callable[[], None]]] = []
         self.from_disk = False  # its traces are text then
-        self.take(found)
+        self.take(program)
 
-    def take(self, found: Lowered) -> None:
+    def take(self, program: Lowered) -> None:
         """Calls run this computation from now on."""
-        self.computation_traces, self.backward_traces = found.computation_traces, found.backward_traces
-        self.computation_fn, self.executed, self.connection = found.run, found.executed, found.connection
-        self.lowered, self.looped = found, 0
+        self.computation_traces, self.backward_traces = program.computation_traces, program.backward_traces
+        self.computation_fn, self.executed, self.connection = program.run, program.executed, program.connection
+        self.lowered, self.looped = program, 0
         self._loops_at = self.calls + WARM
         self._set_due()
         if self._state is not None:
-            self.computation_fn = with_state(found.run, self._state)
+            self.computation_fn = with_state(program.run, self._state)
 
     def at(self, call: int, action: Callable[[], None]) -> None:
         """Calls `action` before the call of this number runs."""
@@ -236,31 +236,31 @@ class Variants:
         self.notice: Callable[[tuple[int, ...], Trace], None] | None = None
 
     def __call__(self, missing: Sequence[int]) -> Trace:
-        found = self.made[tuple(missing)] = self._make(tuple(missing))
+        backward = self.made[tuple(missing)] = self._make(tuple(missing))
         if self.notice is not None:
-            self.notice(tuple(missing), found)
-        return found
+            self.notice(tuple(missing), backward)
+        return backward
 
 
 def lower_captured(
-    captured: Captured, given: JitOptions, modes: tuple, model: Any = None, watch: Callable = lambda trace, run: run
+    captured: Captured, options: JitOptions, modes: tuple, model: Any = None, watch: Callable = lambda trace, run: run
 ) -> CacheEntry:
     """Run the passes on a captured program, and make a cache entry for calls in `modes`.
 
     model: the compiled module that is called, which transforms are shown. watch: see `lowered`.
     """
-    found = lowered(captured, given, modes, watch)
+    program = lowered(captured, options, modes, watch)
     if compat.distributed_is_used():
-        check_agreement([found.computation_traces[-1], *found.backward_traces[-1:]])
-    captured.settle(given, model)
-    return CacheEntry(captured, found, modes)
+        check_agreement([program.computation_traces[-1], *program.backward_traces[-1:]])
+    captured.settle(options, model)
+    return CacheEntry(captured, program, modes)
 
 
 def lowered(
-    captured: Captured, given: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
+    captured: Captured, wanted: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable]
 ) -> Lowered:
     """Run the passes on a captured program. watch: for each trace and its function, the function that runs instead."""
-    options, executed = asked_for(captured.computation, given), list[Trace]()
+    options, executed = asked_for(captured.computation, wanted), list[Trace]()
     topics, where = debug_topics(), captured.where  # functions that run hold no `captured`
     debugged = Watch(where, captured.computation.info.parameters, captured.computation, topics)
 
@@ -307,8 +307,8 @@ def drawn_from(computation: Trace) -> tuple[list[torch.device], list[torch.Gener
     results = [o for b in drawing for o in b.outputs if isinstance(o, TensorProxy)]
     devices = {device for o in results if (device := to_torch_device(o.device)) is not None}
     own = {id(x): x for b in drawing for x in leaves((b.args, b.kwargs)) if type(x) is torch.Generator}
-    given = {x for b in drawing for x in b.inputs if type(x) is AnyProxy}
-    inputs = [i for i, x in enumerate(computation.args) if type(x) is AnyProxy and x in given]
+    generators = {x for b in drawing for x in b.inputs if type(x) is AnyProxy}
+    inputs = [i for i, x in enumerate(computation.args) if type(x) is AnyProxy and x in generators]
     return sorted(devices, key=str), [*own.values(), *inputs]
 
 
@@ -321,8 +321,8 @@ def with_numbers_put_back(
         return function
 
     def run(*inputs):
-        given = (inputs[x] if isinstance(x, int) else x for x in own)
-        generators = [*map(_default_generator, devices), *(x for x in given if type(x) is torch.Generator)]
+        generators_read = (inputs[x] if isinstance(x, int) else x for x in own)
+        generators = [*map(_default_generator, devices), *(x for x in generators_read if type(x) is torch.Generator)]
         on_gpus = any(g.device.type == "cuda" for g in generators)
         if on_gpus and torch.cuda.is_current_stream_capturing():  # which leaves for nothing, and has no states to get
             return function(*inputs)
@@ -361,8 +361,8 @@ def _connect(
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
         gradients, needed = gradient_program(computation, cut, missing, executors)
-        made = set(gradients.output_proxies) - {a for a in gradients.args if isinstance(a, Proxy)}
-        if any(isinstance(o, TensorProxy) and o.requires_grad for o in made):
+        computed = set(gradients.output_proxies) - {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad for o in computed):
             return _connect(gradients, options, modes, program, where)[2], needed
         return _in_modes(program(lower(gradients, options, executors)[-1]), modes), needed
 
@@ -384,8 +384,8 @@ def _connect(
     apart = apart_from_autocast(connection)
 
     def parts(later: tuple[int, ...]) -> tuple[Callable, Callable, int] | None:
-        found = lower_two_backwards(cut, later, options, executors)
-        return None if found is None else (apart(program(found[0])), apart(program(found[1])), found[2])
+        halves = lower_two_backwards(cut, later, options, executors)
+        return None if halves is None else (apart(program(halves[0])), apart(program(halves[1])), halves[2])
 
     run = connect(
         connection, program(forward[-1]), when_called(lambda: program(backward[-1])), modes,
@@ -429,28 +429,28 @@ def connect(
     make_parts: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
-    given = connection
+    described = connection
     return connected(
         _in_modes(forward, modes),
-        apart_from_autocast(given)(backward),
-        compile_source(given.result, "result", given.objects),
-        given.requires_grad,
+        apart_from_autocast(described)(backward),
+        compile_source(described.result, "result", described.objects),
+        described.requires_grad,
         make_without=make_without,
         make_batched=make_batched,
         make_again=make_again,
         make_watched=make_watched,
         make_parts=make_parts,
-        inputs=given.inputs,
-        random=given.random,
-        dense=given.dense,
-        derived=given.derived,
+        inputs=described.inputs,
+        random=described.random,
+        dense=described.dense,
+        derived=described.derived,
         decisions=decisions,
-        names=given.names,
-        tensors=given.tensors,
-        unreached=given.unreached,
-        order=lambda: None if given.computation is None else leaf_order(given.computation),
-        own=given.own,
-        shown=given.shown,
+        names=described.names,
+        tensors=described.tensors,
+        unreached=described.unreached,
+        order=lambda: None if described.computation is None else leaf_order(described.computation),
+        own=described.own,
+        shown=described.shown,
     )
 
 

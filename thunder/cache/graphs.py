@@ -217,7 +217,7 @@ class GraphTier:
         transform = RecordsProgram(self, self._gpu.device.type, self._shared.memory)
         try:
             with self._lock:
-                found = self._lower(transform)
+                program = self._lower(transform)
         except MissingImplementationError as error:
             self.reason = f"it cannot be lowered again: {error}"
             return
@@ -225,7 +225,7 @@ class GraphTier:
             self.reason = f"it cannot be lowered to graphs: {type(error).__name__}: {error}"
             warn_user(f"graphs='auto': a program runs without CUDA graphs, because {self.reason}", UserWarning)
             return
-        traces = [found.computation_traces[-1], *found.backward_traces[-1:]]
+        traces = [program.computation_traces[-1], *program.backward_traces[-1:]]
         self._regions = [b.sym.fn for t in traces for b in t.bound_symbols if isinstance(b.sym.fn, GraphedRegion)]
         operations = [b for t in traces for b in t.bound_symbols if b.sym.python_printer is None and b.outputs]
         refused = {b.sym.name: transform.refusal(b) for b in operations if not isinstance(b.sym.fn, GraphedRegion)}
@@ -234,10 +234,10 @@ class GraphTier:
             reasons = sorted(set(self._outside.values()))
             self.reason = f"there is nothing to record: {', '.join(reasons[:2]) or 'it launches too little'}"
             return
-        self._lower, self._without, self._graphed = _nothing, entry.lowered, found.run
+        self._lower, self._without, self._graphed = _nothing, entry.lowered, program.run
         self.reason, self.has_graphs = f"recorded at call {entry.calls}, since the host took longer", True
         self._shared.programs += 1
-        entry.take(found._replace(run=self))
+        entry.take(program._replace(run=self))
         entry.at(entry.calls + WARMING, self._measure)
         entry.at(entry.calls + WARMING + MEASURED, self._compare)
 

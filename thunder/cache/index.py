@@ -140,27 +140,27 @@ class Fact(NamedTuple):
         return f"{self.question}({self.place})"
 
 
-def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
+def _parts(source: str, v: Any) -> Iterator[tuple[str, Any]]:
     """The parts of an object, with the expressions that find them."""
     t = type(v)
     if id(t) in SEQUENCES:
-        yield from ((f"item({place}, {i})", x) for i, x in enumerate(v[:WIDTH]))
+        yield from ((f"item({source}, {i})", x) for i, x in enumerate(v[:WIDTH]))
     elif t is dict:
         items = [(k, x) for k, x in itertools.islice(v.items(), WIDTH) if type(k) is str or type(k) is int]
-        yield from ((f"item({place}, {k!r})", x) for k, x in items)
+        yield from ((f"item({source}, {k!r})", x) for k, x in items)
     elif t is types.MethodType:
-        yield f"owner({place})", v.__self__
+        yield f"owner({source})", v.__self__
     elif t is types.FunctionType:
-        yield from ((f"cell({place}, {i})", cell(v, i)) for i in range(len(v.__closure__ or ())))
+        yield from ((f"cell({source}, {i})", cell(v, i)) for i in range(len(v.__closure__ or ())))
         names = (n for n in v.__code__.co_names if n in v.__globals__)
-        yield from ((f"global_of({place}, {n!r})", v.__globals__[n]) for n in names)
+        yield from ((f"global_of({source}, {n!r})", v.__globals__[n]) for n in names)
     elif id(t) not in PLAIN and not issubclass(t, (type, types.ModuleType, torch.Tensor, functools.partial)):
         try:
             held = object.__getattribute__(v, "__dict__")
         except AttributeError:
             return
         names = [n for n in held if type(n) is str and not n.startswith("_")]
-        yield from ((f"attribute({place}, {n!r})", held[n]) for n in names[:WIDTH])
+        yield from ((f"attribute({source}, {n!r})", held[n]) for n in names[:WIDTH])
 
 
 def _questions(v: Any) -> tuple[str, ...]:
@@ -177,18 +177,18 @@ def facts_of(fn: Callable, args: tuple, kwargs: dict) -> dict[Fact, Any]:
 
     No code of the user's runs, and no argument is kept alive.
     """
-    found: dict[Fact, Any] = {}
+    facts: dict[Fact, Any] = {}
     level: list[tuple[str, Any]] = [("args", args), ("kwargs", kwargs), ("fn", fn)]
     for _ in range(DEPTH + 1):
         below: list[tuple[str, Any]] = []
-        for place, v in level:
-            if len(found) >= FACTS:
-                return found
+        for source, v in level:
+            if len(facts) >= FACTS:
+                return facts
             for question in _questions(v):
-                found[Fact(question, place)] = QUESTIONS[question](v)
-            below += _parts(place, v)
+                facts[Fact(question, source)] = QUESTIONS[question](v)
+            below += _parts(source, v)
         level = below
-    return found
+    return facts
 
 
 # ----------------------------------------------------------------------------------------------------------------- tree
@@ -232,8 +232,8 @@ class _Node:
         node, rest = self.answers.get(ask(fn, args, kwargs)), self.rest
         if node is None:
             return _NONE if rest is None else rest.entries if rest.ask is None else rest.likely(fn, args, kwargs)
-        found = node.entries if node.ask is None else node.likely(fn, args, kwargs)
-        return found if rest is None else found + rest.likely(fn, args, kwargs)
+        entries = node.entries if node.ask is None else node.likely(fn, args, kwargs)
+        return entries if rest is None else entries + rest.likely(fn, args, kwargs)
 
     def add(self, known: _Known) -> None:
         self.known.append(known)
@@ -281,10 +281,10 @@ class _Node:
                 self.rest = _Node(self.depth + 1)
             return self.rest
         answer = known.answer(self.fact)
-        found = self.answers.get(answer)
-        if found is None:
-            found = self.answers[answer] = _Node(self.depth + 1)
-        return found
+        child = self.answers.get(answer)
+        if child is None:
+            child = self.answers[answer] = _Node(self.depth + 1)
+        return child
 
     def _choose(self) -> None:
         """Asks a question that divides the entries, where there is one, in the place of the question before."""

@@ -134,8 +134,8 @@ class ProgramCache:
         """Why the first call in these modes compiles."""
         if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:
             return ["no caching"]
-        found = [compat.describe_modes(old, modes) for old in self.by_modes if old != modes]
-        return found or ["first call"]
+        reasons = [compat.describe_modes(old, modes) for old in self.by_modes if old != modes]
+        return reasons or ["first call"]
 
     def add(self, modes: tuple, entry: CacheEntry, facts: dict, name: str) -> None:
         """Adds an entry that was compiled for a call with these facts. A full cache forgets its oldest one. name: of
@@ -159,10 +159,10 @@ class ProgramCache:
     @property
     def limit(self) -> int:
         """The largest number of entries."""
-        given = self.options.get(ENTRIES)
+        entries = self.options.get(ENTRIES)
         if self.options.transforms and ENTRIES.name not in self.options.compile_options:
-            return min(given, ENTRIES_WITH_TRANSFORMS)
-        return given
+            return min(entries, ENTRIES_WITH_TRANSFORMS)
+        return entries
 
     def forget(self, entry: CacheEntry) -> None:
         self.stats.interpreter_cache.remove(entry)

@@ -50,16 +50,16 @@ def lower_in_tiers(
     """`lower_captured`, in tiers where something is compiled ahead, or recorded, and the options do not say otherwise.
     lock: held while passes run. is_written: the program goes to disk, whatever its kernels are. graphs: of the
     function."""
-    found: list[JitOptions] = []  # those of the last tier of kernels
+    last_options: list[JitOptions] = []  # those of the last tier of kernels
 
     def with_graphs(program: Captured, transform: Any) -> Lowered:
-        last = dataclasses.replace(found[0], transforms=(*found[0].transforms, transform))
+        last = dataclasses.replace(last_options[0], transforms=(*last_options[0].transforms, transform))
         return _lowered_again(program, last, modes, tier.watched if tier is not None else _unwatched)
 
     tier = None if is_written else graph_tier(captured, options, modes, with_graphs, lock, graphs)
     watch = _unwatched if tier is None else tier.watched
     entry, last = _in_tiers_of_kernels(captured, options, modes, model, lock, is_written, watch)
-    found.append(last)
+    last_options.append(last)
     search_later(entry, options)
     if tier is not None:
         tier.begin(entry, call_of(entry.tiers))
@@ -121,11 +121,11 @@ def _lowered_again(
     captured: Captured, options: JitOptions, modes: tuple, watch: Callable[[Trace, Callable], Callable] = _unwatched
 ) -> Lowered:
     """Raises MissingImplementationError where passes decide by sizes that the prologue does not check."""
-    with captured.decisions.anew({}) as made:
-        found = lowered(captured, options, modes, watch)
-    if made:
+    with captured.decisions.anew({}) as relations:
+        program = lowered(captured, options, modes, watch)
+    if relations:
         raise MissingImplementationError("its passes decide by sizes of arguments that the first tier leaves open")
-    return found
+    return program
 
 
 def _key(captured: Captured, options: JitOptions) -> str:

@@ -22,14 +22,14 @@ def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence
     places = {id(t): i for i, t in reversed([*enumerate(tensors)])}
     first, again = [*places.values()][::-1], [i for i, t in enumerate(tensors) if places[id(t)] != i]
 
-    def made(places: list[int]) -> Callable:
-        given = [tensors[i] for i in places], [sizes[i] for i in places], strides
-        return native_batch_check(*given) or _python_batch_check(*given)
+    def check_of(places: list[int]) -> Callable:
+        operands = [tensors[i] for i in places], [sizes[i] for i in places], strides
+        return native_batch_check(*operands) or _python_batch_check(*operands)
 
     if not again:
-        return made(first)
-    check, rest = made(first), tensor_batch_check([tensors[i] for i in again], [sizes[i] for i in again], strides)
-    return lambda *given: check(*[given[i] for i in first]) and rest(*[given[i] for i in again])
+        return check_of(first)
+    check, rest = check_of(first), tensor_batch_check([tensors[i] for i in again], [sizes[i] for i in again], strides)
+    return lambda *tensors_now: check(*[tensors_now[i] for i in first]) and rest(*[tensors_now[i] for i in again])
 
 
 def native_batch_check(
@@ -69,8 +69,8 @@ def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequenc
 
     expected = [(type(t), facts(t), s) for t, s in zip(tensors, sizes, strict=True)]
 
-    def check(*given) -> bool:
-        for x, (kind, rest, shape) in zip(given, expected, strict=True):
+    def check(*tensors_now) -> bool:
+        for x, (kind, rest, shape) in zip(tensors_now, expected, strict=True):
             if type(x) is not kind or facts(x) != rest:
                 return False
             if len(x.shape) != len(shape) or any(n is not None and n != m for n, m in zip(shape, x.shape, strict=True)):

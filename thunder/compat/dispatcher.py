@@ -18,12 +18,12 @@ def operators(name: str, *overloads: str) -> tuple:
     """The callables that a name means: the function of torch, the operator and its overloads. Empty where this
     PyTorch has none."""
     packet = getattr(torch.ops.aten, name, None)
-    found = (
+    functions = (
         getattr(torch, name, None),
         packet,
         *(getattr(packet, overload, None) for overload in overloads or ("default",)),
     )
-    return tuple(f for f in found if f is not None)
+    return tuple(f for f in functions if f is not None)
 
 
 @functools.cache
@@ -32,11 +32,11 @@ def kernel(name: str, overload: str = "default") -> Callable:
     which takes half of the time to call. Where this PyTorch has none, a function that raises MissingName."""
     row = KERNELS.get(name)
     assert row is not None or not name.startswith("_"), f"{name} is private and has no row in thunder/compat/names.py"
-    found = getattr(getattr(torch.ops.aten, name, None), overload, None)
-    if found is not None:
+    operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    if operator is not None:
         # which takes no None among tensors
-        binding = getattr(torch, name, None) if overload == "default" and not _takes_gaps(found) else None
-        return binding if isinstance(binding, types.BuiltinFunctionType) else found
+        binding = getattr(torch, name, None) if overload == "default" and not _takes_gaps(operator) else None
+        return binding if isinstance(binding, types.BuiltinFunctionType) else operator
     row = row or Private(name, f"torch.ops.aten.{name}.{overload}", "programs that call it", "these programs raise")
 
     def lacking(*args, **kwargs):
@@ -77,7 +77,7 @@ def functions_called(name: str) -> tuple[Callable, ...]:
 
 def existing(table: dict[str, Any]) -> dict[Callable, Any]:
     """{name of a row: value} as {the function: value}, of the functions that this PyTorch has."""
-    return {found: value for name, value in table.items() if (found := BY_NAME[name].find()) is not None}
+    return {function: value for name, value in table.items() if (function := BY_NAME[name].find()) is not None}
 
 
 def scripted() -> tuple[type, ...]:

@@ -34,5 +34,5 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 def functorch_implementations() -> dict:
     """The functions behind torch.func's transforms, by the names of `FUNCTORCH_LEVELS`, where this PyTorch
     has them: calls of them are captured. Without, they are refused."""
-    found = {name: getattr(compat, f"functorch_{name}") for name in FUNCTORCH_LEVELS}
-    return {name: function for name, function in found.items() if function is not None}
+    functions = {name: getattr(compat, f"functorch_{name}") for name in FUNCTORCH_LEVELS}
+    return {name: function for name, function in functions.items() if function is not None}

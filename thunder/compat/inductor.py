@@ -130,8 +130,8 @@ def _traced(function: Callable, examples: Sequence[Any]) -> Any:
     def patcher():
         if threading.get_ident() == thread and traces is not None:
             setattr(symbolic_trace, _TRACES, traces)
-        with contextlib.nullcontext(NoPatches()) if threading.get_ident() == thread else original() as found:
-            yield found
+        with contextlib.nullcontext(NoPatches()) if threading.get_ident() == thread else original() as patches:
+            yield patches
 
     with mock.patch.object(symbolic_trace, "_new_patcher", patcher):
         return make_fx(function, decomposition_table=compat.select_decomp_table())(*examples)

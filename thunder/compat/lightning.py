@@ -52,10 +52,10 @@ def autocast(fn: Callable, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 def get_plugin(name: str) -> type[Recipe]:
     """The recipe of a name. Raises OptionError, which lists the names, for another one."""
-    found = get_recipes().get(name)
-    if found is None:
+    recipe = get_recipes().get(name)
+    if recipe is None:
         raise OptionError(f"{name!r} is no plugin; valid: {', '.join(map(repr, get_recipes()))}")
-    return found
+    return recipe
 
 
 def get_plugin_names() -> list[str]:
@@ -108,8 +108,8 @@ def __getattr__(name: str) -> Executor:
     """`thunder.cudnn_executor` and its like. Warns where it takes nothing here, and says why."""
     if name not in _ATTRIBUTES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = get_executor(_ATTRIBUTES[name]) or absent_executor(_ATTRIBUTES[name])
-    assert found is not None, "each of them is registered or absent"
-    if (why := found.unavailable()) is not None:
+    executor = get_executor(_ATTRIBUTES[name]) or absent_executor(_ATTRIBUTES[name])
+    assert executor is not None, "each of them is registered or absent"
+    if (why := executor.unavailable()) is not None:
         warn_user(f"thunder.{name} takes nothing here: {why}", UserWarning)
-    return found
+    return executor

@@ -95,11 +95,11 @@ def _proxy_mode():
 
 
 def _stack_of_modes() -> tuple:
-    found = []
+    entries = []
     for i in range(compat.function_modes()):
         mode = compat.function_mode_at(i)
-        found.append((type(mode), str(getattr(mode, "device", None)) if hasattr(mode, "device") else id(mode)))
-    return tuple(found)
+        entries.append((type(mode), str(getattr(mode, "device", None)) if hasattr(mode, "device") else id(mode)))
+    return tuple(entries)
 
 
 def describe_modes(old: tuple, new: tuple) -> str:

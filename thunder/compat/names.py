@@ -44,14 +44,14 @@ class Private:
 
     def find(self) -> Any:
         """The object, or None where this PyTorch has none."""
-        found = _resolve(self.path)
-        return None if found is _ABSENT else found
+        value = _resolve(self.path)
+        return None if value is _ABSENT else value
 
     def value(self) -> Any:
         """The object or its substitute. Raises MissingName where there is neither."""
-        found = _resolve(self.path)
-        if found is not _ABSENT:
-            return found
+        resolved = _resolve(self.path)
+        if resolved is not _ABSENT:
+            return resolved
         if self.otherwise is not None:
             return self.otherwise()
         raise MissingName(
@@ -76,10 +76,10 @@ class AtFirstUse:
 def _resolve(path: str) -> Any:
     """The object at a path of modules and attributes."""
     parts = path.split(".")
-    found: Any = torch
+    owner: Any = torch
     for i, part in enumerate(parts[1:], 2):
-        value = getattr(found, part, _ABSENT)
-        if value is _ABSENT and isinstance(found, type(torch)):
+        value = getattr(owner, part, _ABSENT)
+        if value is _ABSENT and isinstance(owner, type(torch)):
             try:
                 with interrupted_later():
                     value = importlib.import_module(".".join(parts[:i]))
@@ -87,8 +87,8 @@ def _resolve(path: str) -> Any:
                 return _ABSENT
         if value is _ABSENT:
             return _ABSENT
-        found = value
-    return found
+        owner = value
+    return owner
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def interrupted_later() -> Iterator[None]:
         yield
         return
     interrupts: list[tuple] = []
-    signal.signal(signal.SIGINT, lambda *given: interrupts.append(given))
+    signal.signal(signal.SIGINT, lambda *arguments: interrupts.append(arguments))
     try:
         yield
     finally:

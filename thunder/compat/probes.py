@@ -155,7 +155,7 @@ def _taking_generator(operation: Any) -> Callable | None:
         return operation
     packet = getattr(torch.ops.aten, operation._schema.name.removeprefix("aten::"), None)
     for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        if sorted(a.name for a in found._schema.arguments) == sorted([*names, "generator"]):
-            return found
+        operator = getattr(packet, overload)
+        if sorted(a.name for a in operator._schema.arguments) == sorted([*names, "generator"]):
+            return operator
     return None

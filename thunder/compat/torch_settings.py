@@ -42,7 +42,7 @@ class _Setting(NamedTuple):
 @functools.cache
 def _settings() -> dict[str, _Setting]:
     C = compat.C
-    found = {
+    settings = {
         "grad mode": _Setting(torch.is_grad_enabled, compat.set_grad_enabled, key=True),
         "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, key=True),
         "autocast's cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, key=True),
@@ -52,27 +52,27 @@ def _settings() -> dict[str, _Setting]:
     }
     for kind in compat.AUTOCAST_KINDS:
         enable, choose = torch.set_autocast_enabled, torch.set_autocast_dtype
-        found[f"autocast on {kind}"] = _of(torch.is_autocast_enabled, enable, kind, key=True)
+        settings[f"autocast on {kind}"] = _of(torch.is_autocast_enabled, enable, kind, key=True)
         # `modes_key` has it where autocast is on
-        found[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind)
-    found["flush_denormal"] = _Setting(_flushes, torch.set_flush_denormal, True)
+        settings[f"autocast's dtype on {kind}"] = _of(torch.get_autocast_dtype, choose, kind)
+    settings["flush_denormal"] = _Setting(_flushes, torch.set_flush_denormal, True)
     for name in _FLAGS:
         read, write = getattr(C, f"_get_{name}", None), getattr(C, f"_set_{name}", None)
         if read is not None and write is not None:
-            found[name] = _Setting(read, functools.partial(_spread, write), True)
+            settings[name] = _Setting(read, functools.partial(_spread, write), True)
     # sets more than the flags before it do
-    found["float32_matmul_precision"] = _Setting(
+    settings["float32_matmul_precision"] = _Setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, True
     )
     for name in _ATTENTION:
-        found[f"attention by {name}"] = _Setting(
+        settings[f"attention by {name}"] = _Setting(
             getattr(C, f"_get_{name}_sdp_enabled"), getattr(C, f"_set_sdp_use_{name}")
         )
     read, write = getattr(C, "_get_fp32_precision_getter", None), getattr(C, "_set_fp32_precision_setter", None)
     if read is not None and write is not None:  # behind the older names, which set these as well
         for backend, op in _PRECISIONS:
-            found[f"fp32_precision of {backend}.{op}"] = _of(read, write, backend, op, kernels=True)
-    return found
+            settings[f"fp32_precision of {backend}.{op}"] = _of(read, write, backend, op, kernels=True)
+    return settings
 
 
 def _flushes(smallest: float = sys.float_info.min) -> bool:

@@ -89,10 +89,10 @@ def _check_effects(before: Trace, after: Trace) -> None:
     """The effects that are in both programs are in the same order, and the same arguments are written to."""
     if lost := _written(before) - _written(after):
         raise _error(after, None, f"it wrote to {', '.join(sorted(lost))}, and does no more")
-    place = {key: i for i, key in enumerate(_effects(before))}
+    position = {key: i for i, key in enumerate(_effects(before))}
     last, earlier = -1, None
     for key, operation in _effects(after).items():
-        i = place.get(key)
+        i = position.get(key)
         if i is None:
             continue
         if i < last:
@@ -102,13 +102,13 @@ def _check_effects(before: Trace, after: Trace) -> None:
 
 def _written(trace: Trace) -> set[str]:
     """The names of the arguments that operations write to, those in regions included."""
-    names, found = {a.name for a in trace.args if isinstance(a, Proxy)}, set()
+    names, written = {a.name for a in trace.args if isinstance(a, Proxy)}, set()
     pending = [*trace.bound_symbols]
     for b in pending:
         if OpTags.IN_PLACE in b.sym.tags:
-            found.update(i.name for i in b.inputs[:1])
+            written.update(i.name for i in b.inputs[:1])
         pending += b._subsymbols or ()
-    return found & names
+    return written & names
 
 
 def _effects(trace: Trace) -> dict[tuple, BoundSymbol]:
@@ -143,15 +143,15 @@ def _check_types(trace: Trace, operation: BoundSymbol) -> None:
             again = rule(*operation.args, **operation.kwargs)
         except DataDependentError:  # typed by examples, and checked when it runs
             return
-    found = proxies_in(again, [])
-    if len(found) != len(operation.outputs):
+    values = proxies_in(again, [])
+    if len(values) != len(operation.outputs):
         raise _error(
             trace,
             operation,
             f"it has {len(operation.outputs)} values, the meta rule of {operation.sym.qualified_name} gives "
-            f"{len(found)}",
+            f"{len(values)}",
         )
-    for said, is_ in zip(operation.outputs, found, strict=True):
+    for said, is_ in zip(operation.outputs, values, strict=True):
         if (
             type(said) is not type(is_)
             or (isinstance(said, TensorProxy) and (said.dtype, said.device) != (is_.dtype, is_.device))

@@ -273,7 +273,7 @@ def _paths(x, path: str) -> list[tuple[Proxy, str]]:
     if isinstance(x, Proxy):
         return [(x, path)]
     items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (tuple, list)) else ()
-    return [found for k, v in items for found in _paths(v, f"{path}[{k!r}]")]
+    return [paths for k, v in items for paths in _paths(v, f"{path}[{k!r}]")]
 
 
 _BUILTINS = {"float", "complex", "slice"}  # which literals are written with
@@ -315,7 +315,7 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
-    return re.sub(r"\bt\d+\b", lambda found: names.get(found[0], found[0]), line)
+    return re.sub(r"\bt\d+\b", lambda match: names.get(match[0], match[0]), line)
 
 
 def line_owners(trace) -> dict[int, Any]:
@@ -373,8 +373,8 @@ _LOOKED_UP = {"torch", "Tensor"}
 def _linked(module: Any, code: types.CodeType) -> types.ModuleType:
     """The attributes of a module that some code names, in a module of their own: CPython remembers the place of such
     an attribute, but not where the module has a `__getattr__`, as PyTorch's, or is a class."""
-    found, pending = types.ModuleType(module.__name__), [code]
+    linked, pending = types.ModuleType(module.__name__), [code]
     for code in pending:
         pending += [x for x in code.co_consts if type(x) is types.CodeType]
-        vars(found).update((n, getattr(module, n)) for n in code.co_names if hasattr(module, n))
-    return found
+        vars(linked).update((n, getattr(module, n)) for n in code.co_names if hasattr(module, n))
+    return linked

@@ -46,13 +46,13 @@ class Device:
                     "there are several"
                 ) from None
         index = (index or 0) if kind in _INDEXED else None
-        made = _MADE.get((kind, index))
-        if made is None:
-            made = object.__new__(cls)
-            made.devicetype, made.index = kind, index
-            made.name = kind.value if index is None else f"{kind.value}:{index}"
-            made = _MADE.setdefault((kind, index), made)
-        return made
+        device = _MADE.get((kind, index))
+        if device is None:
+            device = object.__new__(cls)
+            device.devicetype, device.index = kind, index
+            device.name = kind.value if index is None else f"{kind.value}:{index}"
+            device = _MADE.setdefault((kind, index), device)
+        return device
 
     @property
     def type(self) -> str:
@@ -80,18 +80,18 @@ def to_device(x) -> Device | None:
     .index), or None."""
     if x is None or type(x) is Device:
         return x
-    found = _KNOWN.get(x)
-    if found is None:
+    device = _KNOWN.get(x)
+    if device is None:
         if isinstance(x, int):
-            found = Device(DeviceType.CUDA, x)
+            device = Device(DeviceType.CUDA, x)
         elif isinstance(x, str):
-            found = Device(x)
+            device = Device(x)
         else:
-            found = Device(DeviceType(x.type), x.index)
-            if x.index is None and found.devicetype in _INDEXED:
-                return found  # "cuda" means the current device at each use: not remembered
-        _KNOWN[x] = found
-    return found
+            device = Device(DeviceType(x.type), x.index)
+            if x.index is None and device.devicetype in _INDEXED:
+                return device  # "cuda" means the current device at each use: not remembered
+        _KNOWN[x] = device
+    return device
 
 
 device_from_string = Device

@@ -80,12 +80,12 @@ def to_dtype(x) -> dtype | None:
     except (KeyError, TypeError):
         pass
     name = x if isinstance(x, str) else getattr(x, "name", None) or str(x)
-    found = _BY_NAME.get(name.rpartition(".")[2])
-    if found is None:
+    known = _BY_NAME.get(name.rpartition(".")[2])
+    if known is None:
         raise ValueError(f"{x!r} does not name a dtype; known: {', '.join(sorted(_BY_NAME))}")
     if not isinstance(x, str):
-        _KNOWN[x] = found
-    return found
+        _KNOWN[x] = known
+    return known
 
 
 def is_boolean(d: dtype) -> bool:

@@ -123,7 +123,7 @@ def contents(value: Any, written: bool = False) -> list:
     if type(value) not in (*CONTAINERS, tuple):
         return [value, value._version] if written and hasattr(type(value), "_version") else [value]
     inside = [part for item in value.items() for part in item] if type(value) is dict else value
-    return [type(value), len(value), *(found for part in inside for found in contents(part, written))]
+    return [type(value), len(value), *(entries for part in inside for entries in contents(part, written))]
 
 
 class Lent:
@@ -362,7 +362,7 @@ def taken_from_log(
     if results is not None and index is not None and index in results:
         return results.result(index, function, args)
     name = args[1] if function is call_method else name_of(function)
-    given = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
+    arguments = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
     if results is not None and effect == "random":
         results.note_draw(function, args)
     value = called_from(frames, function, args, kwargs) if frames else function(*args, **kwargs)
@@ -381,11 +381,11 @@ def taken_from_log(
         )
     if results is not None and index is not None:
         results.keep(index, function, args, value)
-    if given:
-        check_lent(given)
-        kept = _LOG.lent if results is None else results.lent
-        if kept is not None:
-            kept += [Lent(one.container, name) for one in given]
+    if arguments:
+        check_lent(arguments)
+        lent_values = _LOG.lent if results is None else results.lent
+        if lent_values is not None:
+            lent_values += [Lent(one.container, name) for one in arguments]
     return value
 
 
@@ -464,11 +464,11 @@ def _run(
     value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
     if value is None and kind == "NoneType":
         return None
-    found = kind_of(value)
-    if not (str.__eq__(found, kind) or Kind(kind) == found):
+    kind_now = kind_of(value)
+    if not (str.__eq__(kind_now, kind) or Kind(kind) == kind_now):
         if decision is None:
-            raise RuntimeError(f"{name_of(function)}() gave a {found}, where a {kind} was expected")
-        raise OtherPath(decision, found)
+            raise RuntimeError(f"{name_of(function)}() gave a {kind_now}, where a {kind} was expected")
+        raise OtherPath(decision, kind_now)
     return value
 
 

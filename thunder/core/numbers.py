@@ -73,12 +73,12 @@ class Condition:
         self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
 
     def __bool__(self) -> bool:
-        found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
-        if found is None:
-            found = decided_by_data("truth", self)
-        if found is None:
+        answer = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
+        if answer is None:
+            answer = decided_by_data("truth", self)
+        if answer is None:
             raise _undecided(f"whether {self.text()}", self.unbacked)
-        return found
+        return answer
 
     def text(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
@@ -171,22 +171,22 @@ class NumberProxy:
         """One of the numbers that this one is an expression of."""
         if self.expression == symbolic.symbol(name):
             return self
-        made = next((u for u in self.unbacked if u.name == name), None)
-        if made is not None:
-            return number_of(symbolic.symbol(name), made.python_type, (made,))
+        unbacked = next((u for u in self.unbacked if u.name == name), None)
+        if unbacked is not None:
+            return number_of(symbolic.symbol(name), unbacked.python_type, (unbacked,))
         return (FloatProxy if type(self.decisions.values[name]) is float else IntegerProxy)(name, self.decisions)
 
     def concrete(self) -> Any:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where that is data-dependent."""
         if self.unbacked:
-            found = self.known()
-            if found is None:
-                found = decided_by_data("value", self)
-            if found is None:
+            constant = self.known()
+            if constant is None:
+                constant = decided_by_data("value", self)
+            if constant is None:
                 raise _undecided(f"the value of {self.expression}", self.unbacked)
-            self.unbacked[0].facts.values[self.expression] = found
-            return found
+            self.unbacked[0].facts.values[self.expression] = constant
+            return constant
         value = _hint(self)
         if not self.expression.is_constant:
             self.decisions.decide(self.expression, "==", symbolic.constant(value))
@@ -302,8 +302,8 @@ def _expressed(name: str, operands: tuple, kind: type) -> symbolic.Expression:
 
 def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
     """The data-dependent numbers in operands."""
-    found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
-    return found[0] if len(found) == 1 else tuple(dict.fromkeys(u for each in found for u in each))
+    of_operands = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
+    return of_operands[0] if len(of_operands) == 1 else tuple(dict.fromkeys(u for each in of_operands for u in each))
 
 
 def _type_of(x) -> type:
@@ -341,10 +341,10 @@ def _beside_data(x):
     """A number as an operand beside a data-dependent one."""
     if not isinstance(x, NumberProxy) or x.unbacked or x.expression.is_constant:
         return x
-    made = made_by_program(x)
-    if made is None:
+    number = made_by_program(x)
+    if number is None:
         raise DataDependentError(f"what {x.expression} and a data-dependent number give", location=user_location())
-    return made
+    return number
 
 
 _UNDECIDED = symbolic.Decisions()
@@ -387,8 +387,8 @@ def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool 
 def _compare(a, b, relation: str) -> bool | Condition:
     unbacked = _unbacked((a, b))
     if unbacked:
-        found = _decided(a, relation, b, unbacked)
-        return Condition(a, relation, b, unbacked) if found is None else found
+        answer = _decided(a, relation, b, unbacked)
+        return Condition(a, relation, b, unbacked) if answer is None else answer
     ea, eb = _expression(a), _expression(b)
     if (ea - eb).is_constant if _type_of(a) is _type_of(b) is int else ea == eb:
         return RELATIONS[relation](_hint(a), _hint(b))

@@ -78,19 +78,19 @@ def decided_first(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     Before: `t0 = ltorch.exp(x)`, `v0 = ltorch.item(y)`, `v0 > 0 or check_decision(...)`, `t1 = ltorch.exp(t0)`. After:
     `v0`, its check, `t0`, `t1`.
     """
-    found, waiting = list[BoundSymbol](), list[BoundSymbol]()  # waiting: since the last effect
+    ordered, waiting = list[BoundSymbol](), list[BoundSymbol]()  # waiting: since the last effect
     for operation in operations:
         if OpTags.DECISION in operation.sym.tags and not _SYMBOLS.isdisjoint(_symbols(operation)):
             first = leading_to(waiting, operation.inputs)
-            found += [*first, operation]
+            ordered += [*first, operation]
             moved = set(map(id, first))
             waiting = [other for other in waiting if id(other) not in moved]
         elif OpTags.DONT_DCE in operation.sym.tags:
-            found += [*waiting, operation]
+            ordered += [*waiting, operation]
             waiting = []
         else:
             waiting.append(operation)
-    return found + waiting
+    return ordered + waiting
 
 
 def last_decision(bound_symbols: list[BoundSymbol]) -> int:

@@ -89,8 +89,8 @@ def kept(value: Any) -> Any:
 
 
 def _reduced_symbol(symbol: Symbol) -> tuple:
-    if (place := _place_of(symbol)) is not None:
-        return _at, place
+    if (reference := _place_of(symbol)) is not None:
+        return _at, reference
     executor = None if symbol.executor is None else symbol.executor.name
     fields = symbol.name, symbol.module, symbol.id, symbol.is_prim, symbol.tags, symbol.is_fusion, executor
     return _symbol, (*fields, kept(symbol.fn), kept(symbol.python_printer), kept(symbol.condition))
@@ -104,28 +104,28 @@ def _place_of(symbol: Symbol) -> tuple[str, str, str] | None:
         return registry.__name__, table, symbol.name
     for name, module in list(sys.modules.items()):
         if name.startswith("thunder."):
-            found = next((key for key, value in list(vars(module).items()) if value is symbol), None)
-            if found is not None:
-                return name, found, ""
+            variable = next((key for key, value in list(vars(module).items()) if value is symbol), None)
+            if variable is not None:
+                return name, variable, ""
     return None
 
 
 def _at(module: str, variable: str, key: str) -> Symbol:
-    found = getattr(importlib.import_module(module), variable)
-    return found[key] if key else found
+    value = getattr(importlib.import_module(module), variable)
+    return value[key] if key else value
 
 
 def _decided(values: dict, relations: dict, closed: bool) -> Decisions:
-    made = Decisions(values)
-    made.relations, made.closed = relations, closed
-    return made
+    decisions = Decisions(values)
+    decisions.relations, decisions.closed = relations, closed
+    return decisions
 
 
 def _symbol(name, module, id, is_prim, tags, is_fusion, executor, fn, printer, condition) -> Symbol:
-    found = None if executor is None else importlib.import_module("thunder.extend").get_executor(executor)
-    made = Symbol(
-        name, id=id, module=module, is_prim=is_prim, tags=tags, fn=fn, executor=found, is_fusion=is_fusion,
+    executor_object = None if executor is None else importlib.import_module("thunder.extend").get_executor(executor)
+    symbol = Symbol(
+        name, id=id, module=module, is_prim=is_prim, tags=tags, fn=fn, executor=executor_object, is_fusion=is_fusion,
         python_printer=printer,
     )  # fmt: skip
-    made.condition = condition
-    return made
+    symbol.condition = condition
+    return symbol

@@ -244,8 +244,8 @@ class Size(tuple):
         return math.prod(self)
 
     def __getitem__(self, index):
-        found = super().__getitem__(index)
-        return Size(found) if isinstance(index, slice) else found
+        item = super().__getitem__(index)
+        return Size(item) if isinstance(index, slice) else item
 
     def __mul__(self, times):
         return Size(super().__mul__(times))
@@ -268,14 +268,14 @@ def _children(value) -> Iterable | None:
     return (value.start, value.stop, value.step) if type(value) is slice else None
 
 
-def numbers_in(value, found: list) -> list:
-    """Appends the symbolic numbers in a structure, and in the shapes of its tensors, to `found`."""
+def numbers_in(value, numbers: list) -> list:
+    """Appends the symbolic numbers in a structure, and in the shapes of its tensors, to `numbers`."""
     if isinstance(value, NumberProxy):
-        found.append(value)
-        return found
+        numbers.append(value)
+        return numbers
     for x in (value.shape if isinstance(value, TensorProxy) else _children(value)) or ():
-        numbers_in(x, found)
-    return found
+        numbers_in(x, numbers)
+    return numbers
 
 
 def has_numbers(value) -> bool:
@@ -297,26 +297,26 @@ _CONSTANTS = frozenset((int, float, bool, str, type(None)))  # most of what stan
 _LEAVES = _CONSTANTS | {TensorProxy}
 
 
-def proxies_in(value, found: list) -> list:
-    """Appends the proxies in a structure, and those of its numbers, to `found`, in order, repetitions kept."""
+def proxies_in(value, proxies: list) -> list:
+    """Appends the proxies in a structure, and those of its numbers, to `proxies`, in order, repetitions kept."""
     t = type(value)
     if t is TensorProxy:
-        found.append(value)
+        proxies.append(value)
     elif t is tuple or t is list:
         for x in value:
             t = type(x)
             if t is TensorProxy:
-                found.append(x)
+                proxies.append(x)
             elif t not in _CONSTANTS:
-                proxies_in(x, found)
+                proxies_in(x, proxies)
     elif isinstance(value, Proxy):
-        found.append(value)
+        proxies.append(value)
     elif t is IntegerProxy or t is FloatProxy:
-        found.extend(value.unbacked)
+        proxies.extend(value.unbacked)
     else:
         for x in _children(value) or ():
-            proxies_in(x, found)
-    return found
+            proxies_in(x, proxies)
+    return proxies
 
 
 def map_structure(function: Callable, value) -> Any:
@@ -347,18 +347,18 @@ def _rebuilt(value, content):
     if isinstance(value, tuple):
         make = Size if t.__name__ == "Size" else getattr(value, "_make", t)
         return make(content)
-    made = copy.copy(value)
-    if isinstance(made, list):
-        list.__setitem__(made, slice(None), content)
+    rebuilt = copy.copy(value)
+    if isinstance(rebuilt, list):
+        list.__setitem__(rebuilt, slice(None), content)
     else:
         for k, x in content.items():
-            dict.__setitem__(made, k, x)
-    return made
+            dict.__setitem__(rebuilt, k, x)
+    return rebuilt
 
 
 def leaves(value) -> list:
     """What a structure of tuples, lists and dicts holds, in order."""
-    found: list = []
+    values: list = []
     pending = [value]
     while pending:
         x = pending.pop()
@@ -367,8 +367,8 @@ def leaves(value) -> list:
         elif isinstance(x, dict):
             pending += reversed(x.values())
         else:
-            found.append(x)
-    return found
+            values.append(x)
+    return values
 
 
 def hashable(x):

@@ -61,10 +61,10 @@ def _register(cls: type) -> None:
         return tuple(getattr(x, n) for n in names), None, names
 
     def unflatten(_, children):
-        made = object.__new__(cls)
+        instance = object.__new__(cls)
         for n, child in zip(names, children, strict=True):
-            object.__setattr__(made, n, child)
-        return made
+            object.__setattr__(instance, n, child)
+        return instance
 
     optree.register_pytree_node(cls, flatten, unflatten, namespace=_WITH_DATACLASSES)
     _registered.add(cls)

@@ -166,8 +166,8 @@ class Context:
         return self._afterwards
 
     def replace(self, **changes) -> Context:
-        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
-        fields = {k: getattr(self, k) for k in kept} | changes
+        inherited = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
+        fields = {k: getattr(self, k) for k in inherited} | changes
         return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
 
 
@@ -218,24 +218,24 @@ class Recorder:
         added, or replaced by others with the same results, so that a question costs no walk over all of them; else see
         `rewrite`."""
         operations = self.bound_symbols
-        for place in range(self._placed, len(operations)):
-            inputs = frozenset(operations[place].inputs)
-            self._places.update((o, place) for o in operations[place].outputs if o not in inputs)
+        for position in range(self._placed, len(operations)):
+            inputs = frozenset(operations[position].inputs)
+            self._places.update((o, position) for o in operations[position].outputs if o not in inputs)
         self._placed = len(operations)
         return self._places.get(value)
 
     def producer(self, value: Any) -> Any:
         """The operation that makes a value."""
-        place = self.place(value)
-        return None if place is None else self.bound_symbols[place]
+        position = self.place(value)
+        return None if position is None else self.bound_symbols[position]
 
     def add(self, operations: Iterable[Any]) -> None:
         """These operations come next."""
         self.bound_symbols.extend(operations)
 
-    def replace(self, place: int, operation: Any) -> None:
+    def replace(self, position: int, operation: Any) -> None:
         """Another operation with the same results stands at this place."""
-        self.bound_symbols[place] = operation
+        self.bound_symbols[position] = operation
 
     def rewrite(self, operations: Iterable[Any]) -> None:
         """These are the operations recorded so far."""

@@ -43,19 +43,19 @@ class Region:
     ):
         self.parts = parts
         self.bound_symbols = tuple(operations)
-        made = {o for operation in operations for o in operation.outputs}
+        produced = {o for operation in operations for o in operation.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(
                 i
                 for operation in operations
                 for i in operation.inputs
-                if i not in made and type(i) is not UnbackedNumber
+                if i not in produced and type(i) is not UnbackedNumber
             )
         )
         self.outputs: tuple[Proxy, ...] = tuple(
             dict.fromkeys(o for operation in operations for o in operation.outputs if o in needed_after)
         )
-        self.padded: Set[Proxy] = padded & {*self.inputs, *made} if padded else padded
+        self.padded: Set[Proxy] = padded & {*self.inputs, *produced} if padded else padded
 
     @property
     def numbers(self) -> tuple[NumberProxy, ...]:
@@ -66,14 +66,14 @@ class Region:
     @property
     def number_names(self) -> dict[str, NumberProxy]:
         """By the name of each number in an expression, the one of `numbers` that equals it."""
-        found: dict[str, NumberProxy] = {}
+        by_name: dict[str, NumberProxy] = {}
         of: dict[str, NumberProxy] = {}  # by the name that stands for all that are equal
         for operation in self.bound_symbols:
             if has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs):
                 for number in numbers_in((operation.args, operation.kwargs, operation.output), []):
-                    for name in sorted(number.expression.symbols() - found.keys()):
-                        found[name] = of.setdefault(number.decisions.equal(name), number.symbol(name))
-        return found
+                    for name in sorted(number.expression.symbols() - by_name.keys()):
+                        by_name[name] = of.setdefault(number.decisions.equal(name), number.symbol(name))
+        return by_name
 
 
 class NativeKernels(NamedTuple):
@@ -120,23 +120,23 @@ class FusedFunction:
 
 
 def leading_to(
-    operations: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None
+    operations: Sequence[BoundSymbol], results: Iterable, is_needed: Callable[[BoundSymbol], bool] | None = None
 ) -> list[BoundSymbol]:
-    """The operations that `results` depend on, and those that `kept` accepts with their dependencies, in order."""
-    needed, found = {r for r in results if isinstance(r, Proxy)}, []
+    """The operations that `results` depend on, and those that `is_needed` accepts with their dependencies, in order."""
+    needed, reversed_operations = {r for r in results if isinstance(r, Proxy)}, []
     for operation in reversed(operations):
-        if not needed.isdisjoint(operation.outputs) or kept is not None and kept(operation):
+        if not needed.isdisjoint(operation.outputs) or is_needed is not None and is_needed(operation):
             needed.update(operation.inputs)
-            found.append(operation)
-    return found[::-1]
+            reversed_operations.append(operation)
+    return reversed_operations[::-1]
 
 
 def _consumers(operations: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
-    found: dict[Proxy, list[int]] = {}
+    consumers: dict[Proxy, list[int]] = {}
     for i, operation in enumerate(operations):
         for value in dict.fromkeys(operation.inputs):
-            found.setdefault(value, []).append(i)
-    return found
+            consumers.setdefault(value, []).append(i)
+    return consumers
 
 
 # bound on the unfused operations between joined ones: results that wait for a distant consumer occupy memory
@@ -315,11 +315,11 @@ def _join_sharing(
         return _is_near(between, unfused, has_effect) and len(ours) + len(theirs) <= MOST and _gain(ours, theirs)
 
     def consumers_of(group: int, among: Sequence[int]) -> set[int]:
-        found = {group}
+        consuming = {group}
         for g in among:
-            if reads(g, found):
-                found.add(g)
-        return found - {group}
+            if reads(g, consuming):
+                consuming.add(g)
+        return consuming - {group}
 
     for group, own in enumerate(ordered):
         after: list[int] = []  # groups that move behind the joined one
@@ -409,11 +409,11 @@ def region_key(region: Region):
             return _Value((x.python_type, x.expression.renamed(names)))
         if not isinstance(x, Proxy):
             return x
-        found = numbers.get(x)
-        if found is None:
+        value = numbers.get(x)
+        if value is None:
             facts = (tuple(map(number, x.shape)), x.dtype, x.device) if isinstance(x, TensorProxy) else (type(x), id(x))
-            found = numbers[x] = _Value((len(numbers), *facts))
-        return found
+            value = numbers[x] = _Value((len(numbers), *facts))
+        return value
 
     operations = [
         (

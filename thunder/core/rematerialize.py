@@ -50,9 +50,9 @@ def recompute_cheap(
     result = []
     for n, (region, operations) in enumerate(zip(regions, operations_of, strict=True)):
         needed = {o for o in region.outputs if o in read}
-        kept = leading_to(operations, needed) if taken[n] else operations
-        if kept:
-            result.append(Region(kept, needed))
+        members = leading_to(operations, needed) if taken[n] else operations
+        if members:
+            result.append(Region(members, needed))
     return result
 
 
@@ -69,16 +69,16 @@ def _copied(region: Region, chains: Sequence[tuple[Proxy, int, tuple]], stored: 
     """The operations of a region behind copies of those that compute its inputs anew."""
     inputs, copies = set(region.inputs), {}
     fronts: list[tuple[int, list[BoundSymbol]]] = []
-    for value, at, (made, sources) in chains:
+    for value, at, (chain, sources) in chains:
         if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value) - (value in stored):
             continue
         inputs |= sources
-        fronts.append((at, [operation for operation in made if operation.outputs[0] not in copies]))
-        copies |= {o: _copy(o, operation) for operation in made for o in operation.outputs if o not in copies}
+        fronts.append((at, [operation for operation in chain if operation.outputs[0] not in copies]))
+        copies |= {o: _copy(o, operation) for operation in chain for o in operation.outputs if o not in copies}
     if not copies:
         return region.bound_symbols
     # a copy may read one of an earlier region
-    front = [operation for _, made in sorted(fronts, key=lambda f: f[0]) for operation in made]
+    front = [operation for _, chain in sorted(fronts, key=lambda f: f[0]) for operation in chain]
     return [operation.swap(copies) for operation in (*front, *region.bound_symbols)]
 
 
@@ -88,7 +88,7 @@ def _chain(
     """The operations in the region of a value that it depends on, and the live-ins of these; None where one of them is
     not cheap."""
     region = home[value][0]
-    found: dict[BoundSymbol, None] = {}
+    chain: dict[BoundSymbol, None] = {}
     sources: set[Proxy] = set()
     waiting = [value]
     while waiting:
@@ -97,12 +97,12 @@ def _chain(
             sources.add(v)
             continue
         operation = home[v][1]
-        if operation not in found:
+        if operation not in chain:
             if not cheap(operation):
                 return None
-            found[operation] = None
+            chain[operation] = None
             waiting += _read(operation)
-    return [operation for operation in home_operations if operation in found], sources
+    return [operation for operation in home_operations if operation in chain], sources
 
 
 def _read(operation: BoundSymbol) -> Sequence[Proxy]:

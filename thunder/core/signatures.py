@@ -13,9 +13,9 @@ def spelled(keyword: str, parameters: Collection[str], defaults: Collection[str]
     # an opaque operation is called as the user calls it
     if keyword in parameters or keyword in defaults or not parameters:
         return keyword
-    place = places().get(keyword)
-    if place is not None and place < len(parameters):
-        return list(parameters)[place]
+    position = places().get(keyword)
+    if position is not None and position < len(parameters):
+        return list(parameters)[position]
     return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 

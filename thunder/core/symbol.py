@@ -119,10 +119,10 @@ class BoundSymbol:
     @property
     def primitive(self) -> BoundSymbol | None:
         """The one primitive that a composite is: `prims.tanh` of `ltorch.tanh`."""
-        found = self
-        while len(found.subsymbols) == 1:
-            found = found.subsymbols[0]
-        return found if found.sym.is_prim and found.sym.executor is None else None
+        operation = self
+        while len(operation.subsymbols) == 1:
+            operation = operation.subsymbols[0]
+        return operation if operation.sym.is_prim and operation.sym.executor is None else None
 
     def replace(
         self,
@@ -213,10 +213,10 @@ def adopt(operations: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymb
         pairs = [(result, wanted)]
     else:
         pairs = list(zip(leaves(result), leaves(wanted), strict=True))
-    made = {o for operation in operations for o in operation.outputs}
+    produced = {o for operation in operations for o in operation.outputs}
     table: dict[Proxy, Any] = {}
     for new, old in pairs:
-        if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
+        if isinstance(new, Proxy) and isinstance(old, Proxy) and new in produced and new not in table:
             table[new] = old
     aliases = {
         old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)
@@ -403,9 +403,9 @@ class Symbol(Definition):
 
     def executed(self, name: str, fn: Callable, executor, *, id: str, module: str | None = None) -> Symbol:
         """This operation as a primitive that a function of an executor computes, with the same facts."""
-        made = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
-        made.take_facts(self)
-        return made
+        executed = Symbol(name, id=id, module=module, is_prim=True, tags=tuple(self.tags), fn=fn, executor=executor)
+        executed.take_facts(self)
+        return executed
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """An operation for this symbol with a given output, recorded nowhere."""

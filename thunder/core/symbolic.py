@@ -65,12 +65,12 @@ class Computed:
         return self.name
 
     def __call__(self, *values) -> int:
-        found = self.known.get(values)
-        if found is None:
+        result = self.known.get(values)
+        if result is None:
             if len(self.known) >= _REMEMBERED:
                 self.known.clear()
-            found = self.known[values] = self.function(*values)
-        return found
+            result = self.known[values] = self.function(*values)
+        return result
 
     def of(self, names: Iterable[str]) -> Expression:
         return Expression({((self, *map(symbol, names)),): 1})
@@ -123,18 +123,18 @@ class Expression:
 
     def symbols(self) -> set[str]:
         """Names of the input symbols that occur."""
-        found: set[str] = set()
+        names: set[str] = set()
         for mono in self.terms:
             for atom in mono:
-                found.update((atom,) if isinstance(atom, str) else set().union(*(a.symbols() for a in atom[1:])))
-        return found
+                names.update((atom,) if isinstance(atom, str) else set().union(*(a.symbols() for a in atom[1:])))
+        return names
 
     def computed(self) -> set[Computed]:
         """The computed numbers that occur."""
-        found: set[Computed] = set()
+        functions: set[Computed] = set()
         for atom in (atom for mono in self.terms for atom in mono if not isinstance(atom, str)):
-            found.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
-        return found
+            functions.update((atom[0],) if isinstance(atom[0], Computed) else (), *(a.computed() for a in atom[1:]))
+        return functions
 
     def evaluate(self, values: dict[str, int | float]) -> Any:
         """The number this stands for where `values` gives each symbol's."""
@@ -295,10 +295,12 @@ class Decisions:
             for (a, relation, b), outcome in self.relations.items()
             if relation == "==" and outcome and _is_difference(terms := (a - b).terms)
         ]
-        found = name
-        while lower := next((first for first, second in pairs if second == found and first != found), None):
-            found = lower
-        return found
+        representative = name
+        while lower := next(
+            (first for first, second in pairs if second == representative and first != representative), None
+        ):
+            representative = lower
+        return representative
 
     def close(self) -> None:
         self.closed, self.where, self.places = True, None, {}
@@ -310,9 +312,9 @@ class Decisions:
             before = self.values, self.relations, self.closed
             self.values, self.relations, self.closed = self.values | values, {}, False
             try:
-                yield (made := self.relations)
-                for known in made.keys() & before[1].keys():
-                    del made[known]
+                yield (relations := self.relations)
+                for known in relations.keys() & before[1].keys():
+                    del relations[known]
             finally:
                 self.values, self.relations, self.closed = before
 

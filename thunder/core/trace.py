@@ -140,9 +140,14 @@ class Trace:
     def replace(self, **changes) -> Trace:
         """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, info changed."""
         fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "info")
-        kept = {k: changes.get(k, getattr(self, k)) for k in fields}
+        fields_now = {k: changes.get(k, getattr(self, k)) for k in fields}
         return Trace(
-            kept.pop("name"), kept.pop("args"), kept.pop("bound_symbols"), kept.pop("output"), kept.pop("names"), **kept
+            fields_now.pop("name"),
+            fields_now.pop("args"),
+            fields_now.pop("bound_symbols"),
+            fields_now.pop("output"),
+            fields_now.pop("names"),
+            **fields_now,
         )
 
     # --- text
@@ -177,8 +182,8 @@ class Trace:
     @property
     def made_by(self) -> tuple[str, int | None]:
         """The pass that made it, and its time in milliseconds; ("as captured", None) for a captured trace."""
-        found = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
-        return (found[1], int(found[2])) if found else (self.provenance or "as captured", None)
+        match = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
+        return (match[1], int(match[2])) if match else (self.provenance or "as captured", None)
 
     def python_ctx(self) -> dict[str, Any]:
         """The objects that the text names and does not import."""
@@ -339,8 +344,8 @@ def timed_pass(title: str, trace: Trace, run: Callable[[Trace], Trace | TraceBui
     return headed(title, run(trace), start)
 
 
-def headed(title: str, made: Trace | TraceBuilder, start: int) -> Trace:
+def headed(title: str, result: Trace | TraceBuilder, start: int) -> Trace:
     """The result of a pass with its header line. start: the time at which the pass began, by `time.perf_counter_ns`."""
     took = (time.perf_counter_ns() - start) // 1_000_000
-    trace = made.trace() if isinstance(made, TraceBuilder) else made
+    trace = result.trace() if isinstance(result, TraceBuilder) else result
     return trace.replace(provenance=f"Constructed by {title} (took {took} milliseconds)")

@@ -53,8 +53,8 @@ from thunder.errors import DataDependentError, UnforeseenShapeError
 def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
     """A new number as the result of an operation, and the value that the program holds for it."""
     names = recorder.context.names
-    made = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
-    return made, made.number()
+    number = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
+    return number, number.number()
 
 
 def fresh_size() -> NumberProxy:
@@ -62,9 +62,9 @@ def fresh_size() -> NumberProxy:
     result."""
     recorder = current_recorder()
     assert recorder is not None, "a data-dependent size is known in a trace only"
-    made, number = made_number(recorder, int, "a data-dependent size")
-    made.facts.least[made.name] = 0
-    recorder.sizes = [*(recorder.sizes or ()), made]
+    unbacked, number = made_number(recorder, int, "a data-dependent size")
+    unbacked.facts.least[unbacked.name] = 0
+    recorder.sizes = [*(recorder.sizes or ()), unbacked]
     return number  # type: ignore[return-value]
 
 
@@ -74,21 +74,28 @@ def read_sizes(recorder: Recorder, operation: BoundSymbol) -> None:
     recorder.sizes = []
     for o in operation.outputs:
         for dim, n in enumerate(o.shape) if isinstance(o, TensorProxy) else ():
-            made = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
-            if made is not None:
-                made.origin = f"dimension {dim} of a result of {operation.sym.name}"
+            unbacked = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
+            if unbacked is not None:
+                unbacked.origin = f"dimension {dim} of a result of {operation.sym.name}"
                 recorder.bound_symbols.append(
-                    BoundSymbol(size_symbol, (o, dim), {}, made, context=operation.context, location=operation.location)
+                    BoundSymbol(
+                        size_symbol, (o, dim), {}, unbacked, context=operation.context, location=operation.location
+                    )
                 )
 
 
 def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
     """The operations, with definitions of sizes that are used and not defined: a derivative may use sizes that the
     program did not."""
-    made = {o for operation in operations for o in operation.outputs} if names.facts.least else ()
+    produced = {o for operation in operations for o in operation.outputs} if names.facts.least else ()
     missing = (
-        {i.name: i for operation in operations for i in operation.inputs if type(i) is UnbackedNumber and i not in made}
-        if made
+        {
+            i.name: i
+            for operation in operations
+            for i in operation.inputs
+            if type(i) is UnbackedNumber and i not in produced
+        }
+        if produced
         else {}
     )
     if not missing:
@@ -98,8 +105,8 @@ def with_sizes(operations: Sequence[BoundSymbol], arguments: Iterable, names: Na
     def measure(values: Iterable, context) -> None:
         for value in values:
             for dim, n in enumerate(value.shape) if isinstance(value, TensorProxy) else ():
-                if isinstance(n, NumberProxy) and (found := missing.pop(n.name, None)) is not None:
-                    out.append(BoundSymbol(size_symbol, (value, dim), {}, found, context=context))
+                if isinstance(n, NumberProxy) and (number := missing.pop(n.name, None)) is not None:
+                    out.append(BoundSymbol(size_symbol, (value, dim), {}, number, context=context))
 
     measure(arguments, None)
     for operation in operations:
@@ -114,12 +121,12 @@ number_symbol = Symbol("number", is_prim=True, fn=lambda number: number)
 
 def made_of(recorder: Recorder, number: NumberProxy) -> NumberProxy | Condition:
     """A number of the arguments as one that an operation makes, so that it may stand beside data-dependent ones."""
-    made, found = made_number(recorder, number.python_type, f"the number {number.expression}")
+    unbacked, value = made_number(recorder, number.python_type, f"the number {number.expression}")
     if (least := number.decisions.least(number.expression)) > -math.inf:
-        made.facts.least[made.name] = int(least)
+        unbacked.facts.least[unbacked.name] = int(least)
     context = recorder.context.afterwards
-    recorder.bound_symbols.append(BoundSymbol(number_symbol, (number,), {}, made, context=context))
-    return found
+    recorder.bound_symbols.append(BoundSymbol(number_symbol, (number,), {}, unbacked, context=context))
+    return value
 
 
 # ---------------------------------------------------------------------------------------------------------------- what
@@ -210,8 +217,8 @@ def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dic
 
 def varying(values) -> list[NumberProxy]:
     """The numbers of arguments in values and in shapes that a program does not hold for one value of."""
-    found = {n.expression: n for n in numbers_in(values, []) if not n.unbacked}
-    return [n for n in found.values() if not n.decisions.is_one_value(n.expression)]
+    by_expression = {n.expression: n for n in numbers_in(values, []) if not n.unbacked}
+    return [n for n in by_expression.values() if not n.decisions.is_one_value(n.expression)]
 
 
 def _settled(x):
@@ -231,8 +238,8 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
     symbols = _symbols(numbers)
 
     def runs_of(examples: Iterator[dict]) -> list[_Run]:
-        made = (_run(symbol, recorder, args, kwargs, values) for values in itertools.islice(examples, error.examples))
-        return [run for run in made if run is not None]
+        runs = (_run(symbol, recorder, args, kwargs, values) for values in itertools.islice(examples, error.examples))
+        return [run for run in runs if run is not None]
 
     runs = runs_of(_examples(symbols, (args, kwargs)))
     candidates = list({n.expression: n for n in numbers if n.python_type is int}.values())
@@ -246,32 +253,32 @@ def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: d
     fresh = {u.name for u in recorder.sizes}
     rest = iter(leaves)
     out = symbol.record(recorder, args, kwargs, map_structure(lambda _: next(rest), runs[0].result))
-    for made, seen in zip(leaves, runs[0].leaves):
-        if isinstance(made, TensorProxy) and made is not seen:
-            _check(symbol, recorder, made, fresh)
+    for result, seen in zip(leaves, runs[0].leaves):
+        if isinstance(result, TensorProxy) and result is not seen:
+            _check(symbol, recorder, result, fresh)
     if OpTags.OPAQUE in symbol.tags and recorder.memory is not None:  # its results may share memory with its arguments
-        for made in (x for x in leaves if isinstance(x, TensorProxy)):
-            for given in proxies_in((args, kwargs), []):
-                if isinstance(given, TensorProxy) and given is not made:
-                    recorder.memory.share(made, given)
+        for result in (x for x in leaves if isinstance(x, TensorProxy)):
+            for operand in proxies_in((args, kwargs), []):
+                if isinstance(operand, TensorProxy) and operand is not result:
+                    recorder.memory.share(result, operand)
     return out
 
 
 def _symbols(numbers: Iterable[NumberProxy]) -> list[UnbackedNumber]:
     """What numbers are expressions of, those of arguments among them: their own values decide nothing here."""
-    found = {u.name: u for n in numbers for u in n.unbacked}
+    by_name = {u.name: u for n in numbers for u in n.unbacked}
     for n in numbers:
-        for name in sorted(n.expression.symbols() - found.keys()):
-            found[name] = UnbackedNumber(name, type(n.decisions.values[name]), "", facts := Facts())
+        for name in sorted(n.expression.symbols() - by_name.keys()):
+            by_name[name] = UnbackedNumber(name, type(n.decisions.values[name]), "", facts := Facts())
             if n.decisions.is_size(name):
                 facts.least[name] = 2
-    return list(found.values())
+    return list(by_name.values())
 
 
-def _check(symbol: Symbol, recorder: Recorder, made: TensorProxy, fresh: set[str]) -> None:
-    expected = tuple(None if isinstance(n, NumberProxy) and n.name in fresh else n for n in made.shape)
+def _check(symbol: Symbol, recorder: Recorder, result: TensorProxy, fresh: set[str]) -> None:
+    expected = tuple(None if isinstance(n, NumberProxy) and n.name in fresh else n for n in result.shape)
     if any(n is not None for n in expected):
-        check_sizes.record(recorder, (made, expected, symbol.name), {}, None)
+        check_sizes.record(recorder, (result, expected, symbol.name), {}, None)
 
 
 class _Run(NamedTuple):
@@ -287,13 +294,13 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
     examples: dict[Proxy, TensorProxy] = {}
     originals: dict[Proxy, TensorProxy] = {}
 
-    def place(x):
+    def placed(x):
         if isinstance(x, NumberProxy):
             return x.expression.evaluate(values)
         if not isinstance(x, TensorProxy) or all(type(n) is int for n in x.shape):
             return x
         if x not in examples:
-            examples[x] = x.replace(shape=tuple(map(place, x.shape)))
+            examples[x] = x.replace(shape=tuple(map(placed, x.shape)))
             originals[examples[x]] = x
         return examples[x]
 
@@ -305,7 +312,7 @@ def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: 
 
     try:
         with detached(recorder.context):
-            args, kwargs = map_structure(place, args), map_structure(place, kwargs)
+            args, kwargs = map_structure(placed, args), map_structure(placed, kwargs)
             result = (symbol.meta or symbol.decomposition)(*args, **kwargs)  # type: ignore[misc]
     except _REFUSALS:
         return None
@@ -387,21 +394,21 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
     tried = list(
         dict.fromkeys((7, 2, 3, 5040, 7919, 1, 0, *near, *(2 * n for n in constants), -1, -2, *(-n for n in constants)))
     )
-    made: list[list] = [[v] * len(unbacked) for v in tried]
+    rows: list[list] = [[v] * len(unbacked) for v in tried]
     if len(unbacked) > 1:
         few, any_of = (1, 0, 7, 5040, *constants[:4]), random.Random(0)
-        made.append(
+        rows.append(
             [n for n, _ in zip((11, 13, 17, 19, 23, 29, 31, 37, 41, 43), unbacked)] + [47] * (len(unbacked) - 10)
         )
-        made += [[any_of.choice(tried) for _ in unbacked] for _ in range(40)]
-        made += [
+        rows += [[any_of.choice(tried) for _ in unbacked] for _ in range(40)]
+        rows += [
             [v if i == j else w for j in range(len(unbacked))]
             for v in few
             for w in few
             if v != w
             for i in range(len(unbacked))
         ]
-    for values in made:
+    for values in rows:
         if all(v >= u.facts.least.get(u.name, v) for u, v in zip(unbacked, values)):
             yield {u.name: u.python_type(v) for u, v in zip(unbacked, values)}
     if any(u.python_type is float for u in unbacked):
@@ -411,19 +418,19 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
 def _constants(arguments) -> list[int]:
     """The ints in arguments and in their shapes, the products of those that stand together, and how often the former go
     into these."""
-    found: dict[int, None] = {}
+    constants: dict[int, None] = {}
 
     def note(x):
         if isinstance(x, TensorProxy):
             walk(x.shape)
         elif type(x) is int and abs(x) < 1 << 40:
-            found[x] = None
+            constants[x] = None
         return x
 
     def walk(x):
         if isinstance(x, (tuple, list)) and x and all(type(n) is int for n in x):
             product = math.prod(x)
-            found.update(dict.fromkeys([product, *(product // n for n in x if n)]))
+            constants.update(dict.fromkeys([product, *(product // n for n in x if n)]))
         if isinstance(x, (tuple, list)):
             for e in x:
                 walk(e)
@@ -431,8 +438,8 @@ def _constants(arguments) -> list[int]:
             map_structure(note, x)
 
     walk([*arguments[0], *arguments[1].values()])
-    found.update(dict.fromkeys([m // n for m in found for n in found if 1 < n < m and m % n == 0]))
-    return sorted(found, key=abs)[:24]
+    constants.update(dict.fromkeys([m // n for m in constants for n in constants if 1 < n < m and m % n == 0]))
+    return sorted(constants, key=abs)[:24]
 
 
 UNBACKED |= {"typed_otherwise": typed_otherwise, "read_sizes": read_sizes}

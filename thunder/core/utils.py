@@ -37,11 +37,11 @@ def producers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, BoundSymbol]:
 
 def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol]]:
     """For each value the operations that read it, in order."""
-    found: dict[Proxy, list[BoundSymbol]] = {}
+    by_value: dict[Proxy, list[BoundSymbol]] = {}
     for operation in _operations(of):
         for value in dict.fromkeys(operation.inputs):
-            found.setdefault(value, []).append(operation)
-    return found
+            by_value.setdefault(value, []).append(operation)
+    return by_value
 
 
 def producers_and_consumers(
