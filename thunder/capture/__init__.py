@@ -131,17 +131,17 @@ class Captured:
 
     def only_computation(self) -> Captured:
         """What passes read, without the prologue and the epilogue: these hold objects of the user's."""
-        made = object.__new__(Captured)
+        copied = object.__new__(Captured)
         for name in ("computation_traces", "decisions", "path", "host_calls", "may_fail_over"):
-            setattr(made, name, getattr(self, name))
-        return made
+            setattr(copied, name, getattr(self, name))
+        return copied
 
     def _computation(self, c: Capture, output) -> None:
         """The program's operations as a trace, with its inputs and where these come from."""
         operations, generators = _with_generators(c)
         used = c.tensors.used = {p for operation in operations for p in operation.inputs} | set(proxies_in(output, []))
-        made = {o for operation in operations for o in operation.outputs}
-        if any(type(p) is TensorProxy and p not in c.tensors.real for p in used - made):
+        computed = {o for operation in operations for o in operation.outputs}
+        if any(type(p) is TensorProxy and p not in c.tensors.real for p in used - computed):
             c.refuse(
                 "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
                 "more: the function stored it",
@@ -161,9 +161,10 @@ class Captured:
         self._placements: dict[Proxy, Placement] = {p: placements[p] for p in tensors if p in placements}
         of_numbers = [c.numbers.sources[n.name] for n in numbers]
         self._input_sources = [*(input_source(c, p) for p in tensors), *others.values(), *of_numbers]
-        asked, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
+        is_by_name, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
         info = TraceInfo(
-            parameters=_parameter_paths(c, tensors) if asked else {}, held=_held(c, tensors) if asked else frozenset(),
+            parameters=_parameter_paths(c, tensors) if is_by_name else {},
+            held=_held(c, tensors) if is_by_name else frozenset(),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
             unseen=frozenset(map(_NAME, written_unseen(c))),
             backwards=c.engine.backwards, strides=_strides(c, tensors),
@@ -203,8 +204,8 @@ class Captured:
             if model is not None:
                 check_all_placed(model)
             placements = self._placements
-            made = timed_pass("Distribute", self.computation, lambda trace: distribute(trace, placements))
-            self.computation_traces.append(made)
+            distributed = timed_pass("Distribute", self.computation, lambda trace: distribute(trace, placements))
+            self.computation_traces.append(distributed)
 
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
         """The placements of the computation's arguments, which transforms may have changed, and added some of
@@ -289,8 +290,8 @@ def _held(c: Capture, tensors: list[TensorProxy]) -> frozenset[str]:
 
 def _strides(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
     with compat.DisableTorchFunction():
-        given = ((p.name, c.tensors.real[p][0]) for p in tensors)
-        return {name: t.stride() for name, t in given if t.layout is torch.strided}
+        real_tensors = ((p.name, c.tensors.real[p][0]) for p in tensors)
+        return {name: t.stride() for name, t in real_tensors if t.layout is torch.strided}
 
 
 def _only_computes(operation: BoundSymbol) -> bool:
@@ -398,14 +399,14 @@ def _for_other_calls(c: Capture, captured: Captured) -> Captured:
     second = TorchHost(request, c.compiling)
     second.tensors.apart = c.tensors.apart
     try:
-        found = _read(second).with_prologue()
+        captured_again = _read(second).with_prologue()
     except Exception as error:  # noqa: BLE001 - as it was it was captured
         _close(second)
         if interrupts(error):
             raise
         return captured.with_prologue()
     captured.close()
-    return found
+    return captured_again
 
 
 def _close(c: Capture) -> None:

@@ -22,8 +22,8 @@ def write(writer: Any) -> None:
     for base, value in writer.c.tensors.written_after.items():
         target = writer.value(base)
         for symbol, arguments in memory.rearranged.get(base, ()):
-            given = target, *map(writer.build, arguments)
-            writer.lines.append(_seen(writer, True, inplace.rearranging(symbol).fn, *given))
+            operands = target, *map(writer.build, arguments)
+            writer.lines.append(_seen(writer, True, inplace.rearranging(symbol).fn, *operands))
         if base in memory.filled:
             writer.lines.append(_seen(writer, True, torch.Tensor.copy_, target, writer.value(value)))
 
@@ -66,8 +66,8 @@ def _make_view(writer: Any, operation: BoundSymbol) -> None:
 
     keywords = (f"{k}={operand(v)}" for k, v in operation.kwargs.items())
     by_autograd = operation.context is None or operation.context.grad_enabled
-    made = _seen(writer, by_autograd, operation.sym.fn, *map(operand, operation.args), *keywords)
-    _name_outputs(writer, operation.output, made)
+    expression = _seen(writer, by_autograd, operation.sym.fn, *map(operand, operation.args), *keywords)
+    _name_outputs(writer, operation.output, expression)
 
 
 def give_history(view: torch.Tensor, history: torch.Tensor) -> None:
@@ -79,13 +79,13 @@ def give_history(view: torch.Tensor, history: torch.Tensor) -> None:
     view.detach().copy_(numbers)
 
 
-def _name_outputs(writer: Any, said: Any, made: str) -> None:
-    name = writer.variable(said, made)
+def _name_outputs(writer: Any, said: Any, expression: str) -> None:
+    name = writer.variable(said, expression)
     for i, part in enumerate(said if isinstance(said, (tuple, list)) else ()):
         _name_outputs(writer, part, f"{name}[{i}]")
 
 
-def _seen(writer: Any, by_autograd: bool, function: Callable | None, *given: str) -> str:
+def _seen(writer: Any, by_autograd: bool, function: Callable | None, *operands: str) -> str:
     assert function is not None, "a function of PyTorch's changes an argument"
     run, named = writer.pin(inplace.in_grad_mode, "in_grad_mode"), writer.pin(function, function.__name__)
-    return f"{run}({', '.join((str(by_autograd), named, *given))})"
+    return f"{run}({', '.join((str(by_autograd), named, *operands))})"

@@ -21,15 +21,15 @@ def any_size(c: Capture, name: str, value) -> list[int]:
     where = c.user_location()
     places = {f"{name}() at {where and where[:2]}, dimension {i}": n for i, n in enumerate(value.shape)}
     c.path.sizes |= places
-    before = [c.request.changing.get(place) for place in places]
+    before = [c.request.changing.get(source) for source in places]
     return [i for i, (n, values) in enumerate(zip(value.shape, before, strict=True)) if values and n not in values]
 
 
 def values_of(tensor: torch.Tensor) -> numpy.ndarray:
     """A tensor's values. Nobody writes to them: the tensor's memory is not theirs."""
-    found = tensor.detach().clone().numpy()
-    found.flags.writeable = False
-    return found
+    array = tensor.detach().clone().numpy()
+    array.flags.writeable = False
+    return array
 
 
 def array_that_leaves(c: Capture, value) -> TensorProxy | None:
@@ -49,12 +49,12 @@ def _written(c: Capture, function, args, kwargs: dict, reads: bool) -> list[nump
     if reads and "out" not in kwargs and not _writes(function):
         return []
     values = [v.example for v in (*args, *kwargs.values()) if type(v) is HostProxy]
-    found = [v for v in values if isinstance(v, numpy.ndarray)]
-    for array in found:
+    arrays = [v for v in values if isinstance(v, numpy.ndarray)]
+    for array in arrays:
         refuse_array(c, array)
-    if any(numpy.may_share_memory(array, other) for array in found for other in c.path.arrays):
+    if any(numpy.may_share_memory(array, other) for array in arrays for other in c.path.arrays):
         c.refuse("a numpy array is written to whose memory a tensor shares", "make the tensor of a copy of it")
-    return found
+    return arrays
 
 
 def effect_of_writes(c: Capture, function, args, kwargs: dict, reads: bool) -> str:

@@ -56,9 +56,11 @@ def same_value(a, b) -> bool:
     return repr(a) == repr(b) if isinstance(a, IMMUTABLE) else a is b or type(a) in PRIMITIVE and a == b
 
 
-def same_elements(found: tuple, want: tuple) -> bool:
+def same_elements(elements: tuple, want: tuple) -> bool:
     """Whether keys of a dict, or elements of a set, are the same as before, in the same order."""
-    return len(found) == len(want) and (all(map(operator.is_, found, want)) or all(map(same_value, found, want)))
+    return len(elements) == len(want) and (
+        all(map(operator.is_, elements, want)) or all(map(same_value, elements, want))
+    )
 
 
 def is_data(value) -> bool:

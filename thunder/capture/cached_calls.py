@@ -46,24 +46,24 @@ def call(c: Capture, f, args, kwargs):
     """The result is read like anything from outside."""
     is_own = id(f.__wrapped__) in c.fresh
     if not is_own and numbers_in([*args, *kwargs.values()], []):
-        if (found := _computed(c, f, args, kwargs)) is not NULL:
-            return found
+        if (result := _computed(c, f, args, kwargs)) is not NULL:
+            return result
     args, kwargs = [_as_key(a) for a in args], {k: _as_key(a) for k, a in kwargs.items()}
     callbacks.check_hashed(c, (*args, *kwargs.values()))
     hash((*args, *kwargs.values()))  # raises
-    given = tuple(parts_of(*args, *kwargs.values()))
+    values = tuple(parts_of(*args, *kwargs.values()))
     if is_own:
-        if not all(_by_identity(x) for x in given if not _is_constant(c, x)):
+        if not all(_by_identity(x) for x in values if not _is_constant(c, x)):
             _refuse(c, f, "compares an object of the program with others")
         return _own_cache(c, f)(*args, **kwargs)
-    if any(type(a) is TensorProxy for a in given):
+    if any(type(a) is TensorProxy for a in values):
         _refuse(c, f, "keeps results by tensor")
-    own = [x for x in given if not (_is_constant(c, x) or id(x) in c.world.sources or type(x) is tuple)]
+    own = [x for x in values if not (_is_constant(c, x) or id(x) in c.world.sources or type(x) is tuple)]
     if any(map(_by_identity, own)):
         return _own_cache(c, f)(*args, **kwargs)
     if not all(_is_made_again(c, x) for x in own):
         _refuse(c, f, "compares an object of the program with others")
-    if any(is_written(c, x) for x in (f.__wrapped__, *given)):
+    if any(is_written(c, x) for x in (f.__wrapped__, *values)):
         _refuse(c, f, "is given an object that the program has written to")
     return _asked(c, f, args, kwargs)
 
@@ -85,9 +85,9 @@ def _computed(c: Capture, f, args, kwargs):
     if key in c.known.computed:  # raises as the cache does
         return c.known.computed[key]
     roots = {c.world.sources[id(x)].root for x in parts_of(*args, *kwargs.values()) if id(x) in c.world.sources}
-    asked, written, recorded = set(c.world.observed), containers.state(c), len(c.recorder.bound_symbols)
+    observed, written, recorded = set(c.world.observed), containers.state(c), len(c.recorder.bound_symbols)
     result = c.call(f.__wrapped__, list(args), dict(kwargs))
-    new = [(source, question) for source, question, _ in c.world.observed.keys() - asked]
+    new = [(source, question) for source, question, _ in c.world.observed.keys() - observed]
     alone = all(question in _OF_DEFINITIONS or source.root in roots for source, question in new)
     if containers.state(c) != written or len(c.recorder.bound_symbols) > recorded:
         _refuse(c, f, "does not repeat its effects")  # they would be done again
@@ -138,18 +138,18 @@ def _is_made_again(c: Capture, x) -> bool:
 
 
 def _made_again(x):
-    made = object.__new__(type(x))
-    vars(made).update({name: settled(value) for name, value in vars(x).items()})
-    return made
+    instance = object.__new__(type(x))
+    vars(instance).update({name: settled(value) for name, value in vars(x).items()})
+    return instance
 
 
 def _asked(c: Capture, f, args, kwargs):
     """The prologue makes the call again, of what is then at the places of the arguments."""
     sources: list[Source] = []
 
-    def place(x) -> Any:
+    def placeholder(x) -> Any:
         if type(x) is tuple:
-            return tuple(map(place, x))
+            return tuple(map(placeholder, x))
         if _is_constant(c, x):
             return x
         if id(x) not in c.world.sources:
@@ -157,17 +157,17 @@ def _asked(c: Capture, f, args, kwargs):
         sources.append(c.world.sources[id(x)])
         return _Place(len(sources) - 1)
 
-    places = [place(x) for x in args], {k: place(x) for k, x in kwargs.items()}
+    places = [placeholder(x) for x in args], {k: placeholder(x) for k, x in kwargs.items()}
     key = f, *map(type, args), *places[0], *places[1].items()
-    asked = c.known.same_call(key, functools.partial(_ask, f, *places))
+    computation = c.known.same_call(key, functools.partial(_ask, f, *places))
     values = tuple(c.world.value_at(source) for source in sources)
     with c.dispatch.in_cache():  # the values are those from outside, as are the result's
-        found = Host.call_native(c, asked, [values], {})
-    source = c.world.const(asked, _label(f, places)).child("of", tuple(sources))
-    if type(found) is _Raised:
+        result = Host.call_native(c, computation, [values], {})
+    source = c.world.const(computation, _label(f, places)).child("of", tuple(sources))
+    if type(result) is _Raised:
         c.world.ask(source, TYPE)
-        raise c.read(found.error, source.attr("error"))
-    return c.read(found, source)
+        raise c.read(result.error, source.attr("error"))
+    return c.read(result, source)
 
 
 def _label(f, places: tuple[list, dict]) -> str:
@@ -198,11 +198,11 @@ class _Raised:
 def _ask(f, args, kwargs, values: tuple):
     """The result, with values in the places of arguments."""
 
-    def given(x) -> Any:
-        return values[x.index] if type(x) is _Place else tuple(map(given, x)) if type(x) is tuple else x
+    def filled(x) -> Any:
+        return values[x.index] if type(x) is _Place else tuple(map(filled, x)) if type(x) is tuple else x
 
     try:
-        return f(*map(given, args), **{k: given(x) for k, x in kwargs.items()})
+        return f(*map(filled, args), **{k: filled(x) for k, x in kwargs.items()})
     except Exception as error:  # noqa: BLE001 - the program that asks raises it
         return _Raised(error)
 
@@ -210,9 +210,9 @@ def _ask(f, args, kwargs, values: tuple):
 def _own_cache(c: Capture, f):
     """A cache in the place of one that the program made, or that has nothing of what the program made, whose function
     comes back to the machine."""
-    found = c.known.own_caches.get(id(f))
-    if found is None:
+    cached = c.known.own_caches.get(id(f))
+    if cached is None:
         function = f.__wrapped__
-        found = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: c.call(function, list(a), k))
-        c.known.own_caches[c.world.hold(f)] = found
-    return found
+        cached = functools.lru_cache(**f.cache_parameters())(lambda *a, **k: c.call(function, list(a), k))
+        c.known.own_caches[c.world.hold(f)] = cached
+    return cached

@@ -29,13 +29,13 @@ _KINDS = {type, types.ModuleType, types.FunctionType}
 
 def called_in(c: Capture, kind: type, f=None) -> str:
     """A special method of a class that the user wrote in Python and that native code `f` may call, or ""."""
-    found = c.known.called_in.get(kind)
-    if found is None:
-        found = c.known.called_in[kind] = _called_in(c, kind)
-    if not found or f is None:
-        return next(iter(found.values()), "")
+    methods = c.known.called_in.get(kind)
+    if methods is None:
+        methods = c.known.called_in[kind] = _called_in(c, kind)
+    if not methods or f is None:
+        return next(iter(methods.values()), "")
     names = _names(f)
-    return next((found[n] for n in found if names is None or n in names), "")
+    return next((methods[n] for n in methods if names is None or n in names), "")
 
 
 def check_functions(c: Capture, f, values) -> None:
@@ -77,8 +77,8 @@ def _owner(f):
     owner = plain_attribute(f, "__self__")
     if type(f) in BUILTINS and not isinstance(owner, (types.ModuleType, types.NoneType, type)):
         for base in type(owner).__mro__:
-            found = base.__dict__.get(f.__name__)
-            if found is not None and type(found) in NATIVE_METHODS and found.__get__(owner, type(owner)) == f:
+            method = base.__dict__.get(f.__name__)
+            if method is not None and type(method) in NATIVE_METHODS and method.__get__(owner, type(owner)) == f:
                 return base
     return plain_attribute(f, "__objclass__")
 
@@ -134,13 +134,13 @@ _BY_CLASS = standins.CALLED - {"__format__", "__contains__", "__getitem__", "__m
 def _called_in(c: Capture, kind: type) -> dict[str, str]:
     if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__):
         return {}
-    found: dict[str, str] = {}
+    methods: dict[str, str] = {}
     for base in kind.__mro__:
         for name in standins.CALLED & base.__dict__.keys():
             method = base.__dict__[name]
             if type(method) is types.FunctionType and not _of_library(method.__globals__.get("__name__")):
-                found.setdefault(name, f"{base.__qualname__}.{name}")
-    return found
+                methods.setdefault(name, f"{base.__qualname__}.{name}")
+    return methods
 
 
 def check_given(c: Capture, value, caller) -> None:
@@ -195,13 +195,13 @@ def check_hashed(c: Capture, keys, others=()) -> None:
     its questions; where it might do something besides, the call is refused."""
     kinds = {kind for kind in set(map(type, others)) if issubclass(kind, _ASKED_BY_PARTS) or called_in(c, kind)}
     beside = [k for k in others if type(k) in kinds] if kinds else ()
-    found = [k for k in parts_of(*keys, *beside) if _hashed_in_python(c, k)]
-    for k in found:
+    hashed_keys = [k for k in parts_of(*keys, *beside) if _hashed_in_python(c, k)]
+    for k in hashed_keys:
         c.call(hash, [k], {})
     alike = collections.defaultdict(list)
-    for k in (*keys, *others) if found else ():
+    for k in (*keys, *others) if hashed_keys else ():
         alike[_hash(k)].append(k)
-    for k in found:
+    for k in hashed_keys:
         for other in alike[hash(k)]:
             if other is not k:
                 c.truth(c.compare("==", k, other))

@@ -82,8 +82,8 @@ def _attribute_by_name(c: Capture, f, args, kwargs):
     owner = plain_attribute(f, "__objclass__")
     if owner is None or owner.__module__ not in ("builtins", "collections"):
         return call_builtin(c, f, args, kwargs)
-    given = args if type(f) is types.WrapperDescriptorType else [f.__self__, *args]
-    return attributes.call_by_name(owner, f.__name__)(c, f, given, kwargs)
+    operands = args if type(f) is types.WrapperDescriptorType else [f.__self__, *args]
+    return attributes.call_by_name(owner, f.__name__)(c, f, operands, kwargs)
 
 
 def _following(c: Capture, f, args, kwargs):
@@ -103,11 +103,11 @@ def _call_object(c: Capture, f, t: type, args, kwargs):
     # a compiled function: its original becomes part of this program
     if type_attribute(t, "_lc_cd") is not NULL and not isinstance(f, torch.nn.Module):
         return call(c, _original(c, f), args, kwargs)
-    found = c.lookup(t, "__call__")
-    if found is NULL:
+    implementation = c.lookup(t, "__call__")
+    if implementation is NULL:
         return f(*args, **kwargs)  # raises
-    if type(found) in NATIVE_METHODS and found.__name__ != "__call__":  # `__call__ = dict.get`
-        return call(c, found, [f, *args], kwargs)
+    if type(implementation) in NATIVE_METHODS and implementation.__name__ != "__call__":  # `__call__ = dict.get`
+        return call(c, implementation, [f, *args], kwargs)
     if is_library(t.__module__) and lookup(f) is not None:
         return record(c, f, args, kwargs)
     if (definition := higher_order.definition_of(f)) is not None:
@@ -135,16 +135,16 @@ def _original(c: Capture, f):
 def _call_partial(c: Capture, f, args, kwargs):
     """A call of a `functools.partial`: of its function, with its arguments read where the partial stands."""
     source = c.world.sources.get(id(f))
-    function, given, keywords = f.func, f.args, f.keywords
+    function, bound_arguments, keywords = f.func, f.args, f.keywords
     if source is not None:
         function = c.read(function, source.attr("func"))
-        given = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        bound_arguments = [c.read(x, source.attr("args").item(i)) for i, x in enumerate(bound_arguments)]
         c.world.ask(source.attr("args"), LENGTH)
         c.world.ask(source.attr("keywords"), KEYS)
         known = c.containers.snapshots.get(id(keywords))  # which the program may have changed
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
         keywords = keywords if known is None else dict(c.materialize(known))
-    return call(c, function, [*given, *args], {**keywords, **kwargs})
+    return call(c, function, [*bound_arguments, *args], {**keywords, **kwargs})
 
 
 def _call_reference(c: Capture, f, args, kwargs):
@@ -153,10 +153,10 @@ def _call_reference(c: Capture, f, args, kwargs):
         return f(*args, **kwargs)  # raises
     if id(f) in c.world.sources:
         return c.reach(c.world.sources[id(f)].call("__call__"))
-    found = f()
-    if type(found) is TensorProxy and found not in c.tensors.real:
+    referent = f()
+    if type(referent) is TensorProxy and referent not in c.tensors.real:
         c.refuse("whether a tensor that the program makes is still alive", "keep a reference to it that is not weak")
-    return found
+    return referent
 
 
 def _call_operator(c: Capture, f, args, kwargs):
@@ -165,13 +165,13 @@ def _call_operator(c: Capture, f, args, kwargs):
         return f(*args, **kwargs)  # raises
     (o,) = args
     reduced: Any = f.__reduce__()
-    made, names = reduced[:2]
+    constructor, names = reduced[:2]
     if type(f) is not operator.methodcaller:
         of_items = type(f) is operator.itemgetter
-        found = [c.getitem(o, n) if of_items else functools.reduce(c.load_attr, n.split("."), o) for n in names]
-        return tuple(found) if len(found) > 1 else found[0]
-    keywords = made.keywords if isinstance(made, functools.partial) else {}
-    names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
+        items = [c.getitem(o, n) if of_items else functools.reduce(c.load_attr, n.split("."), o) for n in names]
+        return tuple(items) if len(items) > 1 else items[0]
+    keywords = constructor.keywords if isinstance(constructor, functools.partial) else {}
+    names = [*(constructor.args if isinstance(constructor, functools.partial) else ()), *names]
     return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
 
 
@@ -181,8 +181,8 @@ def _leads_out(c: Capture, f, args) -> bool:
     if f.__module__.startswith("thunder."):
         return False
     is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-    found = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
-    return any(reaches(c, (x,), {}) for x in found)
+    inside = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
+    return any(reaches(c, (x,), {}) for x in inside)
 
 
 def _call_symbol(c: Capture, symbol, args, kwargs):

@@ -57,20 +57,20 @@ def is_of_host(value) -> bool:
 
 def read(c: Capture, value, source: Source) -> HostProxy:
     """The value of the host that stands for a value from outside."""
-    found = c.outside.host_values.get(source)
-    if found is None and isinstance(value, numpy.ndarray):
-        for other, found in c.outside.host_values.items():
-            if found.example is value:
+    proxy = c.outside.host_values.get(source)
+    if proxy is None and isinstance(value, numpy.ndarray):
+        for other, proxy in c.outside.host_values.items():
+            if proxy.example is value:
                 c.world.ask(source, SAME, other)
-                return found
-        found = None
-    if found is None:
-        found = HostProxy(c.recorder.context.names.make("h"), type(value), lambda: value)
-        c.outside.host_values[source] = found
-        c.path.comes_from(found, source)
+                return proxy
+        proxy = None
+    if proxy is None:
+        proxy = HostProxy(c.recorder.context.names.make("h"), type(value), lambda: value)
+        c.outside.host_values[source] = proxy
+        c.path.comes_from(proxy, source)
         c.world.hold(value)
         c.world.ask(source, TYPE)
-    return found
+    return proxy
 
 
 def is_text(c: Capture, value) -> bool:
@@ -92,12 +92,12 @@ def answer(c: Capture, function, args: tuple, kwargs: dict) -> Any:
     assert source is not None, "a text from outside has a source"
     if name == "__len__":
         return length(c, len(args[0].example), source)
-    place = source.call(name, *args[1:])
+    source_of_answer = source.call(name, *args[1:])
     try:
-        found = c.world.value_at(place)
+        value = c.world.value_at(source_of_answer)
     except Exception:  # noqa: BLE001 - the program raises it, of the text itself
         return NULL
-    return primitive(c, found, place) if type(found) in (int, bool) else NULL
+    return primitive(c, value, source_of_answer) if type(value) in (int, bool) else NULL
 
 
 _METHODS = {len: "__len__", operator.contains: "__contains__"}
@@ -130,9 +130,9 @@ def number_of(c: Capture, value: HostProxy):
     source = c.path.source_of(value)
     if source is None or not isinstance(value.example, numpy.generic):
         return None
-    found = value.example.item()
-    if type(found) is int or type(found) is float and found != 0 and found - found == 0:
-        return number(c, found, source.call("item"))
+    constant = value.example.item()
+    if type(constant) is int or type(constant) is float and constant != 0 and constant - constant == 0:
+        return number(c, constant, source.call("item"))
     return c.path.host_value(value).item()  # equality does not say all about it
 
 
@@ -141,15 +141,15 @@ def tensor_of(c: Capture, value):
     source = c.path.source_of(value) if type(value) is HostProxy else None
     if source is None or not isinstance(value.example, numpy.ndarray):
         return None
-    place = source.child("tensor", None)
-    again = place in c.world.values
+    source_of_tensor = source.child("tensor", None)
+    again = source_of_tensor in c.world.values
     if not again:
         with compat.DisableTorchFunction(), torch.inference_mode(False):
-            c.world.note(place, place.fetch(value.example, c.world.values))
-    found = c.read(c.world.values[place], place)
-    c.path.watch(found)
+            c.world.note(source_of_tensor, source_of_tensor.fetch(value.example, c.world.values))
+    tensor = c.read(c.world.values[source_of_tensor], source_of_tensor)
+    c.path.watch(tensor)
     c.path.share(value.example)
-    return c.call(torch.Tensor.detach, [found], {}) if again else found  # another tensor of the same memory
+    return c.call(torch.Tensor.detach, [tensor], {}) if again else tensor  # another tensor of the same memory
 
 
 def attribute(c: Capture, value: HostProxy, name: str):
@@ -185,17 +185,17 @@ def _held_sizes(c: Capture) -> dict[str, int]:
 def outgrown_sizes(c: Capture, held: Container[str]) -> set[str]:
     """The paths of sizes of arguments that the program holds for one value of, and in whose places it puts tensors of
     another size: what a cache grows by. held: the paths of `constants`."""
-    found = set()
+    changed_sizes = set()
     for source, value in c.effects.places.items():
         sizes = c.tensors.shapes.get(source)
         if sizes is not None and isinstance(value, TensorProxy) and len(value.shape) == len(sizes):
             paths = (c.world.describe(source.child("size", i)) for i in range(len(sizes)))
-            found |= {
+            changed_sizes |= {
                 p
                 for p, n, now in zip(paths, sizes, value.shape, strict=True)
                 if p in held and (type(now) is not int or now != n)
             }
-    return found
+    return changed_sizes
 
 
 def constants(c: Capture) -> dict[str, Any]:
@@ -205,16 +205,16 @@ def constants(c: Capture) -> dict[str, Any]:
 
     def may_change(source: Source, value) -> bool:
         argument = source.root.key in ("args", "kwargs")
-        asked = c.request.options.numbers_may_change or type(value) is float and not argument
+        is_candidate = c.request.options.numbers_may_change or type(value) is float and not argument
         if type(value) in (int, float):
-            return asked and value == value
+            return is_candidate and value == value
         return c.request.options.numbers_may_change and is_of_host(value)
 
     held = [(s, v) for s, v in _held_values(c) if may_change(s, v)]
     held += [(s.child("len", None), len(v)) for s, v in held if type(v) in TEXTS]
-    found = {c.world.describe(s): value_key(v) for s, v in held}
-    found |= {c.world.describe(s): (number,) for s, number in c.outside.identities.items()}
-    return found | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
+    values = {c.world.describe(s): value_key(v) for s, v in held}
+    values |= {c.world.describe(s): (number,) for s, number in c.outside.identities.items()}
+    return values | _held_sizes(c) | (c.path.sizes if c.request.options.dynamic is None else {})
 
 
 def _held_values(c: Capture) -> Iterator[tuple[Source, Any]]:
@@ -243,10 +243,10 @@ def known_result(c: Capture, function: Callable, args, kwargs: dict, effect: str
     """The result of a call that needs no host call: the tensor of an array from outside, or a call that decides by a
     text from outside, whose value the prologue asks for. NULL for others."""
     if function is torch.from_numpy:
-        found = tensor_of(c, args[0])
-        return NULL if found is None else found
-    if not effect and (found := answer(c, function, args, kwargs)) is not NULL:
-        return found
+        result = tensor_of(c, args[0])
+        return NULL if result is None else result
+    if not effect and (result := answer(c, function, args, kwargs)) is not NULL:
+        return result
     if effect or function in _OF_TEXT or not any(is_text(c, a) for a in parts_of(args, kwargs)):
         return NULL
     settle_inside(c, args, kwargs)

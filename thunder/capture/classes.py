@@ -35,8 +35,8 @@ _SHOWN_BY_CLASSES = {
 def lookup(c: Capture, kind: type, name: str, after: type | None = None):
     """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
     it."""
-    found = c.known.looked_up.get((kind, name, after), UNKNOWN)
-    return _look_up(c, kind, name, after) if found is UNKNOWN else found
+    attribute = c.known.looked_up.get((kind, name, after), UNKNOWN)
+    return _look_up(c, kind, name, after) if attribute is UNKNOWN else attribute
 
 
 def _look_up(c: Capture, kind, name, after):
@@ -45,25 +45,25 @@ def _look_up(c: Capture, kind, name, after):
         c.known.looked_up[kind, name, after] = NULL
         return NULL
     mro = kind.__mro__
-    passed, found, owner = [], NULL, None
+    passed, attribute, owner = [], NULL, None
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
         if c.effects and (written := c.effects.value(base, name)) is not NULL:
-            found, owner = written, None
-            if found is DELETED:
-                found = NULL
+            attribute, owner = written, None
+            if attribute is DELETED:
+                attribute = NULL
                 continue
             break
         if name in base.__dict__:
-            found, owner = base.__dict__[name], base
+            attribute, owner = base.__dict__[name], base
             break
         if not of_library(base) and not base.__module__.startswith("torch."):
             passed.append(base)
     if owner is not None and not of_library(owner):
-        _depend(c, kind, name, after, found, owner, passed)
+        _depend(c, kind, name, after, attribute, owner, passed)
     else:
-        _depend_on_absence(c, kind, name, after, found, passed)
-    c.known.looked_up[kind, name, after] = found
-    return found
+        _depend_on_absence(c, kind, name, after, attribute, passed)
+    c.known.looked_up[kind, name, after] = attribute
+    return attribute
 
 
 def of_library(kind: type) -> bool:
@@ -76,26 +76,30 @@ def of_library(kind: type) -> bool:
 _MADE_AGAIN = {property, staticmethod, classmethod, functools._lru_cache_wrapper}
 
 
-def _depend(c: Capture, kind, name, after, found, owner, passed) -> None:
+def _depend(c: Capture, kind, name, after, attribute, owner, passed) -> None:
     """Depend on an attribute of a user's class: descriptors, functions and classes stay the same objects; other values
     are asked where they are used."""
-    known_itself(c, found)
-    if not is_fixed(found):
+    known_itself(c, attribute)
+    if not is_fixed(attribute):
         _absent(c, passed, name)
         ask_bases(c, kind)
         return
-    if type(found) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
-        c.world.know_whole(found, entry(c, owner, name))
-    if not of_library(type(found)) and not issubclass(type(found), type) and id(found) not in c.world.sources:
-        c.world.know(found, c.world.const(found))  # a descriptor of the user's: its methods read its attributes
-    if not _by_class(c, kind, name, after, found):
+    if type(attribute) in _MADE_AGAIN:  # otherwise: a program that gives it back gives this one
+        c.world.know_whole(attribute, entry(c, owner, name))
+    if (
+        not of_library(type(attribute))
+        and not issubclass(type(attribute), type)
+        and id(attribute) not in c.world.sources
+    ):
+        c.world.know(attribute, c.world.const(attribute))  # a descriptor of the user's: its methods read its attributes
+    if not _by_class(c, kind, name, after, attribute):
         _absent(c, passed, name)
         c.world.ask(entry(c, owner, name), IDENTITY)
         ask_bases(c, kind)
 
 
-def _depend_on_absence(c: Capture, kind, name, after, found, passed) -> None:
-    if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
+def _depend_on_absence(c: Capture, kind, name, after, attribute, passed) -> None:
+    if passed and not (attribute is not NULL and _by_class(c, kind, name, after, attribute)):
         _absent(c, passed, name)
         ask_bases(c, kind)
 
@@ -106,12 +110,12 @@ def ask_bases(c: Capture, kind) -> None:
         c.world.ask(c.world.const(kind, kind.__qualname__).attr("__mro__"), IDENTITY)
 
 
-def _by_class(c: Capture, kind, name, after, found) -> bool:
+def _by_class(c: Capture, kind, name, after, attribute) -> bool:
     """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
-    made = type(found)
-    if after is not None or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
+    attribute_type = type(attribute)
+    if after is not None or not of_library(type(kind)) or attribute_type not in _SHOWN_BY_CLASSES:
         return False
-    if plain_attribute(kind, name) is not (found.__func__ if made is staticmethod else found):
+    if plain_attribute(kind, name) is not (attribute.__func__ if attribute_type is staticmethod else attribute):
         return False
     c.world.ask(c.world.const(kind, kind.__qualname__).attr(name), IDENTITY)
     return True
@@ -126,10 +130,10 @@ def entry(c: Capture, owner: type, name: str) -> Source:
     return c.world.const(owner, owner.__qualname__).attr("__dict__").item(name)
 
 
-def is_fixed(found) -> bool:
+def is_fixed(attribute) -> bool:
     """Whether something on a class is compared by identity: it binds, or is no value."""
-    t = type(found)
-    return found is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
+    t = type(attribute)
+    return attribute is None or hasattr(t, "__get__") or t in IDENTICAL or issubclass(t, (type, types.ModuleType, ENUM))
 
 
 def forget_lookups(c: Capture) -> None:
@@ -137,15 +141,15 @@ def forget_lookups(c: Capture) -> None:
     c.known.looked_up.clear()
 
 
-def class_value(c: Capture, kind, name, found):
+def class_value(c: Capture, kind, name, attribute):
     """A class attribute that is no descriptor: read like anything from outside."""
-    owner = owner_of(kind, name, found)
+    owner = owner_of(kind, name, attribute)
     if owner is None or of_library(owner):
-        return found
-    if is_fixed(found) and bound_method(found) is None:
-        return found
-    return c.read(found, entry(c, owner, name))
+        return attribute
+    if is_fixed(attribute) and bound_method(attribute) is None:
+        return attribute
+    return c.read(attribute, entry(c, owner, name))
 
 
-def owner_of(kind: type, name: str, found) -> type | None:
-    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
+def owner_of(kind: type, name: str, attribute) -> type | None:
+    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is attribute), None)

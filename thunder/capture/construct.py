@@ -51,8 +51,8 @@ def reduced(c: Capture, f, args, kwargs):
         return copyreg.__newobj__, (type(o),), c.call(state_of, [o], {}), None, None  # pyright: ignore[reportAttributeAccessIssue]
     if by_class or state_of is not None or not (id(o) in c.world.sources or callbacks.called_in(c, type(o))):
         return call_native(c, f, args, kwargs)
-    found = Host.call_native(c, f, args, kwargs)
-    state = found[2] if len(found) > 2 else None
+    reduction = Host.call_native(c, f, args, kwargs)
+    state = reduction[2] if len(reduction) > 2 else None
     own = dict(c.materialize(c.load_attr(o, "__dict__"))) if hasattr(o, "__dict__") else None
     if type(state) is tuple and type_attribute(type(o), "__reduce__") is not object.__reduce__:
         return call_native(c, f, args, kwargs)  # of a partial: the class says what its state is
@@ -62,7 +62,7 @@ def reduced(c: Capture, f, args, kwargs):
         expose(c, own)
     if state is None or type(state) is dict:
         state = own or None  # as CPython says of an object without attributes
-    return *found[:2], state, *found[3:]
+    return *reduction[:2], state, *reduction[3:]
 
 
 def _member(c: Capture, cls, args, kwargs):
@@ -97,17 +97,17 @@ def _check_finalizer(c: Capture, cls) -> None:
 
 def _generator(c: Capture, args, kwargs) -> torch.Generator:
     """A generator that the program makes, which is a value of the program."""
-    made = torch.Generator(*args, **kwargs)
+    generator = torch.Generator(*args, **kwargs)
     if current_recorder() is c.recorder and not c.recording.outer and not c.recorder.context.checkpoint:
-        c.world.hold(made)
-        c.tensors.generators[id(made)] = random.new_generator(from_tensor_device(made.device))
-    return made
+        c.world.hold(generator)
+        c.tensors.generators[id(generator)] = random.new_generator(from_tensor_device(generator.device))
+    return generator
 
 
 def construct_object(c: Capture, cls, args, kwargs):
     """`cls(*args, **kwargs)` of a program: natively, as an operation, or by the class's own Python code."""
-    if (made := _construct_known(c, cls, args, kwargs)) is not NULL:
-        return made
+    if (instance := _construct_known(c, cls, args, kwargs)) is not NULL:
+        return instance
     if issubclass(cls, torch.Tensor) or cls is torch.Size:
         is_operation = issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
         return (record if is_operation else call_native)(c, cls, args, kwargs)

@@ -63,12 +63,12 @@ def held(c: Capture, value):
     known = c.containers.snapshots
     if not known or type(value) not in (tuple, list) or id(value) in known:
         return known.get(id(value), value)
-    found = [held(c, x) if type(x) is tuple else known.get(id(x), x) for x in value]
-    if all(map(operator.is_, found, value)):
+    elements = [held(c, x) if type(x) is tuple else known.get(id(x), x) for x in value]
+    if all(map(operator.is_, elements, value)):
         return value
     if type(value) is tuple:
-        return tuple(found)
-    value[:] = found
+        return tuple(elements)
+    value[:] = elements
     return value
 
 
@@ -111,9 +111,9 @@ def materialize(c: Capture, s) -> None:
         _fill(s, look, base, [data(c, x, source.item(k)) for k, x in _pairs(value)])
     elif base is set:
         c.world.ask(source, ELEMENTS)
-        found = c.elements(set.__iter__(value))
-        look.was = set(found)
-        set.update(s, found)
+        elements = c.elements(set.__iter__(value))
+        look.was = set(elements)
+        set.update(s, elements)
     elif issubclass(base, dict):
         if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
             c.refuse(
@@ -192,10 +192,10 @@ def list_item(c: Capture, s, k: int):
     """One item of a list that nobody has looked at as a whole."""
     look = c.containers.lazy[id(s)]
     if k not in look.items:
-        found = c.reach(look.source.item(k))
-        if found is MISSING:
+        item = c.reach(look.source.item(k))
+        if item is MISSING:
             raise IndexError("list index out of range")
-        look.items[k] = found
+        look.items[k] = item
     return look.items[k]
 
 
@@ -206,10 +206,10 @@ def dict_item(c: Capture, s, k, *default):
         return dict.__getitem__(s, k)
     k, look = real_id(c, k), c.containers.lazy[id(s)]
     if (known := c.containers.attribute_dicts.get(id(s))) is not None:
-        found = _attribute(c, known, look, k)
-        if found is MISSING and not default:
+        entry_value = _attribute(c, known, look, k)
+        if entry_value is MISSING and not default:
             raise KeyError(k)
-        return default[0] if found is MISSING else found
+        return default[0] if entry_value is MISSING else entry_value
     outside, item = entry(c, look.source, k)
     if dict.__contains__(look.original, outside):
         child = c.read(dict.__getitem__(look.original, outside), item)
@@ -257,8 +257,8 @@ def made_by_factory(c: Capture, s, k):
     factory = c.load_attr(s, "default_factory")
     if factory is None:
         raise KeyError(k)
-    s[k] = made = c.call(factory, [], {})
-    return made
+    s[k] = item = c.call(factory, [], {})
+    return item
 
 
 def entry(c: Capture, source: Source, k) -> tuple:
@@ -270,13 +270,13 @@ def entry(c: Capture, source: Source, k) -> tuple:
         known = c.world.sources.get(id(k))
         itself = known is None or known.step == "const" or type(k) is torch.Generator and id(k) not in c.world.anew
         return k, source.item(k) if itself else source.child("keyed", known)
-    real, found = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
+    real, real_source = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
         c.refuse(
             "a dict from outside is asked for a tensor that the program made",
             "key it by something else: a name, or the tensor from outside",
         )
-    return real, source.child("keyed", found)
+    return real, source.child("keyed", real_source)
 
 
 def item_at(c: Capture, s, k: NumberProxy):
@@ -285,11 +285,11 @@ def item_at(c: Capture, s, k: NumberProxy):
     look = c.containers.lazy[id(s)]
     if not _is_place(k) or native_length(s) or look.late or not isinstance(s, (list, dict)) or _hides_missing(s):
         return NULL
-    place = look.source.child("at", source_of(c, k))
-    found = c.reach(place)
-    if found is MISSING:
+    source_of_item = look.source.child("at", source_of(c, k))
+    item = c.reach(source_of_item)
+    if item is MISSING:
         raise KeyError(k.concrete()) if isinstance(s, dict) else IndexError("list index out of range")
-    return found
+    return item
 
 
 def write_late(c: Capture, s, k, v) -> bool:
@@ -334,12 +334,12 @@ def _attribute(c: Capture, known: AttributeDict, look: Look, name):
     """One entry of `o.__dict__`, as the program has it; MISSING where there is none."""
     copy, o, was = known
     if name not in copy:
-        found = c.effects.value(o, name)
-        if found is NULL:
-            found = _outside_attribute(c, o, look, name)
-        if found is MISSING or _is_deleted(found):
+        attribute = c.effects.value(o, name)
+        if attribute is NULL:
+            attribute = _outside_attribute(c, o, look, name)
+        if attribute is MISSING or _is_deleted(attribute):
             return MISSING
-        copy[name] = was[name] = found
+        copy[name] = was[name] = attribute
     return copy[name]
 
 
@@ -362,10 +362,10 @@ def _fill_attributes(c: Capture, known: AttributeDict, look: Look) -> None:
     copy, o, was = known
     c.world.ask(look.source, KEYS)
     names = [*look.original, *(n for n in c.effects.names(o) if n not in look.original)]
-    found = {name: x for name in names if (x := _attribute(c, known, look, name)) is not MISSING}
+    attributes = {name: x for name in names if (x := _attribute(c, known, look, name)) is not MISSING}
     for table in (copy, was):
         table.clear()
-        table.update(found)
+        table.update(attributes)
 
 
 def write_attributes(c: Capture, d) -> None:
@@ -387,30 +387,30 @@ def write_attributes(c: Capture, d) -> None:
 
 def changes(c: Capture) -> list[tuple]:
     """The changes of containers from outside: (kind, original, source, key, value)."""
-    found: list[tuple] = []
+    rows: list[tuple] = []
     for sid, look in c.containers.looks.items():
-        found += (changed := _changes(c.world.keep[sid], look))
+        rows += (changed := _changes(c.world.keep[sid], look))
         if look.by_position and changed:
             c.world.ask(look.source, KEYS)
-    for kind, original, source, k, value in found:
+    for kind, original, source, k, value in rows:
         if id(original) in c.outside.namespaces:
             c.refuse("globals() is written to", "assign the global by its name (global x; x = ...)")
         if kind == "item":
-            place = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
-            c.effects.note({place: value})
+            source_of_key = source.child("at", source_of(c, k)) if _is_place(k) else entry(c, source, k)[1]
+            c.effects.note({source_of_key: value})
         elif kind == "replace":
             n = native_length(original)
             c.effects.note(dict.fromkeys(source.item(i) for i in range(n)))
             c.effects.note({source.item(i): x for i, x in enumerate(value[:n])})
-    return found
+    return rows
 
 
 def state(c: Capture) -> dict[Any, Any]:
     """The program's writes to attributes, variables and containers outside so far, to compare with later ones."""
-    found: dict[Any, Any] = {key: id(value) for key, value in c.effects.held.items()}
+    identities: dict[Any, Any] = {key: id(value) for key, value in c.effects.held.items()}
     for kind, original, _, key, value in changes(c):
-        found[kind, id(original), id(key)] = _identities(kind, value)
-    return found
+        identities[kind, id(original), id(key)] = _identities(kind, value)
+    return identities
 
 
 def _identities(kind: str, value) -> Any:
@@ -431,9 +431,9 @@ def _changes(s, look: Look) -> list[tuple]:
     original, source, was = look.original, look.source, look.was
     if isinstance(s, dict) and was is None:  # only written to, or single keys read
         now, mine = container_base(type(s)).items(s), look.items
-        found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
-        found += [("item", original, source, k, v) for k, v in look.late]
-        return found + [("delitem", original, source, k, None) for k in mine if not dict.__contains__(s, k)]
+        rows = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
+        rows += [("item", original, source, k, v) for k, v in look.late]
+        return rows + [("delitem", original, source, k, None) for k in mine if not dict.__contains__(s, k)]
     if isinstance(s, dict):
         return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
     if isinstance(s, set):

@@ -231,7 +231,7 @@ def _cloned(x):
     return x.clone() if isinstance(x, torch.Tensor) else x
 
 
-def _gives_back(value: Any, given: tuple) -> bool:
+def _gives_back(value: Any, arguments: tuple) -> bool:
     """Whether a container that a host call gives holds a tensor that the call was given, or one of its memory, whose
     identity and history the program would lose."""
     if type(value) not in (*CONTAINERS, tuple):
@@ -241,7 +241,7 @@ def _gives_back(value: Any, given: tuple) -> bool:
     ]
     return any(
         isinstance(t, torch.Tensor) and t.layout is torch.strided and t.untyped_storage()._cdata in inside
-        for t in contents(given)
+        for t in contents(arguments)
     )
 
 
@@ -422,12 +422,12 @@ class _Values:
             value = self._origin(pending.pop())
             if value in self.known:
                 continue
-            place = self.producer.get(value)
-            if place is None:
+            position = self.producer.get(value)
+            if position is None:
                 self.known[value] = self._input(value)
-            elif place not in needed:
-                needed.add(place)
-                bound_symbol = self.seen[place]
+            elif position not in needed:
+                needed.add(position)
+                bound_symbol = self.seen[position]
                 self._check(bound_symbol)
                 pending += bound_symbol.inputs
         return needed

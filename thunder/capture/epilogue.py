@@ -84,11 +84,11 @@ class EpilogueWriter:
         self.reached: dict[Any, str] = {}  # source -> the variable of its value before the first write
 
     def pin(self, value, name: str = "") -> str:
-        found = next((n for n, v in self.objects.items() if v is value), None)
-        if found is None:
-            found = self.names.claim(name) if name else self.names.make("C")
-            self.objects[found] = value
-        return found
+        pinned = next((n for n, v in self.objects.items() if v is value), None)
+        if pinned is None:
+            pinned = self.names.claim(name) if name else self.names.make("C")
+            self.objects[pinned] = value
+        return pinned
 
     def path(self, source) -> str:
         """An outside object, found again before anything is written."""
@@ -113,7 +113,7 @@ class EpilogueWriter:
         if source.step in ("keyed", "at"):
             return f"{b}[{self.path(source.key)}]"
         if source.step == "of":
-            return f"{b}(({''.join(f'{self.path(place)}, ' for place in source.key)}))"
+            return f"{b}(({''.join(f'{self.path(source)}, ' for source in source.key)}))"
         if source.step == "size":
             return f"{b}.shape[{source.key}]"
         if source.step == "number":
@@ -168,8 +168,8 @@ class EpilogueWriter:
             self.c.refuse("a token of a context variable leaves the compiled function", "set and reset it on one side")
         if cached_outside(self.c, value):
             return self.pin(value)
-        if (made := made_of(value, t)) is not None:
-            return self.variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
+        if (construction := made_of(value, t)) is not None:
+            return self.variable(value, f"{self.pin(construction[0])}({', '.join(map(self.build, construction[1]))})")
         if isinstance(value, torch.Tensor) or is_global(value, t) or self._is_fixed(value, t):
             return self.pin(value)
         in_c = t is not object and not t.__dictoffset__ and not slots(t)
@@ -184,8 +184,8 @@ class EpilogueWriter:
         ):
             return self.variable(value, f"({self.build(value.__self__)}).{value.__name__}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
-            given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
-            return self.variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
+            operands = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
+            return self.variable(value, f"{self.pin(t)}({', '.join(map(self.build, operands))})")
         return None
 
     def _proxy(self, value) -> str:
@@ -199,10 +199,10 @@ class EpilogueWriter:
             holder = self.c.recorder.memory.holder(value)
             if self._is_outside(holder) and self.c.tensors.real[holder][1] in self.c.tensors.local:  # a DTensor
                 return self.path(self.c.tensors.real[holder][1])
-            if (found := dtensors.part_that_leaves(self.c, value)) is not None:
-                local, spec, shape = found
-                given = ", ".join((self.value(local), *(self.pin(x) for x in (*spec, shape))))
-                return self.built.get(id(holder)) or self.variable(holder, f"{self.pin(result_of)}({given})")
+            if (part := dtensors.part_that_leaves(self.c, value)) is not None:
+                local, spec, shape = part
+                operands = ", ".join((self.value(local), *(self.pin(x) for x in (*spec, shape))))
+                return self.built.get(id(holder)) or self.variable(holder, f"{self.pin(result_of)}({operands})")
             if holder in self.c.tensors.frozen or holder in self.c.tensors.rebound:
                 return self.itself(holder)
             first = len(self.c.recorder.bound_symbols)
@@ -223,14 +223,14 @@ class EpilogueWriter:
 
     def value(self, value) -> str:
         """The name of a result of the computation."""
-        found = self.values.get(id(value))
-        if found is None:
-            found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
+        entry = self.values.get(id(value))
+        if entry is None:
+            entry = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
             if isinstance(value, TensorProxy) and self.c.is_freed(value):
-                self.built[id(value)] = self.variable(value, f"{self.pin(freed)}({found[0]})")
+                self.built[id(value)] = self.variable(value, f"{self.pin(freed)}({entry[0]})")
             elif isinstance(value, TensorProxy) and self._leaves_inference(value):
-                self.variable(value, f"{self.pin(inference_tensor)}({found[0]})")
-        return self.built.get(id(value), found[0])
+                self.variable(value, f"{self.pin(inference_tensor)}({entry[0]})")
+        return self.built.get(id(value), entry[0])
 
     def _outside(self, value, source) -> str:
         held = id(value) in self.c.outside.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
@@ -346,8 +346,8 @@ class EpilogueWriter:
             return self._reduced(value, t)
         # the user's own __new__ and __init__ ran while the program was captured
         builtin = next(c for c in t.__mro__ if not of_python(c))
-        given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
-        name = self.variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        arguments = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
+        name = self.variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{arguments})")
         self._attributes(value, name)
         if isinstance(value, BaseException):
             self.lines.append(f"{self.pin(remade.SET_ARGS, 'set_args')}({name}, {self.build(value.args)})")
@@ -434,12 +434,12 @@ class EpilogueWriter:
 
     def _gradient(self, path: str, p: TensorProxy, value) -> str:
         """An expression for a new gradient: the DTensor of a parameter's is as the parameter, and soon made."""
-        found = None
+        part = None
         if type(value) is TensorProxy and not self._is_outside(self.c.recorder.memory.holder(value)):
             spec = dtensors.spec_of(self.c, value)
             if spec is not None and spec == dtensors.held_as(self.c, p):
-                found = dtensors.part_that_leaves(self.c, value)
-        return self.build(value) if found is None else f"{self.pin(like)}({path}, {self.value(found[0])})"
+                part = dtensors.part_that_leaves(self.c, value)
+        return self.build(value) if part is None else f"{self.pin(like)}({path}, {self.value(part[0])})"
 
     def _natively(self, how: str, o) -> str:
         """How an attribute is written back or deleted: the user's own `__setattr__` or `__delattr__` ran while the
@@ -500,5 +500,5 @@ def latest(c: Capture, value: TensorProxy) -> TensorProxy:
             "make it of a clone: x.detach().clone().requires_grad_()",
         )
     with recording(c.recorder):
-        found = c.recorder.latest(value)
-    return c.tensors.reshaped.get(found, found)
+        current = c.recorder.latest(value)
+    return c.tensors.reshaped.get(current, current)

@@ -116,23 +116,23 @@ def _error(c: Capture, function, args, kwargs) -> Exception | None:
         return None
     tensors = [x for x in proxies_in((args, kwargs), []) if isinstance(x, TensorProxy)]
     selects = len(tensors) > 1 and any(x.dtype.category < 2 for x in tensors)
-    found = [_error_on(c, make, function, args, kwargs) for make in (torch.zeros, _ones)]
-    if None in found or type(found[0]) is not type(found[1]):
+    errors = [_error_on(c, make, function, args, kwargs) for make in (torch.zeros, _ones)]
+    if None in errors or type(errors[0]) is not type(errors[1]):
         return None
     if selects and _error_on(c, _without_numbers, function, args, kwargs) is None:
         return None
-    return found[0]
+    return errors[0]
 
 
 def _error_on(c: Capture, make, function, args, kwargs) -> Exception | None:
     """The error that PyTorch raises for examples of the arguments; None where there is none, or no example."""
     with compat.probing(torch.is_grad_enabled(), draws=True):
         try:
-            given = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
+            operands = map_structure(functools.partial(_example, c, make), (list(args), dict(kwargs)))
         except (_Unknown, TypeError):  # the second of a container whose iteration the user wrote
             return None
         try:
-            function(*given[0], **given[1])
+            function(*operands[0], **operands[1])
             return None
         except Exception as error:  # noqa: BLE001 - whatever PyTorch raises
             return error.with_traceback(None)
@@ -146,10 +146,10 @@ def _number(c: Capture, x):
     """A number as it is in the call that is captured."""
     if not isinstance(x, NumberProxy) or not x.unbacked:
         return number_value(x)
-    found = x.known()
-    if found is None and (found := c.path.at_capture(x)) is None:
+    constant = x.known()
+    if constant is None and (constant := c.path.at_capture(x)) is None:
         raise _Unknown
-    return found
+    return constant
 
 
 _without_numbers = functools.partial(torch.empty, device="meta")
@@ -174,13 +174,13 @@ def _example(c: Capture, make, x):
     shape = tuple(_number(c, n) for n in x.shape)
     if numpy.prod(shape) > _FEW:
         raise _Unknown
-    found = make(shape, dtype=to_torch_dtype(x.dtype))
+    tensor = make(shape, dtype=to_torch_dtype(x.dtype))
     if x.requires_grad:
-        found.requires_grad_()
+        tensor.requires_grad_()
         if not is_leaf(c, x):
             with torch.enable_grad():
-                found = found.view_as(found) if shows_leaf(c, x) else found.clone()
-    return found
+                tensor = tensor.view_as(tensor) if shows_leaf(c, x) else tensor.clone()
+    return tensor
 
 
 _OF_THUNDER = ("thunder.core.dtypes", "thunder.core.devices")

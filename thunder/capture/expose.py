@@ -80,29 +80,29 @@ def expose(
             settle_values(c, value, concrete)
         if is_held and isinstance(value, tuple):
             in_tuples(concrete, value)
-        found = _parts(c, value, kind, shown, opaque)
+        parts = _parts(c, value, kind, shown, opaque)
         if is_held or id(value) in c.world.sources and not isinstance(value, (dict, *_SEQUENCES)):
-            as_it_is.update(map(id, found))
-        pending += found
+            as_it_is.update(map(id, parts))
+        pending += parts
 
 
 def _parts(c: Capture, value, kind: type, shown: bool, opaque: tuple) -> list:
     """What native code finds in a value."""
-    found: list = []
+    parts: list = []
     if isinstance(value, MUTABLE) and kind not in CONTAINERS:
-        found += _inside(c, value, kind, shown)
+        parts += _inside(c, value, kind, shown)
     if isinstance(value, (dict, *_SEQUENCES)):
-        found += _elements(c, value, kind)
+        parts += _elements(c, value, kind)
     elif kind is types.MappingProxyType:
-        found += value.values()
+        parts += value.values()
     elif kind is slice:
-        found += (value.start, value.stop, value.step)
+        parts += (value.start, value.stop, value.step)
     elif kind is types.MethodType:
-        found.append(value.__self__)
+        parts.append(value.__self__)
     elif not isinstance(value, opaque):
         check_watched(c, value, "__getitem__", f"native code that is given a {kind.__name__}")
-        found += _inside(c, value, kind, shown)
-    return found
+        parts += _inside(c, value, kind, shown)
+    return parts
 
 
 def _elements(c: Capture, value, kind: type) -> tuple:
@@ -128,8 +128,8 @@ def settle_values(c: Capture, container, settled: Callable) -> None:
         if isinstance(part, set):
             continue
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
-            if (found := in_tuples(settled, x)) is not x:
-                part[k] = found
+            if (settled_value := in_tuples(settled, x)) is not x:
+                part[k] = settled_value
 
 
 def in_tuples(settled: Callable, x):
@@ -137,8 +137,8 @@ def in_tuples(settled: Callable, x):
     opened."""
     if type(x) is not tuple:
         return settled(x)
-    found = tuple([in_tuples(settled, y) for y in x])
-    return x if all(map(operator.is_, found, x)) else found
+    items = tuple([in_tuples(settled, y) for y in x])
+    return x if all(map(operator.is_, items, x)) else items
 
 
 def settle_keys(part: Any, settled: Callable) -> None:
@@ -147,12 +147,12 @@ def settle_keys(part: Any, settled: Callable) -> None:
         return
     base = cast(Any, dict if isinstance(part, dict) else set)
     keys = list(base.__iter__(part))
-    found = [in_tuples(settled, k) for k in keys]
-    if all(k is new for k, new in zip(keys, found, strict=True)):
+    settled_keys = [in_tuples(settled, k) for k in keys]
+    if all(k is new for k, new in zip(keys, settled_keys, strict=True)):
         return
-    made = base(zip(found, dict.values(part), strict=True) if isinstance(part, dict) else found)
+    table = base(zip(settled_keys, dict.values(part), strict=True) if isinstance(part, dict) else settled_keys)
     base.clear(part)
-    base.update(part, made)
+    base.update(part, table)
 
 
 def is_for_library(*values) -> bool:
@@ -183,8 +183,8 @@ def _inside(c: Capture, value, kind: type, again: bool) -> list:
         return [] if id(value) in c.known.exposed and not again else attributes(c, value, source)
     if class_of_library(kind):
         return _kept_by(value)
-    kept = (plain_attribute(value, n, MISSING) for n in slots(kind))
-    return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in kept if x is not MISSING)]
+    slot_values = (plain_attribute(value, n, MISSING) for n in slots(kind))
+    return [*plain_attribute(value, "__dict__", {}).values(), *(x for x in slot_values if x is not MISSING)]
 
 
 def _kept_by(value) -> list:
@@ -205,12 +205,12 @@ def attributes(c: Capture, o, source) -> list:
     children = []
     if isinstance(own, dict):
         c.world.ask(source.attr("__dict__"), KEYS)
-        found = [(n, x) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
-        children += [c.reach(_place_of(c, o, source, n)) for n, _ in found]
+        entries = [(n, x) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+        children += [c.reach(_place_of(c, o, source, n)) for n, _ in entries]
     names = [*slots(type(o)), *_members(type(o))]
     filled = ((n, plain_attribute(o, n, MISSING) is not MISSING) for n in names)  # else `__getattr__` would answer
     places = [source.attr(n) if is_filled else source.find(n) for n, is_filled in filled]
-    children += [found for place in places if (found := c.reach(place)) is not MISSING]
+    children += [entries for source_of_child in places if (entries := c.reach(source_of_child)) is not MISSING]
     if c.effects.names(o) or any(containers.is_changed(c, x) for x in children):
         path = c.world.describe(source)
         reason = f"{path}, which the program has written to, goes to code that thunder does not read"
@@ -227,8 +227,8 @@ def _place_of(c: Capture, o, source, name: str):
 def _members(kind: type) -> list[str]:
     """Attributes that a class made in C keeps: the function of a partial, the arguments of an exception."""
     spaces = [vars(base) for base in kind.__mro__ if "__slots__" not in vars(base)]
-    found = [n for space in spaces for n, x in space.items() if type(x) is types.MemberDescriptorType]
-    return [n for n in [*found, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
+    members = [n for space in spaces for n, x in space.items() if type(x) is types.MemberDescriptorType]
+    return [n for n in [*members, *(["args"] * issubclass(kind, BaseException))] if not n.startswith("__")]
 
 
 def _can_be_asked(c: Capture, value, source, name: str) -> bool:

@@ -50,14 +50,14 @@ class Groups:
 
     def _is_implied(self, source: Source, question: Question, want) -> bool:
         """Whether another fact says this one."""
-        asked = self.capture.world.observed
+        observed = self.capture.world.observed
         if question is IDENTITY:
             return source.step == "const"
         if question is not PRESENT:
             return False
-        if want and any(asked.get((source, q, None), MISSING) is not MISSING for q in (TYPE, VALUE, IDENTITY)):
+        if want and any(observed.get((source, q, None), MISSING) is not MISSING for q in (TYPE, VALUE, IDENTITY)):
             return True
-        return source.step == "item" and (source.base, KEYS, None) in asked
+        return source.step == "item" and (source.base, KEYS, None) in observed
 
     def _is_grouped(self, source: Source, question: Question, want) -> bool:
         """Puts a fact into its group; False where it has none."""
@@ -132,13 +132,13 @@ def _groups_apart(observed: dict[tuple, Any]) -> list[list[Source]]:
 def settings_changed(world: World) -> set[Source]:
     """PyTorch's settings that the program changed itself after it asked for them: the next call finds the same
     as this one."""
-    found = set()
+    sources = set()
     for source, question, _ in world.observed:
         if source in world.settings and question is VALUE and source.base is not None:
             now = source.fetch(world.value_at(source.base), world.values)
             if not same_value(now, world.values[source]):
-                found.add(source)
-    return found
+                sources.add(source)
+    return sources
 
 
 def _add(rows: list, *row) -> bool:

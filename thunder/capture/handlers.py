@@ -185,12 +185,14 @@ def _is_number(value) -> bool:
 def _make_autocast(c: Capture, f, args, kwargs):
     """`torch.autocast(...)`: without a dtype it takes the one that is set, which is asked where the program has not set
     it."""
-    made: Any = call_native(c, f, args, kwargs)
+    context: Any = call_native(c, f, args, kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("dtype")) is None:
-        asked = functools.partial(torch.get_autocast_dtype, made.device)
-        if asked() is c.modes.settings.get(f"autocast's dtype on {made.device}"):
-            c.world.ask_setting(c.world.const(asked, f"autocast's dtype on {made.device}").call("__call__"), asked())
-    return made
+        dtype_now = functools.partial(torch.get_autocast_dtype, context.device)
+        if dtype_now() is c.modes.settings.get(f"autocast's dtype on {context.device}"):
+            c.world.ask_setting(
+                c.world.const(dtype_now, f"autocast's dtype on {context.device}").call("__call__"), dtype_now()
+            )
+    return context
 
 
 def _leave_autocast(c: Capture, f, args, kwargs):
@@ -244,8 +246,8 @@ def _of_numbers(c: Capture, f, args, kwargs):
     symbolic = [n for n in args if isinstance(n, NumberProxy)]
     if kwargs or not symbolic or any(n.unbacked for n in symbolic) or not all(map(_is_number, args)):
         return call_builtin(c, f, args, kwargs)
-    found = application(f"math.{f.__name__}", *args)
-    return bool(found) if f in (math.isnan, math.isinf, math.isfinite) else found
+    result = application(f"math.{f.__name__}", *args)
+    return bool(result) if f in (math.isnan, math.isinf, math.isfinite) else result
 
 
 def _symbolic(c: Capture, f, args, kwargs):
@@ -254,9 +256,9 @@ def _symbolic(c: Capture, f, args, kwargs):
         return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
     if f in (torch.sym_int, torch.sym_float):
         return converted(args[0], int if f is torch.sym_int else float)
-    found = extreme("max" if f is torch.sym_max else "min", *args)
+    result = extreme("max" if f is torch.sym_max else "min", *args)
     has_float = any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args)
-    return converted(found, float) if has_float else found
+    return converted(result, float) if has_float else result
 
 
 def _instance_check(c: Capture, f, args, kwargs):
@@ -273,10 +275,10 @@ def _hash(c: Capture, f, args, kwargs):
 
 def _chained(c: Capture, f, args, kwargs):
     """itertools.chain.from_iterable."""
-    _, *given = args
-    if len(given) == 1 and not kwargs:
-        given = [map(functools.partial(iterated, c), iterable(c, given[0]))]
-    return call_native(c, f, given, kwargs)
+    _, *iterables = args
+    if len(iterables) == 1 and not kwargs:
+        iterables = [map(functools.partial(iterated, c), iterable(c, iterables[0]))]
+    return call_native(c, f, iterables, kwargs)
 
 
 def _accumulate(c: Capture, f, args, kwargs):

@@ -221,8 +221,8 @@ class TorchHost(Capture):
 
     def slot(self, t: type, name: str):
         """The Python function that implements a special method, or None."""
-        found = self.lookup(t, name)
-        return found if type(found) is types.FunctionType else None
+        slot_value = self.lookup(t, name)
+        return slot_value if type(slot_value) is types.FunctionType else None
 
     native_special = native_calls.special
 
@@ -362,7 +362,7 @@ class TorchHost(Capture):
     def hashed(self, keys, others=()):
         """Keys for a set or a dict: texts are settled, and objects are told apart from those that it holds."""
         settled = [k if type(k) in PRIMITIVE else changing.settled(self, k) for k in keys]
-        if any(k is not found for k, found in zip(keys, settled, strict=True)):
+        if any(k is not settled_key for k, settled_key in zip(keys, settled, strict=True)):
             keys = settled
         callbacks.check_hashed(self, keys, keys_of(others))
         if self.world.sources or self.tensors.real:
@@ -439,8 +439,8 @@ class TorchHost(Capture):
         """Ask the questions that are known to matter only once the program is captured."""
         names = self.recorder.context.names
         if names.attends:  # attention may use the backends of the time when its kernels were chosen
-            asked = self.world.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
-            self.world.ask_setting(asked.call("__call__"), names.backends)
+            backends = self.world.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
+            self.world.ask_setting(backends.call("__call__"), names.backends)
         for table in self.request.overrides:
             self.world.ask(self.world.const(table), REPLACED)
         for p in self.engine.hooked:
@@ -494,12 +494,12 @@ def rooted_modules(fn) -> dict[int, str]:
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
     """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). Tensors
     that the module itself has not are added, not replaced."""
-    found: dict[int, tuple[dict, str]] = {}
+    tables: dict[int, tuple[dict, str]] = {}
     if any(overrides):
         own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))
         for table in overrides:
-            found |= {id(own[name]): (table, name) for name in table if name in own}
-    return found
+            tables |= {id(own[name]): (table, name) for name in table if name in own}
+    return tables
 
 
 _FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType}

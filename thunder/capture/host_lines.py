@@ -198,7 +198,7 @@ def _frames(c: Capture, function: Callable, kwargs: dict) -> Frames:
     if type(level) is not int or not 0 < level <= len(frames):
         c.refuse("a record names a caller of the compiled function", "call it outside of the compiled function")
     places = (format_location((frame.fn.__code__, frame.ip)) for frame in frames[-1 : -level - 1 : -1])
-    return tuple((place[0], place[1], place[4].rpartition(".")[2]) for place in places)
+    return tuple((frame[0], frame[1], frame[4].rpartition(".")[2]) for frame in places)
 
 
 def _run_now(
@@ -270,14 +270,14 @@ def typed(c: Capture, name: str, kind: type, value, any_size: Sequence[int], req
                 requires_grad=requires_grad,
             )  # fmt: skip
         return out, out
-    made = HostProxy(c.recorder.context.names.make("h"), kind, lambda: c.path.value_of(made))
-    return made, made
+    proxy = HostProxy(c.recorder.context.names.make("h"), kind, lambda: c.path.value_of(proxy))
+    return proxy, proxy
 
 
-def share(c: Capture, out, given) -> None:
+def share(c: Capture, out, arguments) -> None:
     """A tensor that Python code gives may be one that it was given, or a view of it."""
     if type(out) is TensorProxy:
-        for p in proxies_in(given, []):
+        for p in proxies_in(arguments, []):
             if type(p) is TensorProxy:
                 c.recorder.memory.share(out, p)
             elif type(p) is HostProxy:
@@ -353,9 +353,9 @@ def _is_of_program(c: Capture, value) -> bool:
 
 
 def _ordered(items: tuple, attributes: tuple) -> collections.OrderedDict:
-    made = collections.OrderedDict(items)
-    made.__dict__.update(attributes)
-    return made
+    ordered = collections.OrderedDict(items)
+    ordered.__dict__.update(attributes)
+    return ordered
 
 
 def run_impure(c: Capture, function, args, kwargs):
@@ -455,8 +455,8 @@ def _is_of_numpy(function) -> bool:
 
 
 def of_foreign(c: Capture, function, args, kwargs):
-    given = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
-    if given and c.recorder.context.grad_enabled:
+    differentiable = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
+    if differentiable and c.recorder.context.grad_enabled:
         c.refuse(
             f"a gradient may have to pass through {name_of(function)}(), native code that thunder does not read",
             "detach its arguments, or make it a torch.library.custom_op",
@@ -466,11 +466,11 @@ def of_foreign(c: Capture, function, args, kwargs):
 
 def takes(c: Capture, function, args, kwargs) -> bool:
     """Whether native code is given such values, and does more with them than to keep them."""
-    given = (*args, *kwargs.values())
-    if not holds_host_values(c, *given):
+    operands = (*args, *kwargs.values())
+    if not holds_host_values(c, *operands):
         ufunc = isinstance(function, numpy.ufunc)
         of_numpy = ufunc or _is_of_numpy(function)
-        numbers = (v for v in parts_of(*given) if isinstance(v, NumberProxy)) if of_numpy else ()
+        numbers = (v for v in parts_of(*operands) if isinstance(v, NumberProxy)) if of_numpy else ()
         return any(ufunc or not n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
     owner = plain_attribute(function, "__self__")
     holder = isinstance(function, type) and issubclass(function, _HOLDERS)
@@ -485,10 +485,10 @@ def takes(c: Capture, function, args, kwargs) -> bool:
         return False
     module = (plain_attribute(function, "__module__") or type(owner).__module__).split(".")[0]
     if module == "builtins":
-        computes = function in _COMPUTING and HostProxy in map(type, given)
+        computes = function in _COMPUTING and HostProxy in map(type, operands)
         keeps_it = isinstance(function, type) or function in _KEEPING or _makes_container(function, owner)
         return computes or not keeps_it
-    return module not in _SYMBOLIC or holds_host_values(c, *given, numbers=False)
+    return module not in _SYMBOLIC or holds_host_values(c, *operands, numbers=False)
 
 
 def _makes_container(function, owner) -> bool:
@@ -537,11 +537,11 @@ def attribute(c: Capture, value: HostProxy, name: str):
         return known
     if name == "__class__":
         return value.kind
-    if (found := getattr(value.example, name, NULL)) is NULL:
+    if (attribute_value := getattr(value.example, name, NULL)) is NULL:
         if hasattr(value.example, "__dict__"):
             bool(run(c, hasattr, (value, name)))  # another call may find one
         return getattr(value.example, name)  # raises
-    if callable(found) and plain_attribute(found, "__self__") is not None:
+    if callable(attribute_value) and plain_attribute(attribute_value, "__self__") is not None:
         return HostMethod(value, name)
     return run(c, getattr, (value, name), pure=isinstance(value.example, FIXED))
 
@@ -581,15 +581,15 @@ def elements(c: Capture, value: HostProxy):
 
 
 def _steps(c: Capture, iterator: HostProxy):
-    while (found := run(c, next_or_end, (iterator,))) is not None:
-        yield run(c, operator.getitem, (found, 0))
+    while (following := run(c, next_or_end, (iterator,))) is not None:
+        yield run(c, operator.getitem, (following, 0))
 
 
 def _next(c: Capture, iterator: HostProxy, *default):
     """`next(iterator)`."""
-    found = run(c, next_or_end, (iterator,))
-    if found is not None:
-        return run(c, operator.getitem, (found, 0))
+    following = run(c, next_or_end, (iterator,))
+    if following is not None:
+        return run(c, operator.getitem, (following, 0))
     if default:
         return default[0]
     raise StopIteration

@@ -21,10 +21,10 @@ from thunder.interpreter.instructions import PLAIN
 def place(c: Capture, value) -> Source | None:
     """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
     is may be compared with one that is known by its structure."""
-    found = c.world.sources.get(id(value)) or c.outside.standing.get(id(value))
-    if found is None and c.world.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
-        found = c.world.origins.get(id(value)) or c.world.const(value)
-    return found
+    source = c.world.sources.get(id(value)) or c.outside.standing.get(id(value))
+    if source is None and c.world.anew and type(value) is types.FunctionType and id(value) not in c.fresh:
+        source = c.world.origins.get(id(value)) or c.world.const(value)
+    return source
 
 
 def known_itself(c: Capture, value) -> None:
@@ -86,10 +86,10 @@ def told_apart(c: Capture, value, others) -> None:
         return
     value, others = (tuple(dict.keys(x)) if isinstance(x, dict) else x for x in (value, others))
     if isinstance(value, weakref.ref):
-        found = value()
-        if id(found) in c.world.sources:
-            c.outside.passing.add(id(found))
-            c.world.ask(c.world.sources[id(found)], IDENTITY)
+        referent = value()
+        if id(referent) in c.world.sources:
+            c.outside.passing.add(id(referent))
+            c.world.ask(c.world.sources[id(referent)], IDENTITY)
     told = c.outside.told  # the keys of a table are compared with each one that comes: once they are known, at once
     for x in parts_of(value, [x for x in others if id(x) not in told]):
         stays_apart(c, x)

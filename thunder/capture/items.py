@@ -36,8 +36,8 @@ def getitem(c: Capture, o, k):
         look_at(c, o)
     k = _settled(c, o, k)
     if c.containers.lazy and id(o) in c.containers.lazy:
-        if isinstance(k, NumberProxy) and (found := containers.item_at(c, o, k)) is not NULL:
-            return found
+        if isinstance(k, NumberProxy) and (item := containers.item_at(c, o, k)) is not NULL:
+            return item
         if isinstance(o, dict) and is_hashable(k):
             return containers.dict_item(c, o, k)
         if type(k) is int and isinstance(o, list) and not list.__len__(o):
@@ -127,9 +127,9 @@ def contains(c: Capture, o, v) -> bool:
         if isinstance(o, dict) and is_hashable(v):
             return containers.has_key(c, o, v)
         if type(o) is set and not o and id(v) not in c.world.sources:
-            found = containers.has_element(c, o, v)
-            if found is not None:
-                return found
+            answer = containers.has_element(c, o, v)
+            if answer is not None:
+                return answer
         containers.materialize(c, o)
     if type(o) is HostProxy or host_lines.holds_host_values(c, o) or type(v) is HostProxy:
         return bool(host_lines.operate(c, operator.contains, o, v))

@@ -24,13 +24,13 @@ def import_module(c: Capture, f, args, kwargs):
     """`__import__` and `importlib.import_module`: another module may stand under a name, or one where there is none."""
     modules, name = c.world.const(sys.modules, "sys.modules"), kwargs.get("name", args[0] if args else None)
     try:
-        found: Any = call_native(c, f, args, kwargs)
+        module: Any = call_native(c, f, args, kwargs)
     except ImportError:
         c.world.ask(modules.item(name), PRESENT)
         raise
-    if not is_library(found.__name__) and found.__name__ in sys.modules:
-        c.world.ask(modules.item(found.__name__), IDENTITY)
-    return found
+    if not is_library(module.__name__) and module.__name__ in sys.modules:
+        c.world.ask(modules.item(module.__name__), IDENTITY)
+    return module
 
 
 # by identity, and no constant: a program gives back the object itself
@@ -93,11 +93,11 @@ def load_global(c: Capture, f, n):
     source = c.world.const(builtin_namespace(space), "builtins.").item(n)
     if c.world.ask(source, PRESENT) is False:
         return c.load_builtin(space, n)  # raises
-    found = c.reach(source)
+    value = c.reach(source)
     if not c.effects:
-        c.known.names[id(space), n] = found
+        c.known.names[id(space), n] = value
         c.known.builtins.add((id(space), n))
-    return found
+    return value
 
 
 def store_global(c: Capture, f, n, v) -> None:

@@ -93,8 +93,8 @@ def _context_variable(c: Capture, f, args):
         return None
     if first is not None:
         return f(*args)
-    found = c.reach(c.world.const(variable).call("get", *args))
-    return f(*args) if found is MISSING else found
+    value = c.reach(c.world.const(variable).call("get", *args))
+    return f(*args) if value is MISSING else value
 
 
 def call_builtin(c: Capture, f, args, kwargs):
@@ -105,18 +105,18 @@ def call_builtin(c: Capture, f, args, kwargs):
     if isinstance(s, type) and (handler := DEFINED.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
     looked_at = args[0] if args and type(f) in NATIVE_METHODS else s  # decimal.Context.copy(context)
-    if (found := host_lines.of_outside(c, f, looked_at, args, kwargs)) is not NULL:
-        return found
+    if (answer := host_lines.of_outside(c, f, looked_at, args, kwargs)) is not NULL:
+        return answer
     if type(s) is str and f.__name__ == "join" and len(args) == 1 and isinstance(args[0], Iterator):
         args = [list(iter(standins.Listed(c, args[0])))]  # data-dependent texts among them
-    found = _by_receiver(c, f, s, args, kwargs)
-    if found is not NULL:
-        return found
+    answer = _by_receiver(c, f, s, args, kwargs)
+    if answer is not NULL:
+        return answer
     args = _with_keys(c, f, s, args)
-    if c.containers.lazy and (found := _of_lazy(c, f, s, args)) is not NULL:
-        return found
-    if (found := standins.run(c, f, args, kwargs)) is not NULL:
-        return found
+    if c.containers.lazy and (answer := _of_lazy(c, f, s, args)) is not NULL:
+        return answer
+    if (answer := standins.run(c, f, args, kwargs)) is not NULL:
+        return answer
     result = call_native(c, f, stepping(c, f, s, args), kwargs)
     if c.containers.attribute_dicts:
         containers.write_attributes(c, s)
@@ -147,8 +147,8 @@ def _hashed(c: Capture, a):
     if isinstance(a, Iterator):
         return _Hashed(c, a)
     changing.settle_inside(c, a)
-    found = c.materialize(a) if isinstance(a, (set, frozenset)) else iterable(c, a)
-    return _Hashed(c, a) if type(found) is standins.Iterated else found
+    elements = c.materialize(a) if isinstance(a, (set, frozenset)) else iterable(c, a)
+    return _Hashed(c, a) if type(elements) is standins.Iterated else elements
 
 
 class _Hashed(standins.Iterated):
@@ -259,11 +259,11 @@ def special(c: Capture, method, value, args):
     """A special method in C, which an operator has found on the class of `value`: any call where it may call methods of
     what it is given, or a library looks at it. A container's compares its elements with those of such a container, and
     looks at nothing else."""
-    given, owner = args, method.__objclass__
+    operands, owner = args, method.__objclass__
     if issubclass(owner, _HOLDING):
         compared = (value, *args) if method.__name__ in standins.COMPARED and isinstance(args[0], owner) else ()
-        given = [x for x in parts_of(*compared) if not any(x is whole for whole in compared)]
-    if is_for_library(value, *args) or any(callbacks.called_in(c, type(x), method) for x in parts_of(*given)):
+        operands = [x for x in parts_of(*compared) if not any(x is whole for whole in compared)]
+    if is_for_library(value, *args) or any(callbacks.called_in(c, type(x), method) for x in parts_of(*operands)):
         return c.call(method, [value, *args], {})
     return method(value, *args)
 
@@ -273,29 +273,29 @@ def call_native(c: Capture, f, args, kwargs):
     if c.dispatch.reading is not None:
         note_call(c, f)
     items.given(c, *args)
-    if (found := host_lines.native(c, f, args, kwargs)) is not NULL:
-        return found
+    if (answer := host_lines.native(c, f, args, kwargs)) is not NULL:
+        return answer
     args, kwargs = standins.with_functions(c, f, args, kwargs)
     if _makes_class(f) and len(args) > 2:
         c.refuse("a class is made inside the program", "make the class outside, and objects of it inside")
     args, kwargs = _expose_to(c, f, args, kwargs)
     # values in containers from outside are seen now
-    if (c.outside.host_values or c.numbers.proxies) and (found := host_lines.native(c, f, args, kwargs)) is not NULL:
-        return found
-    given = *args, *kwargs.values()
+    if (c.outside.host_values or c.numbers.proxies) and (answer := host_lines.native(c, f, args, kwargs)) is not NULL:
+        return answer
+    operands = *args, *kwargs.values()
     if _asks_for_types(f):
         args = [in_tuples(concrete, a) for a in args]
         kwargs = {k: concrete(a) for k, a in kwargs.items()}
-    elif c.numbers.proxies and _looks_inside(f) and is_for_library(*given):
-        found = with_numbers(c, *given)
-        args, kwargs = list(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+    elif c.numbers.proxies and _looks_inside(f) and is_for_library(*operands):
+        answer = with_numbers(c, *operands)
+        args, kwargs = list(answer[: len(args)]), dict(zip(kwargs, answer[len(args) :], strict=True))
     if not _is_torch(f):
         result = _run(c, f, args, kwargs)
         _note_made(c, f, args, result)
         result = containers.held(c, result)
         if type(plain_attribute(f, "__self__")) is types.GeneratorType:
             c.follow_settings(f, result)  # of a context manager of PyTorch's that ends
-        if all(type(x) in PRIMITIVE or isinstance(x, type) for x in given) and settings.is_question(c, f):
+        if all(type(x) in PRIMITIVE or isinstance(x, type) for x in operands) and settings.is_question(c, f):
             return settings.asked_again(c, f, args, kwargs, lambda f: result)
         return result
     return _call_torch(c, f, args, kwargs)
@@ -361,42 +361,42 @@ def _name_operands(c: Capture, error: TypeError, args) -> None:
             error.args = (error.args[0].replace(type(a).__name__, operations.type_of(c, a).__name__),)
 
 
-def _expose_container(c: Capture, f, s, given) -> None:
+def _expose_container(c: Capture, f, s, operands) -> None:
     """A method of a container looks at it and at its arguments, or stores them."""
     hashes = isinstance(s, (dict, set))
-    for a in given:
+    for a in operands:
         c.materialize(a)
         if hashes or f.__name__ not in _STORING:
             told_apart(c, a, s)
     if hashes:
-        _check_keys(c, s, given)
-    elif f.__name__ in _INDEXED and given and callbacks.called_in(c, type(given[0]), operator.index):
-        callbacks.refuse(c, given[0], operator.index)
+        _check_keys(c, s, operands)
+    elif f.__name__ in _INDEXED and operands and callbacks.called_in(c, type(operands[0]), operator.index):
+        callbacks.refuse(c, operands[0], operator.index)
     if f.__name__ not in _STORING:
-        expose(c, s, *given, called=None if standins.compares(f) else f)
+        expose(c, s, *operands, called=None if standins.compares(f) else f)
 
 
 def _expose_to(c: Capture, f, args, kwargs) -> tuple:
     """Expose everything that native code may look at; return the arguments. Refuses functions that it may call."""
-    s, given = plain_attribute(f, "__self__"), (*args, *kwargs.values())
+    s, operands = plain_attribute(f, "__self__"), (*args, *kwargs.values())
     owner = plain_attribute(f, "__objclass__")
     if s is None and args and isinstance(owner, type) and issubclass(owner, _HOLDING):
-        s, *given = given  # dict.__setitem__(d, k, v)
+        s, *operands = operands  # dict.__setitem__(d, k, v)
     if isinstance(s, _HOLDING):
-        _expose_container(c, f, s, given)
+        _expose_container(c, f, s, operands)
         return args, kwargs
     if _looks_inside(f):
         stands = not _is_torch(f)
         if stands:
             if c.outside.host_values:
                 args = [_HashedSteps(c, a) if _steps(c, a) else a for a in args]
-            callbacks.check_functions(c, f, given)
+            callbacks.check_functions(c, f, operands)
         called = f if stands and not standins.compares(f) else None
         expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
         return args, kwargs
     if f in _KEYED:  # values are put in unseen
         return [_with_hashed(c, a) for a in args], kwargs
-    for a in given:
+    for a in operands:
         c.materialize(a)
         if f in _COMPARING:
             expose(c, a, called=f if f is repr else None)
@@ -422,10 +422,10 @@ def _with_hashed(c: Capture, a):
 _HOLDING = (tuple, *MUTABLE)
 
 
-def _check_keys(c: Capture, table, given) -> None:
+def _check_keys(c: Capture, table, operands) -> None:
     """Native code hashes keys that it is given: the program depends on which objects they are."""
     keys: list = []
-    for a in given:
+    for a in operands:
         if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
             keys += ask.keys(a)
         elif type(a) in (list, tuple):

@@ -29,12 +29,12 @@ def with_numbers(function, args: list, kwargs: dict) -> tuple[list, dict]:
     }
 
 
-def _number(function, place: int | str, v):
+def _number(function, parameter: int | str, v):
     if type(v) in (list, tuple):
-        if not any(_is_read(x) for x in v) or (kind := _number_kind(function, place, True)) is None:
+        if not any(_is_read(x) for x in v) or (kind := _number_kind(function, parameter, True)) is None:
             return v
         return type(v)(_read_number(x, kind) for x in v)
-    return v if not _is_read(v) or (kind := _number_kind(function, place, False)) is None else _read_number(v, kind)
+    return v if not _is_read(v) or (kind := _number_kind(function, parameter, False)) is None else _read_number(v, kind)
 
 
 def _is_read(v) -> bool:
@@ -50,42 +50,44 @@ def _read_number(v, kind: str):
 
 
 @functools.cache
-def _number_kind(function, place: int | str, as_list: bool) -> str | None:
+def _number_kind(function, parameter: int | str, as_list: bool) -> str | None:
     """The kind of number that a function of PyTorch's takes at a place, or by a keyword: "int", "SymInt", "Scalar", or
     None where it may take a tensor, or no number."""
-    kinds = _kinds(function, place)
+    kinds = _kinds(function, parameter)
     if any("Tensor" in kind for kind in kinds):
         return None
     if as_list:
         lists = [kind for kind in kinds if re.search(r"\[\d*\]|List|list|tuple|Size", kind)]
         kinds = lists or kinds if isinstance(function, types.FunctionType) else lists
-    found = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bfloat\b|\bScalar\b|Size", kind)}
-    if not found.isdisjoint(("float", "Scalar")):
+    words = {word for kind in kinds for word in re.findall(r"\bSymInt\b|\bint\b|\bfloat\b|\bScalar\b|Size", kind)}
+    if not words.isdisjoint(("float", "Scalar")):
         return "Scalar"
-    return "int" if found == {"int"} else "SymInt" if found else None
+    return "int" if words == {"int"} else "SymInt" if words else None
 
 
-def _kinds(function, place: int | str) -> list[str]:
+def _kinds(function, parameter: int | str) -> list[str]:
     """The types that the annotations of a function, or its schemas, have at a place."""
     if isinstance(function, types.FunctionType):
         parameters = inspect.signature(function).parameters
-        name = place if isinstance(place, str) else next(itertools.islice(parameters, place, None), "")
+        name = parameter if isinstance(parameter, str) else next(itertools.islice(parameters, parameter, None), "")
         if name in parameters and (kind := parameters[name].annotation) not in _SAY_NOTHING:
             return [kind if isinstance(kind, str) else str(kind)]
-        place = name  # an operation of this name may take others first
-    found: list[str] = []
+        parameter = name  # an operation of this name may take others first
+    kinds: list[str] = []
     if isinstance(function, compat.OpOverload):  # which takes tensors for tensors only
-        return found
+        return kinds
     for schema in compat.schemas_of(f"aten::{plain_attribute(function, '__name__', '')}"):
         if "Tensor" not in str(schema):  # TorchScript's, of Python's numbers
             continue
         written = {a.name: _written_type(schema, a.name) for a in schema.arguments}
         positional = [written[a.name] for a in schema.arguments if not a.kwarg_only]
-        if isinstance(place, str):
-            found += [written[place]] if place in written else []
-        elif place < len(positional) or positional and "[" in positional[-1]:  # whose elements may be given one by one
-            found.append(positional[min(place, len(positional) - 1)])
-    return found
+        if isinstance(parameter, str):
+            kinds += [written[parameter]] if parameter in written else []
+        elif (
+            parameter < len(positional) or positional and "[" in positional[-1]
+        ):  # whose elements may be given one by one
+            kinds.append(positional[min(parameter, len(positional) - 1)])
+    return kinds
 
 
 # `BroadcastingList2[int]` of PyTorch's functions is None

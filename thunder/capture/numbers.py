@@ -31,8 +31,8 @@ def is_symbolic(c: Capture, value, source: Source) -> bool:
 
 def length(c: Capture, n: int, source: Source) -> Any:
     """The length of the container or the text at a source."""
-    place = source.child("len", None)
-    return number(c, n, place) if is_symbolic(c, n, place) else c.world.ask(source, LENGTH)
+    source_of_length = source.child("len", None)
+    return number(c, n, source_of_length) if is_symbolic(c, n, source_of_length) else c.world.ask(source, LENGTH)
 
 
 MARK = "_thunder_dynamic"  # the attribute that `thunder.mark_dynamic` sets
@@ -69,11 +69,11 @@ def parts_of_plain(value: Any, source: Source) -> list[tuple[Source, Any]]:
 def source_of(c: Capture, n: NumberProxy) -> Source:
     """The source of a number that is computed of numbers from outside alone."""
     sources = tuple((name, c.numbers.sources[name]) for name in sorted(n.expression.symbols()))
-    (name, found), *_ = sources
+    (name, base), *_ = sources
     if n.expression != symbol(name):
-        found = found.child("number", Computation(n.expression, sources))
-    c.world.value_at(found)
-    return found
+        base = base.child("number", Computation(n.expression, sources))
+    c.world.value_at(base)
+    return base
 
 
 def number_at(c: Capture, source: Source) -> NumberProxy:
@@ -85,11 +85,11 @@ def number_at(c: Capture, source: Source) -> NumberProxy:
 
 def number(c: Capture, value, source: Source) -> NumberProxy:
     """A number that stays symbolic."""
-    found = c.numbers.proxies.get(source)
-    if found is None:
+    proxy = c.numbers.proxies.get(source)
+    if proxy is None:
         t = type(value)
         name = c.recorder.context.names.make("i" if t is int else "f")
-        found = c.numbers.proxies[source] = (IntegerProxy if t is int else FloatProxy)(name, c.numbers.decisions)
+        proxy = c.numbers.proxies[source] = (IntegerProxy if t is int else FloatProxy)(name, c.numbers.decisions)
         c.numbers.decisions.values[name] = value
         c.numbers.sources[name] = source
         c.world.note(source, value)
@@ -100,4 +100,4 @@ def number(c: Capture, value, source: Source) -> NumberProxy:
         elif t is int and value not in (0, 1):
             for special in (0, 1):
                 c.numbers.decisions.decide(symbol(name), "!=", constant(special))
-    return found
+    return proxy

@@ -33,5 +33,5 @@ def as_operands(c: Capture, args, kwargs, typed: bool) -> tuple:
     and gets a tensor in the place of an array from outside."""
     if not typed:
         return map_structure(lambda a: as_number(c, a), list(args)), map_structure(lambda a: as_number(c, a), kwargs)
-    found = changing.tensor_of(c, args[0]) if args else None
-    return (args, kwargs) if found is None else ([found, *args[1:]], {"device": torch.get_default_device(), **kwargs})
+    tensor = changing.tensor_of(c, args[0]) if args else None
+    return (args, kwargs) if tensor is None else ([tensor, *args[1:]], {"device": torch.get_default_device(), **kwargs})

@@ -47,27 +47,27 @@ def origin(c: Capture, o) -> Source | None:
 
 def own(c: Capture, o, name):
     """The entry of an object's `__dict__` under a name, or NULL."""
-    if c.effects and (found := c.effects.value(o, name)) is not NULL:
-        return NULL if found is DELETED else found
+    if c.effects and (attribute := c.effects.value(o, name)) is not NULL:
+        return NULL if attribute is DELETED else attribute
     t = type(o)
     if not t.__dictoffset__:
         return NULL
     try:
         space = {} if attributes.lacks_dict(o) else object.__getattribute__(o, "__dict__")  # of a class in C++, a view
         kind: Any = dict if isinstance(space, dict) else types.MappingProxyType
-        found = kind.get(space, name, NULL)
+        attribute = kind.get(space, name, NULL)
     except AttributeError:  # native code keeps it for itself
         return attributes.plain_attribute(o, name, NULL)
     source = origin(c, o) or c.world.origins.get(id(o))
     if source is None:
-        return found
+        return attribute
     said = lookup(c, t, name)
-    if found is not NULL:
+    if attribute is not NULL:
         owner = None if said is NULL or is_fixed(said) else owner_of(t, name, said)
         if owner is not None:
             # it is no data descriptor, which would come first; a number is looked up together with others
             c.world.ask(entry(c, owner, name), VALUE if type(said) in PRIMITIVE else TYPE)
-        return c.read(found, source.attr(name))
+        return c.read(attribute, source.attr(name))
     if not issubclass(t, torch.nn.Module) or said is not NULL:
         c.world.ask(source.attr("__dict__").item(name), PRESENT)
     return NULL
@@ -75,8 +75,8 @@ def own(c: Capture, o, name):
 
 def own_of_class(c: Capture, kind, name):
     """An attribute of a class itself, or NULL."""
-    if c.effects and (found := c.effects.value(kind, name)) is not NULL:
-        return NULL if found is DELETED else found
+    if c.effects and (attribute := c.effects.value(kind, name)) is not NULL:
+        return NULL if attribute is DELETED else attribute
     c.world.ask(entry(c, kind, name), PRESENT)
     return kind.__dict__.get(name, NULL)
 
@@ -87,33 +87,33 @@ def cached_outside(c: Capture, o) -> bool:
     return wrapped is not None and id(wrapped) not in c.fresh and id(o) not in c.fresh
 
 
-def native_get(c: Capture, get, found, o, kind, name):
+def native_get(c: Capture, get, descriptor, o, kind, name):
     """The result of a native descriptor: slots and the like of outside objects are read."""
-    if type(found) is staticmethod and id(found) in c.world.origins:
-        if type(found.__func__) is types.MethodType or bound_method(found.__func__) is not None:
-            return c.read(found.__func__, c.world.origins[id(found)].attr("__func__"))
-    source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
+    if type(descriptor) is staticmethod and id(descriptor) in c.world.origins:
+        if type(descriptor.__func__) is types.MethodType or bound_method(descriptor.__func__) is not None:
+            return c.read(descriptor.__func__, c.world.origins[id(descriptor)].attr("__func__"))
+    source = None if o is None or name == "__class__" or not attributes.is_data(c, descriptor) else origin(c, o)
     if c.effects and (written := c.effects.value(o, name)) is not NULL:
-        return _written(c, get, found, o, kind, name, written)
+        return _written(c, get, descriptor, o, kind, name, written)
     if name == "__dict__" and cached_outside(c, o):
-        return c.read(get(found, o, kind), c.world.const(o).attr(name))
+        return c.read(get(descriptor, o, kind), c.world.const(o).attr(name))
     if type(o) is types.CellType:
         c.refuse("a variable of a function is read as its cell", "read it by its name")
     if source is None or name in _CONSTANT.get(type(o), ()):
-        return get(found, o, kind)
-    return _read_outside(c, get, found, o, kind, name, source)
+        return get(descriptor, o, kind)
+    return _read_outside(c, get, descriptor, o, kind, name, source)
 
 
-def _written(c: Capture, get, found, o, kind, name, value):
+def _written(c: Capture, get, descriptor, o, kind, name, value):
     """The result of a descriptor that the program has written to, or deleted."""
     if value is not DELETED:
         return value
-    if type(found) is types.MemberDescriptorType:
-        get(found, native_new(kind)(kind), kind)  # an empty slot says so
+    if type(descriptor) is types.MemberDescriptorType:
+        get(descriptor, native_new(kind)(kind), kind)  # an empty slot says so
     raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
-def _read_outside(c: Capture, get, found, o, kind, name, source):
+def _read_outside(c: Capture, get, descriptor, o, kind, name, source):
     """The result of a native descriptor for an object from outside, whose attributes are read at `source`."""
     if name != "__dict__" and (state := host_lines.outside_state(c, o)) is not None:
         return host_lines.attribute(c, state, name)
@@ -122,7 +122,7 @@ def _read_outside(c: Capture, get, found, o, kind, name, source):
     if name == "__closure__" and type(o) is types.FunctionType:
         return o.__closure__
     try:
-        value = get(found, o, kind)
+        value = get(descriptor, o, kind)
     except AttributeError:  # an empty slot
         c.world.ask(source.find(name), PRESENT)
         raise
@@ -154,17 +154,17 @@ def missing(c: Capture, getattribute, o, name):
     program deleted is still there for native code."""
     if c.effects:
         places = (o, *type(o).__mro__, *(o.__mro__ if issubclass(type(o), type) else ()))
-        if any(c.effects.value(place, name) is DELETED for place in places):
+        if any(c.effects.value(source_of_attribute, name) is DELETED for source_of_attribute in places):
             raise _no_attribute(o, name)
     if (source := origin(c, o)) is None:
         return getattribute(o, name)
     try:
-        found = getattribute(o, name)
+        attribute = getattribute(o, name)
     except AttributeError:
         if not type(o).__dictoffset__ and not issubclass(type(o), type):
             c.world.ask(source.find(name), PRESENT)
         raise
-    return c.read(found, source.attr(name))
+    return c.read(attribute, source.attr(name))
 
 
 def fallback(c: Capture, method, o, name):
@@ -300,11 +300,11 @@ def _store_on_tensor(c: Capture, p: TensorProxy, n: str, v) -> None:
         c.effects.note({c.tensors.real[p][1].attr(n): v})
 
 
-def native_set(c: Capture, found, o, n, v) -> None:
+def native_set(c: Capture, descriptor, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
     if type(o) is types.CellType:
         c.refuse("a variable of a function is written to as its cell", "write to it by its name (nonlocal)")
-    elif isinstance(found, property):
+    elif isinstance(descriptor, property):
         native_method(type(o), "__setattr__")(o, n, v)
     elif (value := host_lines.outside_state(c, o)) is not None:
         host_lines.run(c, setattr, (value, n, v))
@@ -345,18 +345,18 @@ def own_store(c: Capture, o, n, v) -> None:
     if not has_attributes and type_attribute(type(o), n) is NULL:
         native_method(type(o), "__setattr__")(o, n, v)  # raises, but for a class in C that takes any name
         c.refuse(f"attribute {n!r} is set on a {type(o).__name__}, which native code keeps", "set it outside")
-    found = type_attribute(type(o), n)
-    native = type(found) in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    descriptor = type_attribute(type(o), n)
+    native = type(descriptor) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     if native:
-        v = stored(found, o, v)
+        v = stored(descriptor, o, v)
     if id(o) not in c.world.sources:
         c.world.know(o, c.world.const(o))
     if native and id(o) in c.containers.looks:  # native code reads the default_factory of what stands for it
-        found.__set__(o, v)
-    hidden = hasattr(type(found), "__set__") and not native
+        descriptor.__set__(o, v)
+    hidden = hasattr(type(descriptor), "__set__") and not native
     c.effects.write("entry" if hidden else "attr", o, n, v)
     copy = c.containers.attribute_dicts_of.get(id(o))
-    if copy is not None and type(found) is not types.MemberDescriptorType:
+    if copy is not None and type(descriptor) is not types.MemberDescriptorType:
         copy[n] = c.containers.attribute_dicts[id(copy)].was[n] = v
     c.effects.note({c.world.sources[id(o)].attr(n): v})
 
@@ -380,8 +380,8 @@ def _delete_on_tensor(c: Capture, p: TensorProxy, n: str) -> None:
     c.effects.drop(p, n)
 
 
-def native_delete(c: Capture, found, o, n) -> None:
-    if isinstance(found, property):
+def native_delete(c: Capture, descriptor, o, n) -> None:
+    if isinstance(descriptor, property):
         native_method(type(o), "__delattr__")(o, n)
     else:
         own_delete(c, o, n)
@@ -411,8 +411,8 @@ def own_delete(c: Capture, o, n) -> None:
         c.containers.attribute_dicts[id(copy)].was.pop(n, None)
     native = type(type_attribute(type(o), n)) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     source = c.world.sources[id(o)]
-    place = source.find(n) if native else source.attr("__dict__").item(n)
-    if c.world.ask(entry(c, o, n) if issubclass(type(o), type) else place, PRESENT):
+    source_of_attribute = source.find(n) if native else source.attr("__dict__").item(n)
+    if c.world.ask(entry(c, o, n) if issubclass(type(o), type) else source_of_attribute, PRESENT):
         c.effects.write("delattr", o, n, DELETED)
     else:  # the program made it
         c.effects.drop(o, n)
@@ -422,14 +422,14 @@ def own_delete(c: Capture, o, n) -> None:
 def _check_filled(c: Capture, o, n) -> None:
     """There is something to delete, and it may be deleted: of an empty slot, or an attribute in C, an empty object says
     so."""
-    t, found = type(o), type_attribute(type(o), n)
-    if type(found) is types.MemberDescriptorType:
+    t, descriptor = type(o), type_attribute(type(o), n)
+    if type(descriptor) is types.MemberDescriptorType:
         try:
-            native_get(c, type(found).__get__, found, o, t, n)
+            native_get(c, type(descriptor).__get__, descriptor, o, t, n)
         except AttributeError:
-            found.__delete__(native_new(t)(t))
+            descriptor.__delete__(native_new(t)(t))
             raise
-    elif type(found) is types.GetSetDescriptorType:
-        found.__delete__(native_new(t)(t))
+    elif type(descriptor) is types.GetSetDescriptorType:
+        descriptor.__delete__(native_new(t)(t))
     else:
         c.load_attr(o, n)

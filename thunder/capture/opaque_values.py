@@ -29,8 +29,8 @@ _ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_d
 
 def read(c: Capture, value: torch.Tensor, source: Source) -> AnyProxy:
     """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
-    found = c.tensors.opaque.get(id(value))
-    if found is None:
+    entry = c.tensors.opaque.get(id(value))
+    if entry is None:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
                 f"{c.world.describe(source)} is a DTensor, which has rules of its own for the parts of its ranks",
@@ -43,12 +43,12 @@ def read(c: Capture, value: torch.Tensor, source: Source) -> AnyProxy:
                 "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
             )
         proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.world.parameters)), value)
-        found = c.tensors.opaque[id(value)] = (proxy, source)
+        entry = c.tensors.opaque[id(value)] = (proxy, source)
         c.tensors.holds_opaque = True
         c.world.ask(source, KIND)
-    elif found[1] is not source:
-        c.world.ask(source, SAME, found[1])
-    return found[0]
+    elif entry[1] is not source:
+        c.world.ask(source, SAME, entry[1])
+    return entry[0]
 
 
 def involved(c: Capture, values) -> bool:
@@ -85,13 +85,13 @@ def attribute(c: Capture, p: AnyProxy, n: str):
             return getattr(p.example, n)
         if n == "__class__":
             return type(p.example)
-    found = getattr(torch.Tensor, n, MISSING)
-    if found is MISSING:
+    descriptor = getattr(torch.Tensor, n, MISSING)
+    if descriptor is MISSING:
         c.refuse(
             f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules",
             "read it outside and pass it in",
         )
-    return TensorMethod(p, n) if callable(found) else apply(c, found.__get__, [p], {})
+    return TensorMethod(p, n) if callable(descriptor) else apply(c, descriptor.__get__, [p], {})
 
 
 def method(c: Capture, p: AnyProxy, n: str, args, kwargs):

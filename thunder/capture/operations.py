@@ -109,8 +109,8 @@ def tensor_attribute(c: Capture, p: TensorProxy, n: str):
     """An attribute of a tensor, as user code sees it."""
     if n in c.dispatch.patched:
         return attributes.bind(c, c.dispatch.patched[n], c.recorder.memory.holder(p), kind_of(c, p), n)
-    if c.tensors.dtensors and (found := dtensors.attribute(c, p, n)) is not NULL:
-        return found
+    if c.tensors.dtensors and (of_dtensor := dtensors.attribute(c, p, n)) is not NULL:
+        return of_dtensor
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
     if n == "grad":
@@ -202,8 +202,8 @@ def call_method(c: Capture, method, args, kwargs):
         return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n in SPECIAL_METHODS:
         return SPECIAL_METHODS[n](c, None, [p, *args], kwargs)
-    if c.tensors.dtensors and (found := dtensors.call_method(c, p, n, args, kwargs)) is not NULL:
-        return found
+    if c.tensors.dtensors and (result := dtensors.call_method(c, p, n, args, kwargs)) is not NULL:
+        return result
     if n == "numpy" or n == "__array__":
         return host_lines.to_numpy(c, c.recorder.latest(p))
     if n == "size":
@@ -252,8 +252,8 @@ def _elements(c: Capture, v, t: type) -> list | None:
     others = any(c.slot(t, f"__{name}__") for name in ("iter", "index", "float", "int", "array"))
     if others or not all(method and callbacks.is_pure(method) for method in methods):
         return None
-    found = [x for x in c.steps(v)]  # which asks for no length
-    return found if c.truth(c.compare("==", c.call(len, [v], {}), len(found))) else None
+    elements = [x for x in c.steps(v)]  # which asks for no length
+    return elements if c.truth(c.compare("==", c.call(len, [v], {}), len(elements))) else None
 
 
 def lifted(c: Capture, v, *, typed: bool = False):
@@ -332,9 +332,9 @@ def operation(c: Capture, name: str, *operands):
 def record(c: Capture, function, args, kwargs) -> Any:
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
-        found = function(*args, **kwargs)
+        recorded = function(*args, **kwargs)
         c.synchronize()
-        return found
+        return recorded
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
@@ -369,12 +369,12 @@ def record(c: Capture, function, args, kwargs) -> Any:
 
 
 def _named(names: str) -> set:
-    found = set()
+    functions = set()
     for n in names.split():
         f = getattr(compat.C, n, None) or getattr(torch, n, None)
         if f is not None:
-            found.add(f)
-    return found
+            functions.add(f)
+    return functions
 
 
 # functions that torch-function modes see and that are no operations
@@ -451,14 +451,14 @@ def formatted_text(c: Capture, text: str, values):
     if is_unknown_text(c, values):
         return host_lines.text(c, text.__mod__, values)
 
-    def given(value: Any) -> Any:
+    def formattable(value: Any) -> Any:
         return as_text(c, value, str.__mod__) if _TAKES_NUMBERS.search(text) else shown(c, value)
 
     if isinstance(values, tuple):
-        return text % tuple(map(given, tuple.__iter__(values)))
+        return text % tuple(map(formattable, tuple.__iter__(values)))
     if isinstance(values, dict) and "%(" in text:
-        return text % {k: given(v) for k, v in dict.items(values)}
-    return text % given(values)
+        return text % {k: formattable(v) for k, v in dict.items(values)}
+    return text % formattable(values)
 
 
 _TAKES_NUMBERS = re.compile(r"%(\([^)]*\))?[-#0 +]*[\d*]*(\.[\d*]*)?[hlL]?[diouxXeEfFgGc]")

@@ -179,10 +179,10 @@ def _of_tensors(c: Capture, symbol, a, b):
         return _recorded(c, ARITHMETIC[symbol], a, b)
     if symbol not in ("/", "/=") or type(b) is not TensorProxy:
         return _as_python_does(ARITHMETIC[symbol], a, b)
-    found = c.enter(torch.Tensor.__rtruediv__, [b, a], {})  # written in Python: it may call `a.__rmul__`
-    if found is NotImplemented:
+    result = c.enter(torch.Tensor.__rtruediv__, [b, a], {})  # written in Python: it may call `a.__rmul__`
+    if result is NotImplemented:
         raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
-    return found
+    return result
 
 
 def _with_number(c: Capture, a, b) -> tuple:
@@ -411,8 +411,8 @@ def native_text(c: Capture, function, value, *spec):
     if type(value) in PLAIN and all(type(s) is str for s in spec):
         return function(value, *spec)
     expose(c, value)
-    if isinstance(value, BaseException) and (found := _text_of_exception(c, function, value)) is not None:
-        return found
+    if isinstance(value, BaseException) and (text := _text_of_exception(c, function, value)) is not None:
+        return text
     if operations.is_unknown_text(c, value, *spec):
         return host_lines.text(c, function, value, *spec)
     return native_calls.call_native(c, function, [as_text(c, value, function), *spec], {})
@@ -446,16 +446,16 @@ def native_isinstance(c: Capture, o, cls):
 
 
 def native_issubclass(c: Capture, kind, cls) -> bool:
-    found = issubclass(kind, cls)
-    return _checked(c, kind, cls, found) if issubclass(type(kind), type) else found
+    answer = issubclass(kind, cls)
+    return _checked(c, kind, cls, answer) if issubclass(type(kind), type) else answer
 
 
-def _checked(c: Capture, kind: type, cls, found: bool) -> bool:
+def _checked(c: Capture, kind: type, cls, answer: bool) -> bool:
     """An answer about a class. An abstract base class may answer otherwise later, once one is registered."""
     ask_bases(c, kind)
-    if not found and issubclass(type(cls), abc.ABCMeta) and not (of_library(cls) and of_library(kind)):
-        settings.asked_again(c, issubclass, [kind, cls], {}, lambda f: found)
-    return found
+    if not answer and issubclass(type(cls), abc.ABCMeta) and not (of_library(cls) and of_library(kind)):
+        settings.asked_again(c, issubclass, [kind, cls], {}, lambda f: answer)
+    return answer
 
 
 def asks_in_python(c: Capture, hook, value) -> bool:

@@ -90,9 +90,9 @@ def prepare() -> None:
     if compiler is None or os.name != "posix" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return
     key = disk_cache.key_of("passes", _SOURCE.read_bytes(), sys.version, compiler)
-    found = disk_cache.load(key)
-    if found is not None:
-        _use(found[1])
+    files = disk_cache.load(key)
+    if files is not None:
+        _use(files[1])
     else:  # no daemon: a short program would never finish it
         threading.Thread(target=_build, args=(compiler, key), name="thunder_passes").start()
 
@@ -106,19 +106,19 @@ def _build(compiler: str, key: str) -> None:
 def build(compiler: str) -> bytes | None:
     """The shared library that a C compiler makes of the functions, None where it cannot."""
     with disk_cache.scratch_directory() as directory:
-        made = Path(directory, "passes.so")
+        library = Path(directory, "passes.so")
         shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
         options = ["-O2", "-fPIC", *shared, f"-I{sysconfig.get_path('include')}"]
         try:
-            subprocess.run([compiler, *options, _SOURCE, "-o", made], check=True, capture_output=True, timeout=60)
-            return made.read_bytes()
+            subprocess.run([compiler, *options, _SOURCE, "-o", library], check=True, capture_output=True, timeout=60)
+            return library.read_bytes()
         except (OSError, subprocess.SubprocessError):
             return None
 
 
 def _use(library: Path) -> None:
-    found = loaded(library)
-    globals().update({f.__name__: getattr(found, f.__name__) for f in FUNCTIONS})
+    module = loaded(library)
+    globals().update({f.__name__: getattr(module, f.__name__) for f in FUNCTIONS})
 
 
 def loaded(library: Path) -> types.ModuleType:

@@ -41,13 +41,13 @@ class Path(abc.ABC):
         self._made_of: dict[HostProxy, list[NumberProxy | Source]] = {}
         self._sources: dict[HostProxy, Source] = {}  # of values from outside
 
-    def note_text(self, made, pure: bool, given) -> None:
+    def note_text(self, result, pure: bool, operands) -> None:
         """A host call gives a text. Where nothing but numbers of the arguments is in it, the prologue decides by it."""
-        if not pure or type(made) is not HostProxy or made.kind is not str:
+        if not pure or type(result) is not HostProxy or result.kind is not str:
             return
-        texts, numbers = proxies_in(given, []), numbers_in(given, [])
+        texts, numbers = proxies_in(operands, []), numbers_in(operands, [])
         if all(text in self._made_of for text in texts):  # data-dependent numbers are among these
-            self._made_of[made] = [*numbers, *(n for text in texts for n in self._made_of[text])]
+            self._made_of[result] = [*numbers, *(n for text in texts for n in self._made_of[text])]
 
     def comes_from(self, value: HostProxy, source: Source) -> None:
         """A value of the host stands for one from outside."""

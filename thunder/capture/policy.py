@@ -460,8 +460,8 @@ def bound_method(value: Any) -> Any:
     and methods of classes."""
     if type(value) not in _BOUND:
         return None
-    found = (vars(base).get(value.__name__) for base in type(value.__self__).__mro__)
-    return next((method for method in found if type(method) in NATIVE_METHODS), None)
+    methods = (vars(base).get(value.__name__) for base in type(value.__self__).__mro__)
+    return next((method for method in methods if type(method) in NATIVE_METHODS), None)
 
 
 _BOUND = {types.MethodWrapperType, *BUILTINS}
@@ -471,10 +471,10 @@ def _of_class(kind: type, name: str, native: bool = False) -> tuple[str, str]:
     """native: `super()` may have passed over methods of the same name in Python."""
     owner = kind
     for base in kind.__mro__:
-        found = base.__dict__.get(name, NULL)
-        if found is not NULL and not (native and type(found) is types.FunctionType):
-            if type(found) is types.FunctionType:
-                return code_of(found)
+        method = base.__dict__.get(name, NULL)
+        if method is not NULL and not (native and type(method) is types.FunctionType):
+            if type(method) is types.FunctionType:
+                return code_of(method)
             owner = base
             break
     module = owner.__module__

@@ -104,8 +104,8 @@ class PrologueWriter:
         return name
 
     def emit(self, kind: str, *text: str, comment: Callable[[], list[str]] | None = None) -> None:
-        given = {"text": list(text), "comment": comment, "objects": {}}
-        self.statements.append(BoundSymbol(check_symbol(kind), (), given, None, inputs=(), outputs=()))
+        columns = {"text": list(text), "comment": comment, "objects": {}}
+        self.statements.append(BoundSymbol(check_symbol(kind), (), columns, None, inputs=(), outputs=()))
 
     def miss(self, kind: str, condition: str, reason: str) -> None:
         """A check; `reason` is a Python expression."""
@@ -138,11 +138,11 @@ class PrologueWriter:
         self.mentions[source] += 1
         name = self.variables.get(source)
         if name is None:
-            place = self._place(source)
-            read = self.read(source) if place is None else ""
+            entry = self._place(source)
+            read = self.read(source) if entry is None else ""
             name = self.variables[source] = self.names.claim(source.name(self.world.parameters))
-            if place is not None:
-                self.together[source] = place
+            if entry is not None:
+                self.together[source] = entry
             else:
                 self._unpack([source], f"{name} = {read}")
         return name
@@ -169,11 +169,11 @@ class PrologueWriter:
             sources = [*(s for s in sources if s not in self.in_runs), *(s for run in runs for s in run)]
             tables, keys = zip(*map(self.together.__getitem__, sources), strict=True)
             names = [f"  {self.variables[source]}," for source in sources if source not in self.in_runs]
-            given = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
+            arguments = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
             if not runs:
-                self._unpack(sources, "(", *names, f") = passes.read_entries({given})")
+                self._unpack(sources, "(", *names, f") = passes.read_entries({arguments})")
             else:
-                self._unpack_runs(sources, names, runs, f"passes.read_entries({given})")
+                self._unpack_runs(sources, names, runs, f"passes.read_entries({arguments})")
         self.statements += after
 
     def _runs(self) -> list[list[Source]]:
@@ -211,20 +211,20 @@ class PrologueWriter:
 
     def _named(self, sources: Iterable[Source], of: Callable[[Source], str]) -> list[str]:
         """The variables of tensors, or what `of` makes of them; a run is unpacked."""
-        found = []
+        expressions = []
         for source in sources:
             if source not in self.in_runs:
-                found.append(of(source))
+                expressions.append(of(source))
             elif source in self.runs:
-                found.append(f"*{self.runs[source]}")
-        return found
+                expressions.append(f"*{self.runs[source]}")
+        return expressions
 
     def read(self, source: Source) -> str:
         """The expression of the value at a source. It does not raise: where there is none, it gives MISSING."""
         base, key = source.base, source.key
-        place = self._place(source)
-        if place is not None:
-            return f"{self.pin(place[0], 'D')}.get({self.literal(place[1])}, MISSING)"
+        entry = self._place(source)
+        if entry is not None:
+            return f"{self.pin(entry[0], 'D')}.get({self.literal(entry[1])}, MISSING)"
         if self.in_dict(source):
             return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
         b = self.variable(base)
@@ -290,10 +290,10 @@ class PrologueWriter:
 
     def _space(self, owner):
         """The `__dict__` of an object that stays. A class makes a new view of it for whoever asks."""
-        found = self.spaces.get(id(owner))
-        if found is None:
-            found = self.spaces[id(owner)] = None if lacks_dict(owner) else getattr(owner, "__dict__", None)
-        return found
+        space = self.spaces.get(id(owner))
+        if space is None:
+            space = self.spaces[id(owner)] = None if lacks_dict(owner) else getattr(owner, "__dict__", None)
+        return space
 
     def in_dict(self, source: Source) -> bool:
         """Whether an attribute was read from its object's own `__dict__`: it is read there, without the class's
@@ -336,16 +336,16 @@ class PrologueWriter:
 
     def _local_tensors(self) -> None:
         """The inputs that are DTensors, by their local tensors."""
-        asked, sources = self.capture, self.input_sources
-        tensors: dict[Source, Any] = {s: asked.guarded_tensor(s) for s in sources if s in asked.tensors.local}
+        capture, sources = self.capture, self.input_sources
+        tensors: dict[Source, Any] = {s: capture.guarded_tensor(s) for s in sources if s in capture.tensors.local}
         if not tensors:
             return
         variables = [self.variable(s) for s in tensors]
         known = [(x.device_mesh, x.placements) for x in tensors.values()]
-        given, layouts = ", ".join(variables), self.pin(known, "layouts")
+        operands, layouts = ", ".join(variables), self.pin(known, "layouts")
         self.miss(
             "layouts",
-            f"[(x.device_mesh, x.placements) for x in ({given},)] != {layouts}",
+            f"[(x.device_mesh, x.placements) for x in ({operands},)] != {layouts}",
             repr("a DTensor lies on the ranks in another way now"),
         )
         self.local = {s: self.names.claim(f"{v}_local") for s, v in zip(tensors, variables, strict=True)}
@@ -354,7 +354,7 @@ class PrologueWriter:
             if self._is_written(s):
                 self.emit("make_room", f"{self.pin(make_room, 'make_room')}({v}, {n})")
         self.objects |= {"locals_of": locals_of}
-        self.emit("unpack", f"{', '.join(self.local.values())}, = locals_of(({given},), {self.literal(rows)})")
+        self.emit("unpack", f"{', '.join(self.local.values())}, = locals_of(({operands},), {self.literal(rows)})")
 
     def _is_written(self, source: Source) -> bool:
         """Whether the program writes to a tensor."""
@@ -422,9 +422,9 @@ class PrologueWriter:
         """One statement that checks rows by identity first. columns: name in the text -> the column of the rows, for
         each argument of the function `how`."""
         if rows:
-            found = Rows(rows, get, self.world.parameters)
-            given = ", ".join(self.pin(getattr(found, column), name) for name, column in columns.items())
-            self._rows(kind, f"passes.{how}({given})", f"{self.pin(found, 'rows')}()", found)
+            guards = Rows(rows, get, self.world.parameters)
+            arguments = ", ".join(self.pin(getattr(guards, column), name) for name, column in columns.items())
+            self._rows(kind, f"passes.{how}({arguments})", f"{self.pin(guards, 'rows')}()", guards)
 
     def _held(self, container: Source, rows: list[tuple]) -> None:
         """Check items of one container that is known only when the prologue runs."""
@@ -432,9 +432,9 @@ class PrologueWriter:
             ((_, _, want, source, question),) = rows
             self._check(source, question, None, False if question is PRESENT else want)
             return
-        found, table = Rows(rows, get, self.world.parameters), self.variable(container)
-        given = f"{table}, {self.pin(found.keys, 'keys')}, {self.pin(found.expected, 'expected')}, MISSING"
-        self._rows("entries", f"passes.holds({given})", f"{self.pin(found, 'rows')}.of({table})", found)
+        guards, table = Rows(rows, get, self.world.parameters), self.variable(container)
+        arguments = f"{table}, {self.pin(guards.keys, 'keys')}, {self.pin(guards.expected, 'expected')}, MISSING"
+        self._rows("entries", f"passes.holds({arguments})", f"{self.pin(guards, 'rows')}.of({table})", guards)
 
     def _rows(self, kind: str, holds: str, why: str, rows: Rows) -> None:
         """A check of many facts. That identities differ is no reason yet."""
@@ -542,7 +542,7 @@ class PrologueWriter:
                     self.local.get(source) or self.variable(source)
                 )
         self.objects["apart"] = Apart()
-        arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
+        arguments = [f"({', '.join(names)}{',' * (len(names) == 1)})" for names in groups.values()]
         reason = "a tensor that is written to shares memory with another one now"
         self.miss("apart", f"not apart({', '.join(arguments)})", repr(reason))
 

@@ -70,16 +70,16 @@ def native_new(t: type):
     return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
 
 
-def stored(found, o, v):
+def stored(descriptor, o, v):
     """The value of an attribute in C after a write. An empty object says whether it takes the value, and as what."""
     t = type(o)
     try:
         empty = native_new(t)(t)
     except TypeError:  # of a function, which takes what it has where it takes anything
-        found.__set__(o, found.__get__(o, t))
+        descriptor.__set__(o, descriptor.__get__(o, t))
         return v
-    found.__set__(empty, v)
-    return found.__get__(empty, t)
+    descriptor.__set__(empty, v)
+    return descriptor.__get__(empty, t)
 
 
 _NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)

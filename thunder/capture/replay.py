@@ -75,10 +75,10 @@ class Replay(Host):
     def next(self, iterator):  # one of a class in Python, too
         if not self._has_stepped(iterator):
             return super().next(iterator)
-        found = self._effects.pop().value
-        if found is None:
+        following = self._effects.pop().value
+        if following is None:
             raise StopIteration
-        return found[0]
+        return following[0]
 
     def _has_stepped(self, iterator: Any) -> bool:
         """Whether a step of an iterator is the next thing that has happened."""

@@ -14,8 +14,8 @@ from thunder.interpreter.recursion import original_limit
 def asked_again(c: Capture, f, args, kwargs, call: Callable):
     """The result of a call that looks at something outside of the program: the prologue makes the call again."""
     key = f, *map(type, args), *args, *kwargs.items()
-    asked = c.known.same_call(key, functools.partial(f, *args, **kwargs))
-    return c.read(call(asked), c.world.const(asked, getattr(f, "__name__", "")).call("__call__"))
+    question = c.known.same_call(key, functools.partial(f, *args, **kwargs))
+    return c.read(call(question), c.world.const(question, getattr(f, "__name__", "")).call("__call__"))
 
 
 def _recursion_limit(c: Capture) -> int:

@@ -141,10 +141,10 @@ class Source:
         return STEPS[self.step](base, self.key)
 
     def child(self, step: str, key, label: str = "") -> Source:
-        found = self._children.get((step, type(key), key))
-        if found is None:
-            found = self._children[step, type(key), key] = Source(self, step, key, label)
-        return found
+        source = self._children.get((step, type(key), key))
+        if source is None:
+            source = self._children[step, type(key), key] = Source(self, step, key, label)
+        return source
 
     def forget(self) -> None:
         """Forgets the sources below, of which no more are looked for."""
@@ -171,12 +171,12 @@ class Source:
 
     def steps(self) -> list[Source]:
         """The path from below its root to here."""
-        found: list[Source] = []
+        steps: list[Source] = []
         s = self
         while s.base is not None:
-            found.append(s)
+            steps.append(s)
             s = s.base
-        return found[::-1]
+        return steps[::-1]
 
     def describe(self, parameters: tuple[str, ...] = ()) -> str:
         """The path as the user would write it: `x`, `x['a'][0]`, `model.fc.weight`, `global scale`."""
@@ -203,8 +203,8 @@ class Source:
         if step == "item" and text == "global":
             return f"global {key}"
         if step == "call":
-            given = f"({', '.join(map(repr, key[1:]))})"
-            return f"{text}.{key[0]}{given}" if key[0] != "__call__" else f"{text}{given}"
+            arguments = f"({', '.join(map(repr, key[1:]))})"
+            return f"{text}.{key[0]}{arguments}" if key[0] != "__call__" else f"{text}{arguments}"
         if step == "of":
             return f"{text}({', '.join(source.describe(parameters) for source in key)})"
         if step == "cell":

@@ -74,9 +74,9 @@ def _of_memory(c: Capture, function, value: TensorProxy) -> bool:
         )
     real, source = c.tensors.real[base]
     with compat.DisableTorchFunction():
-        found = function(real)
+        answer = function(real)
     c.world.ask(source.call(function.__name__), VALUE)
-    return found
+    return answer
 
 
 def _address(c: Capture, value: TensorProxy) -> int:
@@ -115,9 +115,9 @@ def layout(
         decides
         and not with_bits
         and c.numbers.decisions.values
-        and (found := _for_all_sizes(c, wanted, with_offset)) is not None
+        and (example := _for_all_sizes(c, wanted, with_offset)) is not None
     ):
-        return found
+        return example
     base, views, value = _base(c, wanted)
     with compat.probing(), c.tensors.fake_mode:
         for operation in _slice(c, value, layouts):
@@ -179,14 +179,14 @@ def _for_all_sizes(c: Capture, wanted: TensorProxy, with_offset: bool) -> torch.
                     return None
                 else:
                     layouts[step] = example
-            found = _view(c, wanted, {base: layouts[value]}, views, number)
+            laid_out = _view(c, wanted, {base: layouts[value]}, views, number)
         except (RuntimeError, KeyError, TypeError, ValueError):  # an operation refuses symbolic sizes
             return None
-        if not nothing_decided() or any(type(n) is not int for n in (*found.shape, *found.stride())):
+        if not nothing_decided() or any(type(n) is not int for n in (*laid_out.shape, *laid_out.stride())):
             return None
-        if with_offset and type(found.storage_offset()) is not int:
+        if with_offset and type(laid_out.storage_offset()) is not int:
             return None
-    return found if all(RELATIONS[">"](n, 1) for n in names.values()) else None
+    return laid_out if all(RELATIONS[">"](n, 1) for n in names.values()) else None
 
 
 def _sizes_in(steps: list) -> dict[str, NumberProxy]:
@@ -257,8 +257,8 @@ def _slice(c: Capture, wanted: TensorProxy, known: dict) -> list:
     read = (wanted, *(i for operation in operations for i in operation.inputs))
     outside = (c.tensors.real, c.tensors.cotangents, c.tensors.arguments)
     inputs = dict.fromkeys(p for p in read if any(p in table for table in outside))
-    made = (o for o in operations if any(not isinstance(x, UnbackedNumber) and x not in known for x in o.outputs))
-    return [*inputs, *made]
+    computed = (o for o in operations if any(not isinstance(x, UnbackedNumber) and x not in known for x in o.outputs))
+    return [*inputs, *computed]
 
 
 def _number(x: NumberProxy):

@@ -41,23 +41,23 @@ def read(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy | AnyPr
         c.tensors.replaced_sources[source] = c.tensors.replaced[id(value)]
     known = c.tensors.proxies.get(id(value), _NONE)
     key = source if source.is_argument else None
-    found = known.get(key)
-    if found is None and known:
+    proxy = known.get(key)
+    if proxy is None and known:
         if not c.tensors.apart or c.sharp_edges:  # code that capture ran runs once: there is no way back
-            found = next(iter(known.values()))
+            proxy = next(iter(known.values()))
         else:
             c.tensors.passed_twice.add(id(value))
             check_apart(c)
-    if found is None:
+    if proxy is None:
         with compat.DisableTorchFunction():  # questions to the real tensor here are not part of the program
             if is_unusual(value) and not is_local(value):
                 return opaque_values.read(c, value, source)
-            found = _new_proxy(c, value, source)
-        c.tensors.proxies.setdefault(id(value), {})[key] = found
+            proxy = _new_proxy(c, value, source)
+        c.tensors.proxies.setdefault(id(value), {})[key] = proxy
         c.world.hold(value)
-    elif c.tensors.real[found][1] is not source:
-        c.world.ask(source, SAME, c.tensors.real[found][1])
-    return found
+    elif c.tensors.real[proxy][1] is not source:
+        c.world.ask(source, SAME, c.tensors.real[proxy][1])
+    return proxy
 
 
 _NONE: dict = {}
@@ -110,13 +110,13 @@ def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
         table, name = c.tensors.replaced_sources[source]
         value = table[name]
         guarded = tuple(value.shape)
-        if (found := placement_of(value)) is None and placement is not None:
+        if (own_placement := placement_of(value)) is None and placement is not None:
             c.refuse(
                 f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
                 "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of "
                 "the list",
             )
-        placement = found
+        placement = own_placement
     device = c.request.options.device or from_tensor_device(value.device)
     name = names.claim(source.name(c.world.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
@@ -370,9 +370,9 @@ def _save_memory(c: Capture, last: dict[TensorProxy, TensorProxy]) -> None:
 
 def without_history(c: Capture, value: TensorProxy) -> TensorProxy:
     """A value as another tensor takes it over, whatever it has been since."""
-    made = like(value)
-    ltorch.detach.record(c.recorder, (value,), {}, made)
-    return made
+    detached = like(value)
+    ltorch.detach.record(c.recorder, (value,), {}, detached)
+    return detached
 
 
 def _write_after(c: Capture, base: TensorProxy, value: TensorProxy) -> None:

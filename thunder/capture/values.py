@@ -61,8 +61,8 @@ def read(c: Capture, value, source: Source):
     if (known := c.outside.remade.get(id(value))) is not None:
         return _again(c, source, *known[1:])
     if t in PRIMITIVE:
-        found = _PARTED.get(t, primitive)(c, value, source)
-        return _kept(c, value, source, found) if t in (slice, torch.Size) else found
+        result = _PARTED.get(t, primitive)(c, value, source)
+        return _kept(c, value, source, result) if t in (slice, torch.Size) else result
     if t is TensorProxy:
         return value
     if issubclass(t, torch.Tensor):
@@ -83,12 +83,12 @@ def read(c: Capture, value, source: Source):
         c.world.know(value, source)
         return value
     rule = _tuple if issubclass(t, tuple) else _array if issubclass(t, numpy.ndarray) else _RULES.get(t)
-    found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    result = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if issubclass(t, _REMADE):
-        _kept(c, value, source, found)
-    if t is not tuple and t is not types.MethodType and id(found) not in c.world.sources:
-        c.world.know_whole(found, source)
-    return found
+        _kept(c, value, source, result)
+    if t is not tuple and t is not types.MethodType and id(result) not in c.world.sources:
+        c.world.know_whole(result, source)
+    return result
 
 
 _BOUND = (types.MethodWrapperType, *BUILTINS)
@@ -101,18 +101,18 @@ _REMADE = (
 )  # where something in them is another object here
 
 
-def _kept(c: Capture, value, source: Source, found):
-    """`found`, which stands for the value wherever it is read again."""
-    if found is not value:
-        c.outside.remade[id(value)] = value, source, found
-        c.outside.standing[c.world.hold(found)] = source
-    return found
+def _kept(c: Capture, value, source: Source, copied):
+    """`copied`, which stands for the value wherever it is read again."""
+    if copied is not value:
+        c.outside.remade[id(value)] = value, source, copied
+        c.outside.standing[c.world.hold(copied)] = source
+    return copied
 
 
-def _again(c: Capture, source: Source, first: Source, found):
+def _again(c: Capture, source: Source, first: Source, copied):
     if source is not first:
         c.world.ask(source, IDENTITY) if first.step == "const" else c.world.ask(source, SAME, first)
-    return found
+    return copied
 
 
 def _slice(c: Capture, value: slice, source: Source):
@@ -160,8 +160,8 @@ def _frozenset(c: Capture, value: frozenset, source: Source):
     c.world.ask(source, TYPE)
     c.world.ask(source, ELEMENTS)
     c.world.know(value, source)
-    found = elements(c, value)
-    return value if all(a is b for a, b in zip(found, value, strict=True)) else frozenset(found)
+    items = elements(c, value)
+    return value if all(a is b for a, b in zip(items, value, strict=True)) else frozenset(items)
 
 
 def _array(c: Capture, value: numpy.ndarray, source: Source):
@@ -237,10 +237,10 @@ def _bound(c: Capture, value, source: Source):
         return _identical(c, value, source)
     c.world.ask(source, TYPE)
     c.world.ask(source.attr("__name__"), VALUE)
-    found = read(c, owner, source.attr("__self__"))
-    if type(found) is HostProxy:
-        return c.load_attr(found, name)
-    return value if found is owner else method.__get__(found, type(found))
+    receiver = read(c, owner, source.attr("__self__"))
+    if type(receiver) is HostProxy:
+        return c.load_attr(receiver, name)
+    return value if receiver is owner else method.__get__(receiver, type(receiver))
 
 
 _RULES = {

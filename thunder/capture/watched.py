@@ -22,8 +22,8 @@ def _is_watched(o, name: str) -> bool:
     """Whether a method of an object from outside is known to leave it as it is, or is asked or warned about."""
     if is_watched(o):
         return True
-    found = type_attribute(type(o), name)
-    if found is NULL or getattr(found, "__objclass__", object) is not object:
+    attribute = type_attribute(type(o), name)
+    if attribute is NULL or getattr(attribute, "__objclass__", object) is not object:
         return False
     return name not in _CALLED_BY_OBJECT or _is_watched(o, _CALLED_BY_OBJECT[name])
 

@@ -124,8 +124,8 @@ def _superseded(c: Capture, bases: Bases) -> dict[Proxy, tuple | None]:
     """The values that are superseded, with the lines that do. The backward of the program gets an argument that is
     written to as it is then, as eager PyTorch's does."""
     memory, real = c.recorder.memory, c.tensors.real
-    found = {bases[value]: where for value, where in memory.superseded.items()}
-    return {value: where for value, where in found.items() if value not in real or value in memory.rebound}
+    superseded = {bases[value]: where for value, where in memory.superseded.items()}
+    return {value: where for value, where in superseded.items() if value not in real or value in memory.rebound}
 
 
 def _refuse(c: Capture, writes: list) -> None:

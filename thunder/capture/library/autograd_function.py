@@ -59,8 +59,8 @@ def no_gradients(text: str, wanted: tuple, cotangents: tuple) -> tuple:
 
 def apply(c: Capture, f, args, kwargs):
     """Handler of `Function.apply`."""
-    cls, *given = args
-    inputs = [c.recorder.latest(x) if type(x) is TensorProxy else x for x in given]
+    cls, *arguments = args
+    inputs = [c.recorder.latest(x) if type(x) is TensorProxy else x for x in arguments]
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
     for name, is_asked in (
@@ -71,7 +71,7 @@ def apply(c: Capture, f, args, kwargs):
             c.refuse(f"{cls.__name__} has a {name} of its own, which a transform of torch.func asks for")
     ctx, before = FunctionContext(needs), dict(c.recorder.memory.current)
     with separate(c, False, decides=True) as forward:
-        returned = _forward(c, cls, ctx, given, kwargs)
+        returned = _forward(c, cls, ctx, arguments, kwargs)
         result = map_structure(c.recorder.latest, returned)
         plain = {id(c.recorder.latest(t)) for t in ctx._not_differentiable}
     if not grad:
@@ -205,9 +205,9 @@ class _Function:
         with self.behind_forward(c) as backward, compat.autocast_off():
             c.tensors.await_cotangents(known)
             try:
-                given = self._given(ctx, outputs, missing)
-                found = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *given], {}))
-                gradients = self._checked(c, found)
+                cotangents = self._given(ctx, outputs, missing)
+                returned = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *cotangents], {}))
+                gradients = self._checked(c, returned)
             except c.uncatchable:
                 raise
             except Exception as error:
@@ -232,19 +232,19 @@ class _Function:
     def _given(self, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> list:
         """The cotangents that the backward is called with: of no tensor there is None, of a missing one zeros or
         None."""
-        given, places = [], iter(range(len(self.cotangents)))
+        cotangents, places = [], iter(range(len(self.cotangents)))
         for o in outputs if isinstance(outputs, tuple) else (outputs,):
-            place = next(places) if isinstance(o, TensorProxy) else None
-            cotangent = self.cotangents[place] if place is not None and place not in missing else None
-            if cotangent is None and place is not None and ctx._materializes:
+            position = next(places) if isinstance(o, TensorProxy) else None
+            cotangent = self.cotangents[position] if position is not None and position not in missing else None
+            if cotangent is None and position is not None and ctx._materializes:
                 cotangent = ltorch.zeros(o.shape, device=o.device, dtype=o.dtype)
-            given.append(cotangent)
-        return given
+            cotangents.append(cotangent)
+        return cotangents
 
-    def _checked(self, c: Capture, found) -> tuple:
+    def _checked(self, c: Capture, returned) -> tuple:
         """The gradients of a backward as PyTorch checks them. Raises DerivativeError."""
         name = f"{self.cls.__name__}Backward"
-        gradients = found if isinstance(found, tuple) else (found,)
+        gradients = returned if isinstance(returned, tuple) else (returned,)
         check_count(f"function {name}", len(self.inputs), gradients)
         checked: list[TensorProxy | None] = []
         for i, (x, gradient) in enumerate(zip(self.inputs, gradients, strict=False)):
@@ -313,8 +313,8 @@ class _Function:
         """The derivative: both recordings replayed."""
         recorder, table = current_recorder(), self.arguments(args)
         recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
-        given = yield _replaced(self.result, table)
-        return self.replayed(table, given, False)
+        cotangents = yield _replaced(self.result, table)
+        return self.replayed(table, cotangents, False)
 
     def functional_rule(self, *args):
         """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
@@ -324,8 +324,8 @@ class _Function:
         constants to it, as in PyTorch.
         """
         outputs, states = self.once_more(args)
-        given = yield outputs
-        return self.replayed(self.values_between(args, outputs, states), given, True)
+        cotangents = yield outputs
+        return self.replayed(self.values_between(args, outputs, states), cotangents, True)
 
     def once_more(self, args: tuple) -> tuple[Any, list]:
         """Records the operation. Its results, and the states of the generators before it."""
@@ -357,9 +357,9 @@ class _Function:
         for state, generator in zip(states, self.generators(), strict=True):
             prims.set_rng_state(state, *generator)
 
-    def replayed(self, table: dict, given, again: bool) -> tuple:
-        """Writes the backward for the cotangents `given`. The gradients. again: they may be differentiated."""
-        pairs = zip(leaves(self.result), leaves(given), strict=True)
+    def replayed(self, table: dict, given_cotangents, again: bool) -> tuple:
+        """Writes the backward for these cotangents, and returns the gradients. again: they may be differentiated."""
+        pairs = zip(leaves(self.result), leaves(given_cotangents), strict=True)
         flat = [g for x, g in pairs if isinstance(x, TensorProxy)]
         cotangents = {p: g for p, g in zip(self.cotangents, flat, strict=True) if p is not None}
         for p in self.contiguous:
@@ -379,10 +379,10 @@ class _Function:
         places = [i for i, p in enumerate(self.cotangents) if p is not None]
 
         def meta(values, cotangents):
-            found = tuple(like(self.inputs[i]) for i in wanted)
-            for x in found:
+            gradients_like = tuple(like(self.inputs[i]) for i in wanted)
+            for x in gradients_like:
                 x.requires_grad = False
-            return found
+            return gradients_like
 
         def decomposition(values, cotangents):
             recorder, known = current_recorder(), dict(zip(live, values, strict=True))
@@ -393,8 +393,8 @@ class _Function:
                 known[p] = ltorch.zeros(p.shape, device=p.device, dtype=p.dtype) if g is None else g
             operations, gradients = self.backwards.get(missing) or self.backwards[()]
             recorder.bound_symbols += _again(renamed(operations, recorder.context.names, known), again)
-            found = ((gradients[i], self.inputs[i]) for i in wanted)
-            return tuple(known.get(g, g) if g is not None else zeros_for(x) for g, x in found)
+            pairs = ((gradients[i], self.inputs[i]) for i in wanted)
+            return tuple(known.get(g, g) if g is not None else zeros_for(x) for g, x in pairs)
 
         def zeros_for(x):
             return ltorch.zeros(x.shape, device=x.device, dtype=x.dtype)
@@ -405,18 +405,18 @@ class _Function:
         if self.once:
             symbol.grad_rule = _differentiated_twice(symbol)
             symbol.detaches = lambda values, cotangents: not any(g is not None and g.requires_grad for g in cotangents)
-        found = dict(zip(wanted, symbol(tuple(table.get(p, p) for p in live), tuple(cotangents)), strict=True))
-        return tuple(found.get(i) for i in range(len(self.inputs)))
+        by_input = dict(zip(wanted, symbol(tuple(table.get(p, p) for p in live), tuple(cotangents)), strict=True))
+        return tuple(by_input.get(i) for i in range(len(self.inputs)))
 
 
 def _differentiated_twice(symbol: Symbol) -> Callable:
     def rule(values, cotangents):
         result = symbol(values, cotangents)
-        given = yield result
+        given_cotangents = yield result
         wanted = [g for g in cotangents if isinstance(g, TensorProxy) and g.requires_grad]
         text = "trying to differentiate twice a function that was marked with @once_differentiable"
-        found = iter(no_gradients(text, tuple(wanted), tuple(given)))
-        return None, tuple(next(found) if any(g is w for w in wanted) else None for g in cotangents)
+        computed = iter(no_gradients(text, tuple(wanted), tuple(given_cotangents)))
+        return None, tuple(next(computed) if any(g is w for w in wanted) else None for g in cotangents)
 
     return rule
 

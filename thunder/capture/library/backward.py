@@ -70,9 +70,9 @@ def freed(value: torch.Tensor) -> torch.Tensor:
 
 def call_backward(c: Capture, f, args, kwargs):
     """`Tensor.backward`."""
-    given = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
-    rest = [given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False)]
-    return c.call(torch.autograd.backward, [given["self"], *rest], {"inputs": given.get("inputs")})
+    arguments = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
+    rest = [arguments.get("gradient"), arguments.get("retain_graph"), arguments.get("create_graph", False)]
+    return c.call(torch.autograd.backward, [arguments["self"], *rest], {"inputs": arguments.get("inputs")})
 
 
 def make_gradients(c: Capture, f, args, kwargs) -> tuple:
@@ -80,7 +80,7 @@ def make_gradients(c: Capture, f, args, kwargs) -> tuple:
     outputs, cotangents, batched = [*args, *kwargs.values()]
     if batched:
         c.refuse("torch.autograd.grad with is_grads_batched=True", "use torch.func.vmap over torch.func.vjp")
-    found = []
+    seeds = []
     for i, (o, g) in enumerate(zip(outputs, cotangents, strict=False)):
         o = c.recorder.latest(o)
         if g is None and o.requires_grad:
@@ -99,8 +99,8 @@ def make_gradients(c: Capture, f, args, kwargs) -> tuple:
                 f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and "
                 f"output[{i}] has a shape of {torch.Size(o.shape)}."
             )
-        found.append(g)
-    return tuple(found)
+        seeds.append(g)
+    return tuple(seeds)
 
 
 def _writer(c: Capture, grad_enabled: bool) -> Recorder:
@@ -193,18 +193,18 @@ class _Pulled:
         for p in wanted:
             if p in c.tensors.real:
                 _check_leaf(c, p)
-        found = [self.grads.get(hooks.node(c, p)) for p in wanted]
-        operations = leading_to(self.operations, found)
+        gradients = [self.grads.get(hooks.node(c, p)) for p in wanted]
+        operations = leading_to(self.operations, gradients)
         _check_unmodified(c, operations)
         table: dict = {}
         if self.again:
             operations = renamed(operations, c.recorder.context.names, table)
         c.engine.backwards += 1
-        start, given = len(c.recorder.bound_symbols), {}
+        start, after_hooks = len(c.recorder.bound_symbols), {}
         for operation in operations:
-            operation = operation.swap(given) if given else operation
+            operation = operation.swap(after_hooks) if after_hooks else operation
             if operation.sym is hooks.call_hook:
-                given[operation.output] = hooks.run(c, operation, self.create_graph)
+                after_hooks[operation.output] = hooks.run(c, operation, self.create_graph)
                 continue
             if is_eager_backward(operation.sym) and runs_python(c.path.value_of(operation.args[0])):
                 c.refuse(
@@ -216,10 +216,10 @@ class _Pulled:
             if OpTags.VIEW in operation.sym.tags:
                 c.recorder.memory.add(operation)
         self.written = marked(c.recorder.bound_symbols[start:], c.engine.backwards)
-        for place, operation in enumerate(self.written, start):
-            c.recorder.replace(place, operation)
-        found = [table.get(g, g) for g in found]
-        return [given.get(g, g) for g in found]
+        for position, operation in enumerate(self.written, start):
+            c.recorder.replace(position, operation)
+        gradients = [table.get(g, g) for g in gradients]
+        return [after_hooks.get(g, g) for g in gradients]
 
 
 def _prepared(c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
@@ -231,8 +231,8 @@ def _prepared(c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[T
     for one in options.passes:
         if one.inside:
             trace = [trace, *one.traces(trace, lowering)][-1]
-    made = {o for b in trace.bound_symbols for o in b.outputs}
-    return [*trace.bound_symbols, *(b for b in operations if b.outputs and made.isdisjoint(b.outputs))]
+    computed = {o for b in trace.bound_symbols for o in b.outputs}
+    return [*trace.bound_symbols, *(b for b in operations if b.outputs and computed.isdisjoint(b.outputs))]
 
 
 def _check_leaf(c: Capture, p: TensorProxy) -> None:
@@ -279,12 +279,12 @@ def _check_unmodified(c: Capture, operations: Sequence[BoundSymbol]) -> None:
                 )
 
 
-def _hooked(c: Capture, pulled: _Pulled, tensors: Sequence[TensorProxy], found: Sequence) -> list:
+def _hooked(c: Capture, pulled: _Pulled, tensors: Sequence[TensorProxy], gradients: Sequence) -> list:
     """Gradients as the hooks of leaves leave them."""
     c.engine.begin_hooks()
     return [
         g if g is None or p not in c.tensors.real else outside_hooks.called_before(c, p, g, pulled.create_graph)
-        for p, g in zip(tensors, found, strict=True)
+        for p, g in zip(tensors, gradients, strict=True)
     ]
 
 
@@ -293,11 +293,11 @@ def _wanted_gradients(c: Capture, pulled: _Pulled, inputs: Sequence, unused_is_f
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    found = _hooked(c, pulled, wanted, pulled.write(wanted))
-    found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
-    if not unused_is_fine and any(g is None for g in found):
-        _raise_unused(found)
-    return found
+    gradients = _hooked(c, pulled, wanted, pulled.write(wanted))
+    gradients = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, gradients, strict=True)]
+    if not unused_is_fine and any(g is None for g in gradients):
+        _raise_unused(gradients)
+    return gradients
 
 
 def _raise_unused(gradients: list) -> None:
@@ -332,13 +332,13 @@ def _accumulate(c: Capture, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> N
     retained = {t: value for value, t in c.engine.retained.items() if hooks.node(c, value) in pulled.grads}
     c.engine.ran.update(retained.values())
     tensors = list(dict.fromkeys(p for p in (*wanted, *retained.values()) if hooks.node(c, p) in pulled.grads))
-    found = _hooked(c, pulled, tensors, pulled.write(tensors))
+    gradients = _hooked(c, pulled, tensors, pulled.write(tensors))
     bases, taken = alias_bases(pulled.written), set()
-    made = {o for operation in pulled.written for o in operation.outputs}
+    computed = {o for operation in pulled.written for o in operation.outputs}
     with hooks.grad_mode(c, pulled.create_graph):
         # before any is read, so that several are communicated together
-        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]
-        for p, local, g in zip(tensors, found, reduced, strict=True):
+        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, gradients, strict=True)]
+        for p, local, g in zip(tensors, gradients, reduced, strict=True):
             if g is None:
                 continue
             known = read_gradient(c, p)
@@ -346,7 +346,7 @@ def _accumulate(c: Capture, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> N
                 write_gradient(c, p, g)
             elif known is None:
                 root = bases[g]
-                own = g is not local or root in made and root not in taken and not pulled.create_graph
+                own = g is not local or root in computed and root not in taken and not pulled.create_graph
                 taken.add(root)
                 write_gradient(c, p, leaf_gradient(p, g) if own else ltorch.clone(g))
             elif pulled.create_graph:

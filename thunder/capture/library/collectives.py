@@ -187,22 +187,22 @@ def handlers() -> dict[Callable, Callable]:
     """function of torch.distributed -> handler, of those modules that are imported."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
+    by_function = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
         getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)
     }
-    found[torch.nn.parallel.DistributedDataParallel.forward] = _call_data_parallel
+    by_function[torch.nn.parallel.DistributedDataParallel.forward] = _call_data_parallel
     if (tensor := sys.modules.get("torch.distributed.tensor")) is not None:
-        found |= {tensor.DTensor.from_local: dtensors.from_local, tensor.distribute_tensor: _refuse_dtensor}
+        by_function |= {tensor.DTensor.from_local: dtensors.from_local, tensor.distribute_tensor: _refuse_dtensor}
     if (hooks := compat.fully_shard_hooks()) is not None:
-        found |= dict(zip(hooks, (_before_fully_sharded, _behind_fully_sharded), strict=True))
+        by_function |= dict(zip(hooks, (_before_fully_sharded, _behind_fully_sharded), strict=True))
     for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
-            found |= {
+            by_function |= {
                 getattr(sys.modules[module], n): _returning(f)
                 for n, f in table.items()
                 if hasattr(sys.modules[module], n)
             }
-    return found
+    return by_function
 
 
 def _values(c: Capture, value):
@@ -225,9 +225,9 @@ def _bound(c: Capture, function: Callable, args, kwargs) -> dict:
 
 def _writing(function: Callable) -> Callable:
     def handler(c: Capture, f, args, kwargs):
-        given = _bound(c, function, args, kwargs)
-        work = Work(function(**given))
-        if given.get("async_op"):
+        arguments = _bound(c, function, args, kwargs)
+        work = Work(function(**arguments))
+        if arguments.get("async_op"):
             return work
         work.wait()
 
@@ -256,7 +256,7 @@ def refuse_wrapper(c: Capture, f, args, kwargs):
 
 def _call_data_parallel(c: Capture, f, args, kwargs):
     """The forward of a DistributedDataParallel: the program averages gradients in the place of its reducer."""
-    wrapper, *given = args
+    wrapper, *inputs = args
     if not is_adopted(wrapper):
         refuse_wrapper(c, f, args, kwargs)
     if torch.is_grad_enabled() and not c.load_attr(wrapper, "require_backward_grad_sync"):
@@ -267,7 +267,7 @@ def _call_data_parallel(c: Capture, f, args, kwargs):
     if c.load_attr(c.load_attr(wrapper, "_join_config"), "enable"):
         c.refuse("a DistributedDataParallel is called under its join()", "give all ranks as many batches")
     devices = wrapper.device_ids and {torch.device(wrapper.device_type, wrapper.device_ids[0])}
-    for x in proxies_in((given, kwargs), []):
+    for x in proxies_in((inputs, kwargs), []):
         if devices and isinstance(x, TensorProxy) and to_torch_device(x.device) not in devices:
             c.refuse("a DistributedDataParallel with device_ids is called with tensors elsewhere", "move them before")
     module, is_due = c.load_attr(wrapper, "module"), c.load_attr(wrapper, "require_forward_param_sync")
@@ -280,7 +280,7 @@ def _call_data_parallel(c: Capture, f, args, kwargs):
                     given_buffer = c.load_attr(inner, name), None, wrapper.process_group, False, 0
                     with torch.no_grad():
                         synchronize(c, dist.broadcast, given_buffer, {})
-    output = c.call(module, given, kwargs)
+    output = c.call(module, inputs, kwargs)
     with compat.DisableTorchFunction():
         placements = [q for _, q in placed_parameters(wrapper) if q.synchronizes]
     averages = torch.is_grad_enabled() and any(map(synchronizes, placements))
@@ -291,13 +291,13 @@ def _call_data_parallel(c: Capture, f, args, kwargs):
 
 def _before_fully_sharded(c: Capture, f, args, kwargs):
     """The hook in front of a module's forward: programs gather parameters, and it casts."""
-    state, module, given, named = args
+    state, module, positional, named = args
     options = c.world.ask(c.world.sources[id(module)], SHARDED_WITH)
     for name in (name for _, others in options for name in others):
         c.refuse(f"fully_shard's {name} is in effect", "use no_sync() of what thunder.jit returned" * ("sync" in name))
     renew(module)
     dtype, _ = compat.mixed_precision_of(state)
-    return _cast(c, given, dtype), _cast(c, named, dtype)
+    return _cast(c, positional, dtype), _cast(c, named, dtype)
 
 
 def _behind_fully_sharded(c: Capture, f, args, kwargs):

@@ -73,9 +73,9 @@ def call_method(c: Capture, p: TensorProxy, name: str, args, kwargs) -> Any:
 
 def from_local(c: Capture, f, args, kwargs):
     """`DTensor.from_local`."""
-    given = _bound(f, args, kwargs)
-    local, mesh, placements = (given.get(n) for n in ("local_tensor", "device_mesh", "placements"))
-    if mesh is None or any(given.get(n) is not None for n in ("shape", "stride", "grad_placements")):
+    arguments = _bound(f, args, kwargs)
+    local, mesh, placements = (arguments.get(n) for n in ("local_tensor", "device_mesh", "placements"))
+    if mesh is None or any(arguments.get(n) is not None for n in ("shape", "stride", "grad_placements")):
         _refuse(c, "DTensor.from_local is called with a shape, a stride or placements of gradients, or without a mesh")
     for x in (mesh, *(placements or ())):
         if id(x) in c.world.sources:
@@ -159,11 +159,11 @@ def computed(c: Capture, function: Callable, args, kwargs, run: Callable[[], Any
         pairs = list(zip(proxies_in(result, []), compat.tree_leaves(examples), strict=False))
     for value, example in pairs:
         if isinstance(example, torch.Tensor) and is_dtensor(example):
-            made: Any = example
+            example_result: Any = example
             meshes = (spec[0] for spec in specs.values() if spec is not None)
             # DTensor remembers the results of operands on the first of meshes that are equal
-            mesh = next((mesh for mesh in meshes if mesh == made.device_mesh), made.device_mesh)
-            _mark(c, value, (mesh, made.placements))
+            mesh = next((mesh for mesh in meshes if mesh == example_result.device_mesh), example_result.device_mesh)
+            _mark(c, value, (mesh, example_result.placements))
     return result
 
 
@@ -270,9 +270,9 @@ def part_that_leaves(c: Capture, p: TensorProxy) -> tuple[TensorProxy, Spec, tup
 
 
 def _marked(c: Capture, value: TensorProxy, mesh, placements: tuple) -> TensorProxy:
-    made = _same(c, value, mesh)
-    c.tensors.lies_on(made, mesh, placements)
-    return made
+    marked = _same(c, value, mesh)
+    c.tensors.lies_on(marked, mesh, placements)
+    return marked
 
 
 def _same(c: Capture, value: TensorProxy, mesh) -> TensorProxy:

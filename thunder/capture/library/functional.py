@@ -55,13 +55,13 @@ def flatten(c: Capture, value) -> tuple[list, Any]:
 def fresh(c: Capture, outer: TensorProxy, *, grad: bool, dim: int | None = None) -> TensorProxy:
     """The argument of a level that stands for a value of the program around it, or for its elements along `dim`."""
     shape = None if dim is None else outer.shape[:dim] + outer.shape[dim + 1 :]
-    made = like(outer, shape)
-    c.tensors.arguments[made] = outer, dim
-    made.name = c.recorder.context.names.make("level")
-    made.requires_grad = made.dtype.category >= 2 and (grad or outer.requires_grad)
+    inner = like(outer, shape)
+    c.tensors.arguments[inner] = outer, dim
+    inner.name = c.recorder.context.names.make("level")
+    inner.requires_grad = inner.dtype.category >= 2 and (grad or outer.requires_grad)
     if shape is None and c.recorder.decide is not None:
-        c.recorder.decide.equals(made, outer)
-    return made
+        c.recorder.decide.equals(inner, outer)
+    return inner
 
 
 def _is_float(x) -> bool:
@@ -102,23 +102,23 @@ def original(fn):
 def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
     """The arguments that `argnums` names, by position or keyword, and whether it names one by itself."""
     single = not isinstance(argnums, (tuple, list))
-    found = {}
+    selected = {}
     for n in (argnums,) if single else argnums:
         if isinstance(n, str):
             if n not in kwargs:
                 raise TypeError(f"argnums names {n!r}, which is no keyword argument of this call")
-            found[n] = kwargs[n]
+            selected[n] = kwargs[n]
         elif isinstance(n, int) and not isinstance(n, bool):
             if not -len(args) <= n < len(args):
                 raise RuntimeError(f"Got argnum={n}, but only {len(args)} positional inputs")
-            if n % len(args) in found:
+            if n % len(args) in selected:
                 raise RuntimeError(f"argnums elements must be unique, got {argnums}")
-            found[n % len(args)] = args[n]
+            selected[n % len(args)] = args[n]
         else:
             raise RuntimeError(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}")
-    if not found:
+    if not selected:
         raise RuntimeError("argnums must be non-empty")
-    return found, single
+    return selected, single
 
 
 class Grad(Transformed):
@@ -145,9 +145,10 @@ class Grad(Transformed):
         others: list = []  # in aux, which torch.func takes tensors in alone, and its structure
 
         def function(*values):
-            given = dict(zip(selected, values, strict=True))
+            by_position = dict(zip(selected, values, strict=True))
             result = self.fn(
-                *(given.get(i, a) for i, a in enumerate(args)), **{k: given.get(k, v) for k, v in kwargs.items()}
+                *(by_position.get(i, a) for i, a in enumerate(args)),
+                **{k: by_position.get(k, v) for k, v in kwargs.items()},
             )
             if not self.has_aux or not isinstance(result, tuple) or len(result) != 2:
                 return result
@@ -208,19 +209,19 @@ class VJP(Transformed):
         result, pull = vjp(run, chosen)
         gradients = pull(_without_none(cotangents, result))
         leaves = [None] * len(leaves)
-        found, by_name = compat.tree_unflatten(filled(*gradients), spec)
+        by_argument, by_name = compat.tree_unflatten(filled(*gradients), spec)
         if any(map(_is_float, compat.tree_flatten(kwargs)[0])):
-            return result, (*found, by_name)
-        return result, found[0] if single else found
+            return result, (*by_argument, by_name)
+        return result, by_argument[0] if single else by_argument
 
 
 def _without_none(cotangents, result):
     """The cotangents of a result, with zeros in the place of None."""
     results, spec = compat.tree_flatten(result)
-    given, _ = compat.tree_flatten(cotangents)
-    if len(given) != len(results) or all(g is not None for g in given):
+    flat, _ = compat.tree_flatten(cotangents)
+    if len(flat) != len(results) or all(g is not None for g in flat):
         return cotangents
-    zeros = [torch.zeros_like(r) if g is None else g for g, r in zip(given, results, strict=True)]
+    zeros = [torch.zeros_like(r) if g is None else g for g, r in zip(flat, results, strict=True)]
     return compat.tree_unflatten(zeros, spec)
 
 

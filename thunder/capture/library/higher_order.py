@@ -173,10 +173,10 @@ def _scan(c: Capture, f, args, kwargs):
 
 
 def _flex_attention(c: Capture, f, args, kwargs):
-    given = {**kwargs}
-    if given.pop("return_aux", None) is not None:
+    options = {**kwargs}
+    if options.pop("return_aux", None) is not None:
         c.refuse("flex_attention is asked for auxiliary results", "pass return_lse=True, or leave them out")
-    return c.enter(flex_attention, args, given)
+    return c.enter(flex_attention, args, options)
 
 
 def handlers() -> dict:

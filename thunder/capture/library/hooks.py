@@ -37,14 +37,14 @@ class Hook:
         self.name = plain_attribute(function, "__name__") or type(function).__name__
 
     def __call__(self, gradient: torch.Tensor, values: tuple) -> torch.Tensor:
-        found = self.rebuilt(values)(gradient)
-        if found is None:
+        result = self.rebuilt(values)(gradient)
+        if result is None:
             return gradient
-        if not isinstance(found, torch.Tensor):
-            raise TypeError(f"hook {self.name!r} gave a {type(found).__name__}, where a tensor or None is expected")
-        if found.shape != gradient.shape or found.dtype != gradient.dtype:
+        if not isinstance(result, torch.Tensor):
+            raise TypeError(f"hook {self.name!r} gave a {type(result).__name__}, where a tensor or None is expected")
+        if result.shape != gradient.shape or result.dtype != gradient.dtype:
             raise RuntimeError(f"hook {self.name!r} has changed the size or the type of value")
-        return found
+        return result
 
 
 OBJECT_NAMES[Hook] = lambda hook: "hook" if hook.name == "<lambda>" else hook.name
@@ -77,23 +77,25 @@ def node(c: Capture, value: TensorProxy) -> Proxy:
 def register(c: Capture, f, args, kwargs) -> RemovableHandle:
     """`Tensor.register_hook` of a value of the program: hooks run in the order they were registered in, on the whole
     gradient."""
-    given = dict(zip(("self", "hook"), args)) | kwargs
-    value = c.recorder.latest(given["self"])
+    arguments = dict(zip(("self", "hook"), args)) | kwargs
+    value = c.recorder.latest(arguments["self"])
     if not value.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     operations = c.recorder.bound_symbols
     head = node(c, value)
-    place = c.recorder.place(head)
-    if c.recording.outer or place is None or operations[place] in c.engine.known:
+    position = c.recorder.place(head)
+    if c.recording.outer or position is None or operations[position] in c.engine.known:
         return c.refuse(
             "a hook is registered on an overwritten argument, inside of a transform of functions, or after a backward",
             "register it outside of the compiled function, or earlier",
         )
     below = renamed_value(head, c.recorder.context.names.make())
     c.engine.heads[value] = below
-    hook = hooked.bind(below, Hook(given["hook"]), (), output=head, context=c.recorder.context.afterwards)
+    hook = hooked.bind(below, Hook(arguments["hook"]), (), output=head, context=c.recorder.context.afterwards)
     hook.location = c.own_location()
-    c.recorder.rewrite([*operations[:place], operations[place].swap({head: below}), hook, *operations[place + 1 :]])
+    c.recorder.rewrite(
+        [*operations[:position], operations[position].swap({head: below}), hook, *operations[position + 1 :]]
+    )
     handle = Handle(collections.OrderedDict())
     handle.hook = hook.args[1]
     return handle
@@ -104,16 +106,18 @@ def remove(c: Capture, f, args, kwargs) -> None:
     handle, operations = args[0], c.recorder.bound_symbols
     if handle.hook is None:
         return
-    found = next((b for b in operations if b.sym is hooked and b.args[1] is handle.hook), None)
-    if found is None or found in c.engine.known:
+    call = next((b for b in operations if b.sym is hooked and b.args[1] is handle.hook), None)
+    if call is None or call in c.engine.known:
         return c.refuse("a hook is removed after a backward", "let the hook itself decide")
-    below, head = found.args[0], found.output
+    below, head = call.args[0], call.output
     for value in [value for value, first in c.engine.heads.items() if first is below]:
         c.engine.heads[value] = head
         if value is head:
             del c.engine.heads[value]
-    place = c.recorder.place(below)
-    c.recorder.rewrite([b.swap({below: head}) if i == place else b for i, b in enumerate(operations) if b is not found])
+    position = c.recorder.place(below)
+    c.recorder.rewrite(
+        [b.swap({below: head}) if i == position else b for i, b in enumerate(operations) if b is not call]
+    )
     handle.hook = None
 
 
@@ -163,13 +167,13 @@ def grad_mode(c: Capture, enabled: bool) -> Iterator[None]:
 def called(c: Capture, function: Callable, gradient: TensorProxy, create_graph: bool) -> TensorProxy:
     """The result of a hook, which is interpreted, for a gradient."""
     with grad_mode(c, create_graph):
-        found = c.call(function, [gradient], {})
-    if found is None:
+        result = c.call(function, [gradient], {})
+    if result is None:
         return c.recorder.latest(gradient)
-    found = c.recorder.latest(found)
-    if type(found) is not TensorProxy or tuple(found.shape) != tuple(gradient.shape):
+    result = c.recorder.latest(result)
+    if type(result) is not TensorProxy or tuple(result.shape) != tuple(gradient.shape):
         raise RuntimeError(f"hook {Hook(function).name!r} has changed the size of value")
-    return found
+    return result
 
 
 HANDLERS = {Handle.remove: remove, Handle.__exit__: remove}

@@ -25,15 +25,15 @@ MOST = 64  # elements of a list that is shuffled: each is a host call
 
 
 def _shuffled(values: tuple) -> list:
-    found = list(values)
-    random.shuffle(found)
-    return found
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    return shuffled
 
 
 def _shuffled_by_numpy(values: tuple) -> list:
-    found = list(values)
-    numpy.random.shuffle(found)
-    return found
+    shuffled = list(values)
+    numpy.random.shuffle(shuffled)
+    return shuffled
 
 
 _GENERATORS = (  # which the functions of the two modules draw from
@@ -44,20 +44,20 @@ _GENERATORS = (  # which the functions of the two modules draw from
 
 def _shuffle(c: Capture, f, args, kwargs):
     """`random.shuffle(x)` and NumPy's: numbers come from the host; of anything else each order is a path."""
-    generator, *given = *args, *(kwargs[n] for n in ("x",) if n in kwargs)
-    if len(given) != 1 or len(given) + 1 != len(args) + len(kwargs):
+    generator, *operands = *args, *(kwargs[n] for n in ("x",) if n in kwargs)
+    if len(operands) != 1 or len(operands) + 1 != len(args) + len(kwargs):
         return f(*args, **kwargs)  # raises
-    (x,) = given
+    (x,) = operands
     draw = next((f for g, f in _GENERATORS if g is generator), None)
     if draw is None or type(x) is not list or len(x) > MOST:
-        return host_lines.run_impure(c, types.MethodType(f, generator), given, {})
+        return host_lines.run_impure(c, types.MethodType(f, generator), operands, {})
     host_lines.warn_of(c, random.shuffle)
     c.materialize(x)
     numbers = all(type(v) in (int, float, IntegerProxy, FloatProxy) for v in x)
-    given = tuple(x) if numbers else tuple(range(len(x)))
-    drawn = host_lines.run(c, draw, (given,), effect="random")
-    found = [host_lines.run(c, operator.getitem, (drawn, i)) for i in range(len(x))]
-    x[:] = found if numbers else [x[concrete(i)] for i in found]
+    operands = tuple(x) if numbers else tuple(range(len(x)))
+    drawn = host_lines.run(c, draw, (operands,), effect="random")
+    shuffled = [host_lines.run(c, operator.getitem, (drawn, i)) for i in range(len(x))]
+    x[:] = shuffled if numbers else [x[concrete(i)] for i in shuffled]
     return None
 
 
@@ -80,10 +80,10 @@ def _warn(c: Capture, f, args, kwargs):
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp("warnings.warn() runs on the host")
 
-    def given(message, category=None, stacklevel=1, source=None, **others):
+    def bound(message, category=None, stacklevel=1, source=None, **others):
         return message, category, concrete(stacklevel)
 
-    message, category, level = given(*args, **kwargs)
+    message, category, level = bound(*args, **kwargs)
     if issubclass(kind := operations.type_of(c, message), Warning):
         message, category = c.call(str, [message], {}), kind
     frames = c.stack_of_frames

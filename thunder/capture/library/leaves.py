@@ -55,8 +55,8 @@ def _make_contiguous(kind: type, requires_grad: bool, options: dict, shape: tupl
 
 
 def _make(kind: type, shape: tuple, strides: tuple, requires_grad: bool, **options) -> torch.Tensor:
-    made = torch.empty_strided(shape, strides, **options)
-    return kind(made, requires_grad) if kind is not torch.Tensor else made.requires_grad_(requires_grad)
+    tensor = torch.empty_strided(shape, strides, **options)
+    return kind(tensor, requires_grad) if kind is not torch.Tensor else tensor.requires_grad_(requires_grad)
 
 
 def require_grad(c: Capture, f, args, kwargs) -> TensorProxy:
@@ -102,27 +102,27 @@ def _require_grad_outside(c: Capture, p: TensorProxy) -> None:
     """A tensor from outside is a leaf that requires grad from now on, and stays one behind the call. Its prologue says
     so to PyTorch where it returns the inputs: all questions have their answers then."""
     real, source = c.tensors.real[p]
-    made = like(p)
-    made.name, made.requires_grad = c.recorder.context.names.make("t"), True
-    c.tensors.stand_for(made, real, source)
-    c.tensors.required[made] = source.call("requires_grad_")
-    c.recorder.memory.stand_for(p, made)
+    required = like(p)
+    required.name, required.requires_grad = c.recorder.context.names.make("t"), True
+    c.tensors.stand_for(required, real, source)
+    c.tensors.required[required] = source.call("requires_grad_")
+    c.recorder.memory.stand_for(p, required)
 
 
 def parameter(c: Capture, cls, args, kwargs) -> TensorProxy:
     """`torch.nn.Parameter(data, requires_grad)`. It does not share memory with `data`, which nobody writes to then."""
-    given = dict(zip(("data", "requires_grad"), args)) | kwargs
-    data = given.get("data")
+    arguments = dict(zip(("data", "requires_grad"), args)) | kwargs
+    data = arguments.get("data")
     if data is None:
         data = c.call(torch.empty, [0], {})
-    data, wanted = c.lift(data), given.get("requires_grad", True)
+    data, wanted = c.lift(data), arguments.get("requires_grad", True)
     _refuse_transforms(c)
     values = c.recorder.latest(data)
     if values.dtype.category < 2 and wanted:
         raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
-    made = leaf(c, values, torch.nn.Parameter, wanted)
-    c.recorder.memory.freeze(data, made)
-    return made
+    new_leaf = leaf(c, values, torch.nn.Parameter, wanted)
+    c.recorder.memory.freeze(data, new_leaf)
+    return new_leaf
 
 
 def copied(c: Capture, f, args, kwargs) -> TensorProxy:

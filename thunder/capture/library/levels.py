@@ -53,9 +53,9 @@ class _Entered:
     def argument(self, c: Capture, x, dim: int | None = None) -> tuple[TensorProxy, TensorProxy]:
         """A value of the program around, and its proxy inside of the level, without dimension `dim`."""
         (value,), _ = flatten(c, x)
-        made = fresh(c, value, grad=False, dim=dim)
-        self.inner.memory.fixed[made] = "a function under grad, vjp, jvp or vmap writes to its argument"
-        return value, made
+        inner_value = fresh(c, value, grad=False, dim=dim)
+        self.inner.memory.fixed[inner_value] = "a function under grad, vjp, jvp or vmap writes to its argument"
+        return value, inner_value
 
     def outside(self, c: Capture, value: Any, *placement: Any) -> Any:
         """A value of the level as the program around has it."""
@@ -87,11 +87,11 @@ class _Mapped(_Entered):
         self.table: dict[Proxy, Proxy] = {}
 
     def add(self, c: Capture, x, dim: int) -> TensorProxy:
-        outer, made = self.argument(c, x, dim)
+        outer, inner_value = self.argument(c, x, dim)
         self.into(c, self.outer)
-        self.table[made] = outer if dim == 0 else ltorch.movedim(outer, dim, 0)
+        self.table[inner_value] = outer if dim == 0 else ltorch.movedim(outer, dim, 0)
         self.into(c, self.inner)
-        return made
+        return inner_value
 
     def take(self, c: Capture, new, value, dim=None):
         self.table = batched(new, self.table, self.size, self.randomness, c.recorder)
@@ -104,18 +104,18 @@ def _ones(x: TensorProxy) -> TensorProxy:
 
 def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorProxy:
     """A result with its mapped dimension at `dim`."""
-    found = table.get(value, value)
-    mapped = value in table and found.shape != value.shape
+    result = table.get(value, value)
+    mapped = value in table and result.shape != value.shape
     if dim is None:
         if mapped:
             raise ValueError("vmap: out_dims is None for a result that is mapped over")
-        return found
+        return result
     rank = len(value.shape) + 1
     if not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
     if not mapped:
-        found = ltorch.expand(found, (size, *found.shape))
-    return found if dim % rank == 0 else ltorch.movedim(found, 0, dim)
+        result = ltorch.expand(result, (size, *result.shape))
+    return result if dim % rank == 0 else ltorch.movedim(result, 0, dim)
 
 
 class _Differentiated(_Entered):
@@ -127,14 +127,14 @@ class _Differentiated(_Entered):
         self.level: Level | None = None
 
     def add(self, c: Capture, x) -> TensorProxy:
-        outer, made = self.argument(c, x)
-        self.arguments[made] = outer
-        return made
+        outer, inner_value = self.argument(c, x)
+        self.arguments[inner_value] = outer
+        return inner_value
 
     def take(self, c: Capture, new, value, then=None):
         if self.level is None:
-            found = dict.fromkeys((*self.arguments, *(o for operation in new for o in operation.outputs)))
-            differentiable = [x for x in found if isinstance(x, TensorProxy) and x.requires_grad]
+            values = dict.fromkeys((*self.arguments, *(o for operation in new for o in operation.outputs)))
+            differentiable = [x for x in values if isinstance(x, TensorProxy) and x.requires_grad]
             self.level = Level(list(self.arguments), new, differentiable)
             self.linearize(c, self.level, list(self.arguments.values()), c.request.options.executors, c.recorder)
         else:  # cotangents, and zeros where there is no gradient
@@ -164,12 +164,12 @@ class _Reverse(_Differentiated):
         return self.pull(c, outputs, inputs, cotangents)
 
     def pull(self, c: Capture, outputs, inputs, cotangents) -> tuple:
-        given: dict[Proxy, Any] = {}
+        by_output: dict[Proxy, Any] = {}
         with recording(c.recorder):
             cotangents = cotangents or [_ones(self.arguments.get(o, o)) for o in outputs]
             for o, g in zip(outputs, cotangents, strict=True):
-                given[o] = ltorch.add(given[o], g) if o in given else g
-            return tuple(self.pullback([given.get(o) for o in self.pullback.level.outputs], c.recorder, inputs))
+                by_output[o] = ltorch.add(by_output[o], g) if o in by_output else g
+            return tuple(self.pullback([by_output.get(o) for o in self.pullback.level.outputs], c.recorder, inputs))
 
 
 class _Forward(_Differentiated):
@@ -183,24 +183,24 @@ class _Forward(_Differentiated):
         self.tangents: dict[Proxy, Any] = {}
 
     def dual(self, c: Capture, x, tangent) -> TensorProxy:
-        made = self.add(c, x)
-        made.requires_grad = True
-        (self.given[made],), _ = flatten(c, tangent)
-        return made
+        dual_value = self.add(c, x)
+        dual_value.requires_grad = True
+        (self.given[dual_value],), _ = flatten(c, tangent)
+        return dual_value
 
     def linearize(self, c: Capture, level, arguments, *rest):
-        found = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
-        self.tangents = dict(zip(level.outputs, found, strict=True))
+        tangents = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
+        self.tangents = dict(zip(level.outputs, tangents, strict=True))
 
     def tangent(self, c: Capture, value: TensorProxy) -> TensorProxy:
         """The tangent of a value of the level, in the program around: zeros where it has none."""
 
-        def found():
+        def tangent_value():
             known = self.tangents.get(value)
             with recording(c.recorder):
                 return ltorch.zeros_like(self.arguments.get(value, value)) if known is None else known
 
-        return self.outside(c, None, found)
+        return self.outside(c, None, tangent_value)
 
 
 # ----------------------------------------------------------------------------------------------------------- handlers
@@ -258,10 +258,10 @@ def _gradients(c: Capture, f, args, kwargs):
         _check_like(c, g, o, f"Mismatch in shape: a cotangent has the shape {g.shape}, its result {o.shape}")
     for level in reversed(c.recording.differentiated):
         if any(o in level.arguments or level.inner.producer(o) is not None for o in outputs):
-            found = level.gradients(c, outputs, inputs, cotangents)
+            gradients = level.gradients(c, outputs, inputs, cotangents)
             around = [level.arguments.get(x, x) for x in inputs]
             with recording(c.recorder):
-                return tuple(ltorch.zeros_like(x) if g is None else g for g, x in zip(found, around, strict=True))
+                return tuple(ltorch.zeros_like(x) if g is None else g for g, x in zip(gradients, around, strict=True))
     return tuple(ltorch.zeros_like(x) for x in inputs)
 
 
@@ -316,12 +316,12 @@ def _make_dual(c: Capture, f, args, kwargs):
     return _forward(c).dual(c, primal, tangent)
 
 
-def _check_like(c: Capture, given: TensorProxy, wanted: TensorProxy, refusal: str) -> None:
+def _check_like(c: Capture, value: TensorProxy, wanted: TensorProxy, refusal: str) -> None:
     """Raises RuntimeError where a cotangent or a tangent has another shape than its tensor, CaptureError where only the
     dtypes differ."""
-    check_shapes(given.shape, wanted.shape, refusal)
-    if given.dtype is not wanted.dtype:
-        names = f"{given.dtype.name} for {wanted.dtype.name}"
+    check_shapes(value.shape, wanted.shape, refusal)
+    if value.dtype is not wanted.dtype:
+        names = f"{value.dtype.name} for {wanted.dtype.name}"
         c.refuse(f"a cotangent or a tangent has another dtype than its tensor: {names}", "convert it")
 
 

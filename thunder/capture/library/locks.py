@@ -45,10 +45,10 @@ def _own(c: Capture, f, args, kwargs):
 
 
 def _waits(c: Capture, f, args, kwargs, taken: TakenLock) -> bool:
-    given = {**dict(zip(("blocking", "timeout"), args)), **kwargs}
-    if any(type(v) not in PRIMITIVE for v in given.values()) or given.get("timeout", -1) != -1:
+    arguments = {**dict(zip(("blocking", "timeout"), args)), **kwargs}
+    if any(type(v) not in PRIMITIVE for v in arguments.values()) or arguments.get("timeout", -1) != -1:
         _refuse(c, taken, "is waited for with a timeout")
-    return bool(given.get("blocking", True))
+    return bool(arguments.get("blocking", True))
 
 
 def _refuse(c: Capture, taken: TakenLock, reason: str):

@@ -17,8 +17,8 @@ from thunder.core.proxies import TensorProxy
 
 def register_hook(c: Capture, f, args, kwargs) -> Any:
     """`Tensor.register_hook`."""
-    given = dict(zip(("self", "hook"), args)) | kwargs
-    _refuse_outside(c, given["self"])
+    arguments = dict(zip(("self", "hook"), args)) | kwargs
+    _refuse_outside(c, arguments["self"])
     return hooks.register(c, f, args, kwargs)
 
 

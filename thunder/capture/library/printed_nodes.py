@@ -32,9 +32,9 @@ def _function(name: str) -> type[torch.autograd.Function]:
     def forward(ctx, a):
         return a.view_as(a)
 
-    made = type("Printed", (torch.autograd.Function,), {"forward": staticmethod(forward)})
-    made._backward_cls.__name__ = name  # type: ignore[attr-defined]  # autograd.Function's metaclass makes it
-    return made
+    function_class = type("Printed", (torch.autograd.Function,), {"forward": staticmethod(forward)})
+    function_class._backward_cls.__name__ = name  # type: ignore[attr-defined]  # autograd.Function's metaclass makes it
+    return function_class
 
 
 @primitive(lambda value, name: like(value), tags=(OpTags.DETACHED,), module="ltorch")
@@ -96,10 +96,10 @@ _FEW = 1 << 16  # elements of an example
 def _example(p: TensorProxy, strides: tuple | None) -> torch.Tensor:
     shape, dtype = tuple(map(number_value, p.shape)), to_torch_dtype(p.dtype)
     if strides is None:
-        made = torch.zeros(shape, dtype=dtype)
+        tensor = torch.zeros(shape, dtype=dtype)
     else:
-        made = torch.empty_strided(shape, strides, dtype=dtype).zero_()
-    return made.to(to_torch_device(p.device)).requires_grad_(p.requires_grad)
+        tensor = torch.empty_strided(shape, strides, dtype=dtype).zero_()
+    return tensor.to(to_torch_device(p.device)).requires_grad_(p.requires_grad)
 
 
 def _name(operation: BoundSymbol, examples: dict[Proxy, torch.Tensor], value: TensorProxy) -> str | None:
@@ -108,7 +108,7 @@ def _name(operation: BoundSymbol, examples: dict[Proxy, torch.Tensor], value: Te
 
     assert operation.sym.fn is not None, "the program runs the operation"
     result = operation.sym.fn(*map_structure(example, operation.args), **map_structure(example, operation.kwargs))
-    found: dict[Proxy, object] = {}
-    assign(operation.output, result, found)
-    node = getattr(found.get(value), "grad_fn", None)
+    results: dict[Proxy, object] = {}
+    assign(operation.output, result, results)
+    node = getattr(results.get(value), "grad_fn", None)
     return None if node is None else type(node).__name__

@@ -46,8 +46,8 @@ class _HookWriter(EpilogueWriter):
     with code that runs later, so that they must not change."""
 
     def function(self, hook: Callable) -> tuple[Callable, tuple]:
-        _, made = self.program("hook", "values", self.build(hook))
-        return made, tuple(value for _, value in self.values.values())
+        _, program = self.program("hook", "values", self.build(hook))
+        return program, tuple(value for _, value in self.values.values())
 
     def path(self, source) -> str:
         if source.base is not None:  # else it is the compiled module, or stands in the program
@@ -79,9 +79,9 @@ class _HookWriter(EpilogueWriter):
 
     def _other(self, value, t: type) -> str:
         if t is functools.partial:
-            given = map(self.build, (value.func, *value.args))
+            operands = map(self.build, (value.func, *value.args))
             named = (f"{k}={self.build(v)}" for k, v in value.keywords.items())
-            return self.variable(value, f"{self.pin(t)}({', '.join((*given, *named))})")
+            return self.variable(value, f"{self.pin(t)}({', '.join((*operands, *named))})")
         return super()._other(value, t) if self._is_fixed(value, t) else self._refuse(t)
 
     def _refuse(self, t: type) -> str:

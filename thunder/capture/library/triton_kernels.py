@@ -25,7 +25,7 @@ from thunder.ops.functionalize.mutating import call_mutating
 
 def launchers() -> dict[Callable, Callable]:
     """function of triton's -> handler; empty while no program has imported triton."""
-    found: dict[Callable, Callable] = {_run: _launch}
+    table: dict[Callable, Callable] = {_run: _launch}
     for module, name in (
         ("jit", "JITFunction"),
         ("autotuner", "Autotuner"),
@@ -35,10 +35,10 @@ def launchers() -> dict[Callable, Callable]:
         # None as well while a thread imports triton
         kind: Any = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)
         if hasattr(kind, "run"):
-            found[kind.run] = _launch
+            table[kind.run] = _launch
         elif kind is not None:  # Triton's interpreter makes one for each kernel, before Triton 3.6
-            found[kind.__getitem__] = lambda c, f, args, kwargs: functools.partial(_run, args[0], grid=args[1])
-    return found
+            table[kind.__getitem__] = lambda c, f, args, kwargs: functools.partial(_run, args[0], grid=args[1])
+    return table
 
 
 def _run(kernel, *args, grid, **kwargs) -> None:
@@ -57,11 +57,11 @@ def _launch(c: Capture, f, args, kwargs):
         c.world.ask(source, IDENTITY)
     function, layers = _unwrapped(kernel)
     args, kwargs = _plain(c, list(args)), _plain(c, kwargs)
-    given = _bound(function, args, kwargs)
+    arguments = _bound(function, args, kwargs)
     for name, heuristic in _heuristics(layers):
-        given[name] = _plain(c, c.call(heuristic, [dict(given)], {}))
-    launch, shown, grids = _launcher(c, kernel, grid, given, layers)
-    tensors = {name: value for name, value in given.items() if isinstance(value, TensorProxy)}
+        arguments[name] = _plain(c, c.call(heuristic, [dict(arguments)], {}))
+    launch, shown, grids = _launcher(c, kernel, grid, arguments, layers)
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, TensorProxy)}
     wanted = written_parameters(function)
     written = [value for name, value in tensors.items() if wanted is None or name in wanted]
     c.synchronize()
@@ -95,8 +95,8 @@ def _plain(c: Capture, value):
 def _bound(function: Callable, args: list, kwargs: dict) -> dict:
     """The kernel's parameters by name, as a grid function sees them."""
     parameters = inspect.signature(function).parameters
-    given = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-    return given | dict(zip(parameters, args)) | kwargs
+    arguments = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    return arguments | dict(zip(parameters, args)) | kwargs
 
 
 def _heuristics(layers: list) -> list[tuple[str, Callable]]:
@@ -104,7 +104,7 @@ def _heuristics(layers: list) -> list[tuple[str, Callable]]:
     return [item for table in tables for item in table.items()]
 
 
-def _launcher(c: Capture, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
+def _launcher(c: Capture, kernel, grid, arguments: dict, layers: list) -> tuple[Callable, object, tuple]:
     """(a function that launches the kernel, the grid as it is printed, the grids of all configurations: launches with
     other ones are another operation)."""
     tuned = next((layer.configs for layer in layers if hasattr(layer, "configs")), None)
@@ -112,10 +112,10 @@ def _launcher(c: Capture, kernel, grid, given: dict, layers: list) -> tuple[Call
         fixed = _grid(_plain(c, grid))
         return _with_grid(kernel, fixed), fixed, (fixed,)
     if tuned is None:
-        fixed = _grid(_plain(c, c.call(grid, [dict(given)], {})))
+        fixed = _grid(_plain(c, c.call(grid, [dict(arguments)], {})))
         return _with_grid(kernel, fixed), fixed, (fixed,)
     grids = [
-        (config.all_kwargs() | config.kwargs, _grid(_plain(c, c.call(grid, [given | config.all_kwargs()], {}))))
+        (config.all_kwargs() | config.kwargs, _grid(_plain(c, c.call(grid, [arguments | config.all_kwargs()], {}))))
         for config in tuned
     ]
 
@@ -124,12 +124,12 @@ def _launcher(c: Capture, kernel, grid, given: dict, layers: list) -> tuple[Call
             g for config, g in grids if all(meta.get(name) == value for name, value in config.items() if name in meta)
         )
 
-    found = tuple(g for _, g in grids)
-    return _with_grid(kernel, chosen), tuple(dict.fromkeys(found)), found
+    sizes = tuple(g for _, g in grids)
+    return _with_grid(kernel, chosen), tuple(dict.fromkeys(sizes)), sizes
 
 
-def _grid(given) -> tuple[int, ...]:
-    return tuple(int(n) for n in given) if isinstance(given, (tuple, list)) else (int(given),)
+def _grid(sizes) -> tuple[int, ...]:
+    return tuple(int(n) for n in sizes) if isinstance(sizes, (tuple, list)) else (int(sizes),)
 
 
 def _with_grid(kernel, grid) -> Callable:
@@ -172,14 +172,14 @@ class _Addresses:
             before = dict(self.roots)
             for node in ast.walk(self.tree):
                 self._assignment(node)
-        found: frozenset[str] = frozenset()
+        names: frozenset[str] = frozenset()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call):
                 more = self._writes(node)
                 if more is None:
                     return None
-                found |= more
-        return found
+                names |= more
+        return names
 
     def _assignment(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
