@@ -71,7 +71,7 @@ def test_run_prints_what_the_script_prints_and_a_report(script, capsys):
     assert command("run", script, "a", "--b") == 0
     printed, _, report = capsys.readouterr().out.partition("\n\nthunder: ")
     assert printed == eager.rstrip() and "['a', '--b']" in eager
-    assert report.startswith("1 modules\n  Net: 5 calls, 2 programs")
+    assert report.startswith("1 compiled\n  Net: 5 calls, 2 programs")
     assert "compiled again, the last time because x.shape[0] was 32, is 3" in report
     assert (sys.path, sys.argv, torch.nn.Module.__call__) == (path, argv, call)
 
@@ -105,9 +105,10 @@ def test_report_writes_a_page_for_each_module(script, capsys, tmp_path):
         file.write("    other = torch.nn.Linear(4, 4)\n    other(torch.ones(1, 4))\n")
     assert command("report", "--output", str(tmp_path / "page.html"), script, "a") == 0
     printed = capsys.readouterr().out
-    assert "['a']" in printed and f"Net: {tmp_path / 'page.html'}, its last call measured" in printed
+    assert "['a']" in printed and f"Net: {tmp_path / 'page_1.html'}, its last call measured" in printed
     assert f"Linear: {tmp_path / 'page_2.html'}, its last call measured" in printed
-    text = (tmp_path / "page.html").read_text()
+    assert all(f'href="page_{n}.html"' in (tmp_path / "page.html").read_text() for n in (1, 2))
+    text = (tmp_path / "page_1.html").read_text()
     assert "return self.second(torch.relu(self.first(x))) * SCALE" in text and 'id="timeline"' in text
 
 
@@ -173,7 +174,8 @@ def test_a_script_that_compiles_by_itself(tmp_path, capsys):
     assert command("report", "--output", str(tmp_path / "page.html"), str(tmp_path / "own.py")) == 0
     out = capsys.readouterr().out
     assert out.startswith("0.0\n0.0\n") and "Linear: 2 calls, 1 programs" in out
-    assert len(list(tmp_path.glob("page*"))) == 3  # of the script's own module, and of those that it calls in eager
+    assert "<lambda>: 2 calls, 1 programs" in out
+    assert len(list(tmp_path.glob("page*"))) == 5  # what it compiled, two modules in eager, and one that leads to all
 
 
 def test_a_closed_pipe_is_no_error():

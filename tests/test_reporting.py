@@ -114,9 +114,11 @@ def test_a_page_of_a_training_step(tmp_path):
     assert "<b>block</b>" in first[5], "shown as text"
     saved = thunder.examine.saved_for_backward(compiled)
     assert [row[0] for row in page.rows("saved")] == [v.name for v in saved]
-    modules = [row[4] for row in page.rows("by_module")]
+    modules = [row[6] for row in page.rows("by_module")]
     assert {"(the model)", "blocks", "blocks.0", "blocks.1.down"} <= set(modules)
-    assert any("x.square().mean()" in row[4] for row in page.rows("by_line"))
+    assert any("x.square().mean()" in row[6] for row in page.rows("by_line"))
+    lines = [row[6].partition(" ")[0] for row in page.rows("by_line")]
+    assert len(lines) == len(set(lines)), "a line has one row"
     passes = [e for e in page.all("div") if e.attributes.get("class") == "passes"]
     assert len(passes[1].all("details")) == len(entry.computation_traces)
     assert "def prologue" in page.all("section", id="guards")[0].text
@@ -128,6 +130,15 @@ def test_the_times_of_a_page_are_the_profiles():
     cells = [c for key in ("program0", "program1") for t in page.all("table", id=key) for c in t.all("td")]
     times = [float(c.attributes["data-n"]) for c in cells if "data-n" in c.attributes]
     assert sum(times) == pytest.approx(1e3 * measured.seconds, rel=1e-3)
+    (flame,) = page.all("div", **{"class": "flame"})
+    bars = {bar.attributes["title"].partition(":")[0]: bar.attributes["style"] for bar in flame.inside}
+    assert {"all", "blocks", "blocks.0", "blocks.1.down"} <= set(bars)
+    widths = {name: float(style.partition("width:")[2].partition("%")[0]) for name, style in bars.items()}
+    assert widths["all"] == 100 and widths["blocks.0"] + widths["blocks.1"] <= widths["blocks"] + 0.01
+    flops = {share.key: share.flops for share in measured.by_module()}
+    assert flops["blocks.0.up"] == 3 * 2 * 8 * 16 * 32 - (2 * 8 * 16 * 32), "x needs no gradient"
+    rates = {row[6]: row[4] for row in page.rows("by_module")}
+    assert float(rates["blocks.0.up"].replace(",", "")) > 0
     cards = page.all("div", **{"class": "cards"})[0].text
     assert f"{1e3 * measured.step:.3f} ms" in cards and f"{measured.covered:.1%}" in cards
     (chart,) = page.all("svg")
@@ -135,10 +146,18 @@ def test_the_times_of_a_page_are_the_profiles():
     (axis,) = page.all("div", **{"class": "axis"})
     top = [span.text for span in axis.all("span")]
     assert top[0] == "0.00 MiB" and top[-1] == f"{measured.peak / 2**20:.2f} MiB"
+    assert all("none of" not in row[1] for row in page.rows("holders")), "saved values count for their lines"
     held = [float(row[0]) for row in page.rows("holders")]
     assert held == sorted(held, reverse=True) and held[0] > 0
     points = [p.split(",") for p in chart.all("polyline")[0].attributes["points"].split()]
     assert len(points) == len(measured.costs) and min(float(y) for _, y in points) == pytest.approx(4.0)
+
+
+def test_other_systems_beside():
+    measured = profile(Model(), torch.randn(8, 16)).compare("eager")
+    assert list(measured.beside) == ["eager"] and "a step of eager" in page_of(measured).all("section")[0].text
+    with pytest.raises(ValueError, match="'jax' is no system; valid: 'eager', 'torch.compile'"):
+        measured.compare("jax")
 
 
 def test_a_page_without_a_measured_call():

@@ -31,6 +31,7 @@ from thunder.capture.policy import DEFINED
 from thunder.compiled import Compiled
 from thunder.errors import CaptureError
 from thunder.inspect.minify import FAULTS, NoFault, minify
+from thunder.inspect.report import job_report
 from thunder.module import ThunderModule
 from thunder.options import C_COMPILER, CXX_COMPILER, ENVIRONMENT, cache_directory
 from thunder.tests.measuring import compile_with, interleaved, parse_systems, repetitions
@@ -43,10 +44,13 @@ def add_commands(commands: Any) -> None:
     run.set_defaults(command=lambda given: run_script(given.script, given.arguments, given.recipe))
 
     report = commands.add_parser("report", help="run a script, and write a page for each module that it calls")
-    report.add_argument("--output", default="thunder_report.html", help="the page; others are numbered behind its name")
+    report.add_argument("--output", default="thunder_report.html", help="the page; that of several modules has links")
+    report.add_argument("--beside", default="", help="systems to measure too, of eager, torch.compile")
     _add_script(report)
     report.set_defaults(
-        command=lambda given: run_script(given.script, given.arguments, given.recipe, Path(given.output).absolute())
+        command=lambda given: run_script(
+            given.script, given.arguments, given.recipe, Path(given.output).absolute(), given.beside
+        )
     )
 
     smallest = commands.add_parser("minify", help="run a script, and print the smallest program that shows its fault")
@@ -159,14 +163,15 @@ def time_model(model: Callable, args: list[torch.Tensor], systems: str, train: b
 
 
 class _Row:
-    """The calls, programs and times of one module."""
+    """The calls, programs and times of one module, or of one function that the script compiles."""
 
-    def __init__(self, module: torch.nn.Module, recipe: str):
-        self.name, self.calls, self.programs, self.why = module.__class__.__name__, 0, 0, ""
+    def __init__(self, module: torch.nn.Module | Compiled, recipe: str):
+        name = getattr(module.fn, "__qualname__", "") if isinstance(module, Compiled) else ""
+        self.name, self.calls, self.programs, self.why = name or type(module).__name__, 0, 0, ""
         self.seconds = 0.0  # of calls that compiled
         self.last: tuple[tuple, dict, bool] | None = None  # the arguments of the last call, and whether it had grad
         try:
-            own = isinstance(module, ThunderModule)  # which the script has compiled
+            own = isinstance(module, (ThunderModule, Compiled))  # which the script has compiled
             self.compiled: Any = module if own else thunder.compile(module, recipe=recipe)
         except NotImplementedError as error:
             self.compiled, self.why = None, str(error)
@@ -193,17 +198,17 @@ class _Row:
 
 @contextmanager
 def compiled_calls(recipe: str):
-    """Inside the block, calls of modules with parameters run compiled programs. Gives a row for each module.
+    """Inside the block, calls of modules with parameters run compiled programs. Gives a row for each module, and for
+    each function that the script compiles itself.
 
-    A call inside of another is a part of that. `__call__` is the usual one while a compiled module runs, and where a
-    function that the script compiles itself is captured.
+    A call inside of another is a part of that: `__call__` is the usual one while a compiled function runs.
     """
-    usual: dict[type, Any] = {kind: kind.__call__ for kind in (torch.nn.Module, ThunderModule)}
+    usual: dict[type, Any] = {kind: kind.__call__ for kind in (torch.nn.Module, ThunderModule, Compiled)}
     rows: dict[int, _Row] = {}
 
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = isinstance(module, ThunderModule)
-        before = usual[ThunderModule if own else torch.nn.Module]
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        own = isinstance(module, (ThunderModule, Compiled))
+        before = next(function for kind, function in reversed(usual.items()) if isinstance(module, kind))
         if not own and next(module.parameters(), None) is None:
             return before(module, *args, **kwargs)
         _set_calls(usual)
@@ -285,9 +290,10 @@ def minify_script(script: str, arguments: list[str], fault: str | None) -> int:
     return 1
 
 
-def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None) -> int:
+def run_script(script: str, arguments: list[str], recipe: str, output: Path | None = None, beside: str = "") -> int:
     """Runs a script as `python script.py arguments` would, with compiled modules, and prints a row for each of them.
-    output: where a page about each module is written, measured by calls like its last one."""
+    output: where a page about each module is written, measured by calls like its last one. beside: the systems that
+    are measured as well, separated by commas."""
     given, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
@@ -295,22 +301,36 @@ def run_script(script: str, arguments: list[str], recipe: str, output: Path | No
             runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = given, path
-        print(f"\nthunder: {len(rows)} modules" if rows else "\nthunder: the script calls no module with parameters")
+        nothing = "the script calls no module with parameters, and nothing that it has compiled"
+        print(f"\nthunder: {len(rows)} compiled" if rows else f"\nthunder: {nothing}")
         for row in rows.values():
             print(f"  {row}")
-        for number, row in enumerate((r for r in rows.values() if output is not None and r.programs), 1):
-            place = output if number == 1 else output.with_stem(f"{output.stem}_{number}")  # type: ignore[union-attr]
-            print(f"  {row.name}: {place}, {_page(row, place)}")
+        if output is not None:
+            _pages(Path(script).name, list(rows.values()), output, [name for name in beside.split(",") if name])
     return 0
 
 
-def _page(row: _Row, place: Path) -> str:
+def _pages(script: str, rows: list[_Row], output: Path, beside: list[str]) -> None:
+    """Writes a page for each row with programs, and, where there are several rows, one that leads to them."""
+    places: list[Path | None] = []
+    for number, row in enumerate(rows, 1):
+        place = output if len(rows) == 1 else output.with_stem(f"{output.stem}_{number}")
+        places.append(place if row.programs else None)
+        if row.programs:
+            print(f"  {row.name}: {place}, {_page(row, place, beside)}")
+    if len(rows) > 1:
+        links = [(row.name, row.calls, row.programs, row.seconds, row.why, place) for row, place in zip(rows, places)]
+        job_report(script, links).save(output)
+        print(f"  links to these pages: {output}")
+
+
+def _page(row: _Row, place: Path, beside: list[str]) -> str:
     """Writes the page of a module. Returns its subject in words."""
     assert row.last is not None, "a module with programs was called"
     args, kwargs, grad = row.last
     try:
         with torch.set_grad_enabled(grad):
-            thunder.report(row.compiled, place, *args, **kwargs)
+            thunder.report(thunder.profile(row.compiled, *args, **kwargs).compare(*beside), place)
         return "its last call measured"
     except Exception as error:  # noqa: BLE001  the script's module may refuse to be called again
         thunder.report(row.compiled, place)

@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from thunder.analysis.aliases import alias_bases
-from thunder.analysis.cost import estimated_time, nbytes
+from thunder.analysis.cost import bytes_moved, estimated_time, multiply_adds, nbytes, original_of
 from thunder.api import compiled_or_jit
 from thunder.cache.entry import CacheEntry
 from thunder.compiled import Compiled
@@ -36,13 +36,14 @@ from thunder.inspect.queries import compiled_function
 from thunder.programs.entry import text_only
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.named_ranges import NOTES
-from thunder.transforms.partition import unpack_sequence
+from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.phases import phase_of
 
 ROUNDS = 3, 20  # calls of each kind, at least and at most, as long as they take
 SECONDS = 3.0  # together
 WARM = 3  # calls before, of which the first ones compile
 ROWS = 20  # of a printed table
+STATEMENTS = (python_del, unpack_sequence, clear_symbol)  # of a program's text, which compute nothing
 
 
 class Cost(NamedTuple):
@@ -64,14 +65,20 @@ class Cost(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What the bound symbols of a line or of a module took together. key: (filename, line, function, source line), or a
-    path. bytes: allocated by them. at_peak: bytes of what they have made and is in memory at the peak."""
+    """What the operations of a line or of a module took together.
+
+    key: (filename, line, function, source line), or a path. bytes: allocated by them. at_peak: bytes of their results
+    that are in memory at the peak. count: of the operations. moved: bytes that they read and write, by their types.
+    flops: floating-point operations of matmuls, convolutions and attention.
+    """
 
     key: Any
     seconds: float
     bytes: int
     at_peak: int
     count: int
+    moved: int = 0
+    flops: float = 0.0
 
 
 class Profile:
@@ -80,14 +87,17 @@ class Profile:
     costs: of each bound symbol, in the order in which they ran. step: seconds of a call, with its backward, that nobody
     looked into. noted: seconds of the call that the times are of. guards: seconds of that call until its program began.
     timeline: bytes in memory behind each bound symbol, more than before the call. peak: the largest of them. compiled,
-    entry: the function and its program.
+    entry: the function and its program. beside: seconds of a step of other systems, by name (`compare`).
     """
 
     def __init__(
-        self, compiled: Compiled, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float
-    ):
+        self, compiled: Compiled, entry: CacheEntry, costs: Sequence[Cost], step: float, noted: float, guards: float,
+        step_of: Callable[[Callable], float],
+    ):  # fmt: skip
         self.compiled, self.entry, self.costs = compiled, entry, tuple(costs)
         self.step, self.noted, self.guards = step, noted, guards
+        self.beside: dict[str, float] = {}
+        self._step_of = step_of
         self.timeline: list[int] = []
         for cost in costs:
             self.timeline.append(cost.bytes + (self.timeline[-1] if self.timeline else 0))
@@ -104,9 +114,37 @@ class Profile:
         """How much of the call its guards and the bound symbols are; the rest is autograd's, and the way back."""
         return (self.guards + self.seconds) / self.noted if self.noted else 0.0
 
+    def compare(self, *systems: str) -> Profile:
+        """Measures the same step in other systems, "eager" and "torch.compile", in turns with thunder's, and returns
+        this profile: `beside` has the seconds of each, `step` is measured again.
+
+        Raises OptionError for another name.
+        """
+        others = {"eager": lambda f: f, "torch.compile": torch.compile}
+        for name in systems:
+            if name not in others:
+                raise OptionError(f"systems: {name!r} is no system; valid: {', '.join(map(repr, others))}")
+        if not systems:
+            return self
+        calls = {"thunder": self.compiled, **{name: others[name](self.compiled.fn) for name in systems}}
+        for call in calls.values():
+            for _ in range(WARM):
+                self._step_of(call)
+        times, started = {name: [] for name in calls}, time.perf_counter()
+        while len(times["thunder"]) < ROUNDS[0] or (
+            len(times["thunder"]) < ROUNDS[1] and time.perf_counter() - started < SECONDS
+        ):
+            for name, call in calls.items():
+                times[name].append(self._step_of(call))
+        self.beside = {name: min(times[name]) for name in systems}
+        self.step = min(times["thunder"])
+        return self
+
     def by_line(self) -> list[Share]:
-        """By the user's line, the longest first. The key is None for bound symbols that come from no line."""
-        return self._shares(lambda where, module: [where])
+        """By the user's line, the longest first. The key is None for operations that come from no line. Operations in
+        functions of one line (a comprehension, a lambda) count for that line."""
+        lines: dict[tuple, tuple] = {}
+        return self._shares(lambda where, module: [where and lines.setdefault(where[:2], where)])
 
     def by_module(self) -> list[Share]:
         """By module, with the modules in it, the longest first. The key is "" for the compiled module itself, None for
@@ -114,9 +152,11 @@ class Profile:
         return self._shares(lambda where, module: _prefixes(module))
 
     def _shares(self, keys: Callable[..., Iterable]) -> list[Share]:
-        found: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0])
+        found: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0, 0, 0.0])
         where, keys_of = self.entry.captured.where, {}
         for cost in self.costs:
+            computes = cost.bound_symbol.sym not in STATEMENTS
+            moved = bytes_moved(cost.bound_symbol) if computes else 0
             for part, share in _parts(cost.bound_symbol):
                 location = part.location
                 at = keys(where(location), location[2]) if location else keys(cost.where, cost.module)
@@ -124,12 +164,15 @@ class Profile:
                     row = found[key]
                     row[0] += share * cost.seconds
                     row[1] += round(share * max(cost.bytes, 0))
-                    row[3] += 1
-                keys_of |= dict.fromkeys([o.name for o in part.outputs], tuple(dict.fromkeys(at)))
+                    row[3] += computes
+                    row[4] += round(share * moved)
+                    row[5] += 2 * multiply_adds(original_of(part)) if computes else 0.0
+                if computes:
+                    keys_of |= dict.fromkeys([o.name for o in part.outputs], tuple(dict.fromkeys(at)))
         for name, size in self._alive.items():
             for key in keys_of.get(name, ()):
                 found[key][2] += size
-        return sorted((Share(key, *row) for key, row in found.items()), key=lambda s: -s.seconds)
+        return sorted((Share(key, *row) for key, row in found.items() if row[3]), key=lambda s: -s.seconds)
 
     def __str__(self) -> str:
         head = (
@@ -377,13 +420,23 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
         took, entry = _now() - started, compiled.stats.last_entry
         if entry is None or entry.calls == calls.get(id(entry), 0):
             raise CaptureError("the original function runs, so that there is no program to measure", remedy=_REMEDY)
-        if entry.backward_traces:
-            inputs = [x for x in entry.inputs(compiled.fn, args, kwargs) if _requires_grad(x)]
-            started = _now()
-            gradients = _backward(result, inputs)
-            took += _now() - started
-            del gradients  # giving memory back is no part of the program
-        return took, entry
+        return took + backward_of(result, entry), entry
+
+    def backward_of(result: Any, entry: CacheEntry) -> float:
+        if not entry.backward_traces:
+            return 0.0
+        inputs = [x for x in entry.inputs(compiled.fn, args, kwargs) if _requires_grad(x)]
+        started = _now()
+        gradients = _backward(result, inputs)
+        took = _now() - started
+        del gradients  # giving memory back is no part of the program
+        return took
+
+    def step_of(call: Callable) -> float:
+        """Seconds of the step with another function in the place of the compiled one."""
+        started = _now()
+        result = call(*args, **kwargs)
+        return _now() - started + backward_of(result, entry)
 
     for _ in range(WARM):
         entry = step()[1]
@@ -412,7 +465,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
         raise CaptureError("calls with these arguments do not all run the same program", remedy=_REMEDY)
     took, _, _, guards, times = min(noted, key=lambda call: call[0])
     costs = costs_of(entry, ways[0], times, _allocated(profiler))
-    return Profile(compiled, entry, costs, min(call[0] for call in plain), took, guards)
+    return Profile(compiled, entry, costs, min(call[0] for call in plain), took, guards, step_of)
 
 
 def check_symbols(entry: CacheEntry) -> None:

@@ -1,7 +1,8 @@
 """`thunder.report`: what a compiled function does, and what that costs, as one page of HTML.
 
 The page needs no network and no server. It has no facts of its own: it shows what traces, `thunder.profile`,
-`thunder.explain`, `last_paths`, `compile_stats` and `examine.saved_for_backward` say.
+`thunder.explain`, `last_paths`, `compile_stats` and `examine.saved_for_backward` say. Rates stand beside those that the
+device reaches (`ceilings`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thunder.analysis.cost import multiply_adds, original_of
 from thunder.cache.entry import CacheEntry
 from thunder.cache.history import section_of_reason
 from thunder.compiled import Compiled, compiled_of
-from thunder.core.proxies import Proxy, leaves
+from thunder.core.dtypes import FLOAT
+from thunder.core.proxies import Proxy, TensorProxy, leaves
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
+from thunder.inspect.ceilings import Ceilings, ceilings
 from thunder.inspect.examine import operations_in, saved_for_backward
 from thunder.inspect.explain import explained, rules_of
-from thunder.inspect.profile import Cost, Profile, Share, check_symbols, costs_of, profile
+from thunder.inspect.flame import flame
+from thunder.inspect.profile import STATEMENTS, Cost, Profile, Share, check_symbols, costs_of, profile
 from thunder.inspect.queries import last_entry, last_paths
-from thunder.transforms.del_last_used import python_del
-from thunder.transforms.partition import clear_symbol, unpack_sequence
+from thunder.ops.torch_types import to_torch_dtype
 from thunder.version import VERSION
 
 CHANGED = 300  # lines of a diff
@@ -54,12 +58,14 @@ class Report:
 
 
 def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
-    """A page about a compiled function or module: its programs by pass, the user's lines beside what runs, fused
-    kernels, memory, guards, recompilations, decisions, what runs on the host, and communication.
+    """A page about a compiled function or module: its programs by pass, the user's lines beside what runs, a flame
+    graph of the modules, rates beside those that the device reaches, kernels, memory, guards, recompilations,
+    decisions, eager calls and other work on the host, and communication.
 
-    fn: also what `thunder.profile` gave. path: where the page is written, if anywhere. args, kwargs: of a call that
-    `thunder.profile` measures, with all that it says of the number of calls; without them, and without a profile, the
-    page is about the last call, and has no times.
+    fn: compiled, or a profile; with `thunder.profile(fn, *args).compare("eager", "torch.compile")` the page has their
+    times too. path: where the page is written, if anywhere. args, kwargs: of a call that `thunder.profile` measures,
+    with all that it says of the number of calls; without them, and without a profile, the page is about the last call,
+    and has no times.
 
     Raises TypeError where `fn` was not compiled, or not called and no arguments are given; CaptureError for a program
     from disk, of which there is the text alone.
@@ -84,11 +90,12 @@ def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> st
     else:
         costs = list(measured.costs)
     name = getattr(compiled.fn, "__qualname__", type(compiled.fn).__name__)
+    limits = _ceilings(entry, costs) if measured is not None else None
     sections = {
         "summary": ("Summary", _summary(compiled, entry, measured)),
         "code": ("What runs", _code(costs, measured)),
-        "lines": ("By line", _shares(measured and measured.by_line(), "line", _line)),
-        "modules": ("By module", _shares(measured and measured.by_module(), "module", _module)),
+        "lines": ("By line", _shares(measured and measured.by_line(), "line", _line, limits)),
+        "modules": ("By module", _modules(measured, limits)),
         "fusions": ("Fused", _fusions(costs, measured)),
         "memory": ("Memory", _memory(compiled, entry, measured)),
         "passes": ("Passes", _passes(entry)),
@@ -103,18 +110,38 @@ def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> st
     body.append("<nav>" + "".join(f'<a href="#{key}">{title}</a>' for key, (title, _) in sections.items()) + "</nav>")
     for key, (title, parts) in sections.items():
         body += [f'<section id="{key}"><h2>{title}</h2>', *parts, "</section>"]
+    return _filled(name, body)
+
+
+def _filled(name: str, body: Iterable[str]) -> str:
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return template.replace("{{title}}", escape(f"thunder: {name}")).replace("{{body}}", "\n".join(body))
+
+
+def job_report(script: str, rows: Sequence[tuple[str, int, int, float, str, Path | None]]) -> Report:
+    """A page that leads to those of all modules and compiled functions of a script.
+
+    rows: name, calls, programs, seconds of calls that compiled, a remark, and the page beside this one, if any.
+    """
+    cells = []
+    for name, calls, programs, seconds, remark, place in rows:
+        link = f'<td><a href="{escape(place.name)}">{escape(name)}</a></td>' if place else _text(name)
+        cells.append((link, _number(calls, "{:,}"), _number(programs, "{}"), _number(seconds, "{:.2f}"), _text(remark)))
+    head = ("function", "calls", "programs", "s of calls that compiled", "remark")
+    return Report(_filled(script, [f"<h1>{escape(script)}</h1>", *_table("by_function", head, cells)]))
 
 
 # ------------------------------------------------------------------------------------------------------- pieces of HTML
 
 
 def _table(key: str, head: Sequence[str], rows: Iterable[Sequence[str]], most: int | None = None) -> Iterator[str]:
-    """rows: of cells, as `_number`, `_text` and `_bar` make them."""
+    """rows: of cells, as `_number`, `_text` and `_bar` make them. A table of shares stays a table on a phone; a row of
+    another one becomes a block there."""
     rows = list(rows)
     shown = rows if most is None else rows[:most]
-    yield f'<div class="scroll"><table id="{key}"><thead><tr>' + "".join(f"<th>{escape(h)}</th>" for h in head)
+    kind = "shares" if key.startswith("by_") else "wide"
+    yield f'<div class="scroll"><table id="{key}" class="{kind}"><thead><tr>'
+    yield "".join(f"<th>{escape(h)}</th>" for h in head)
     yield "</tr></thead><tbody>"
     for row in shown:
         yield "".join(["<tr>", *row, "</tr>"])
@@ -147,7 +174,8 @@ def _where(where: tuple | None) -> str:
     if where is None:
         return "<td></td>"
     place = f"{Path(where[0]).name}:{where[1]}"
-    return f'<td title="{escape(where[0])}"><small>{escape(place)}</small> <code>{escape(where[3].strip())}</code></td>'
+    line = f"<code>{escape(where[3].strip())}</code>"
+    return f'<td class="where" title="{escape(where[0])}"><small>{escape(place)}</small> {line}</td>'
 
 
 def _cut(text: str) -> str:
@@ -163,9 +191,14 @@ def _mib(size: float) -> float:
     return size / 2**20
 
 
-def _device(entry: CacheEntry) -> str:
+def _torch_device(entry: CacheEntry) -> torch.device:
+    """Where a program runs: a GPU, if any of its arguments is on one."""
     kinds = {x.device.type for x in entry.forward.args if isinstance(x, Proxy) and hasattr(x, "device")}
-    return torch.cuda.get_device_name() if "cuda" in kinds else platform.machine()
+    return torch.device("cuda", torch.cuda.current_device()) if "cuda" in kinds else torch.device("cpu")
+
+
+def _device(entry: CacheEntry) -> str:
+    return torch.cuda.get_device_name() if _torch_device(entry).type == "cuda" else platform.machine()
 
 
 # ------------------------------------------------------------------------------------------------------------- sections
@@ -189,6 +222,7 @@ def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) ->
             (f"{1e3 * measured.seconds:.3f} ms", "in bound symbols"),
             (f"{1e3 * measured.guards:.3f} ms", f"in guards; together {measured.covered:.1%} of it"),
             (f"{_mib(measured.peak):.1f} MiB", "peak, above what was there"),
+            *((f"{1e3 * seconds:.3f} ms", f"a step of {system}") for system, seconds in measured.beside.items()),
             *cards,
         ]
     yield '<div class="cards">' + "".join(f"<div><b>{a}</b><span>{b}</span></div>" for a, b in cards) + "</div>"
@@ -222,15 +256,12 @@ def _code(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
         yield from _table(key, head, rows)
 
 
-_STATEMENTS = (python_del, unpack_sequence, clear_symbol)  # of a program's text, which compute nothing
-
-
 def _operations(costs: Sequence[tuple[Cost, int]]) -> Iterator[tuple[Cost, float, int, int]]:
     """The operations of a program, each with its seconds, bytes and the bytes in memory behind it. Statements that free
     memory count for the operation before them, those at the beginning for the first one."""
     last, seconds, size, filled = None, 0.0, 0, 0
     for cost, behind in costs:
-        if cost.bound_symbol.sym not in _STATEMENTS:
+        if cost.bound_symbol.sym not in STATEMENTS:
             if last is not None:
                 yield last, seconds, size, filled
                 seconds, size = 0.0, 0
@@ -254,17 +285,55 @@ def _module(key: Any) -> str:
     return _text("(no module)" if key is None else key or "(the model)")
 
 
-def _shares(shares: Sequence[Share] | None, what: str, cell: Callable[[Any], str]) -> Iterator[str]:
-    if shares is None:
+def _ceilings(entry: CacheEntry, costs: Sequence[Cost]) -> Ceilings:
+    """Of the device of a program, for the dtypes that it multiplies matrices in."""
+    dtypes = {_dtype(c.bound_symbol) for c in costs if multiply_adds(original_of(c.bound_symbol))}
+    known = frozenset(d for d in dtypes if d in (torch.float64, torch.float32, torch.bfloat16, torch.float16))
+    return ceilings(_torch_device(entry), known or frozenset({torch.float32}))
+
+
+def _dtype(b: BoundSymbol) -> torch.dtype | None:
+    """Of the first floating-point operand."""
+    floats = (x.dtype for x in b.inputs if isinstance(x, TensorProxy) and x.dtype.category == FLOAT)
+    return next(map(to_torch_dtype, floats), None)
+
+
+def _modules(measured: Profile | None, limits: Ceilings | None) -> Iterator[str]:
+    if measured is not None:
+        yield from flame(measured)
+    yield from _shares(measured and measured.by_module(), "module", _module, limits)
+
+
+def _shares(
+    shares: Sequence[Share] | None, what: str, cell: Callable[[Any], str], limits: Ceilings | None
+) -> Iterator[str]:
+    if shares is None or limits is None:
         yield from _unmeasured("times and bytes")
         return
     largest = max((1e3 * s.seconds for s in shares), default=0.0)
     rows = (
         (_bar(1e3 * s.seconds, largest), _number(_mib(s.bytes), "{:.2f}"), _number(_mib(s.at_peak), "{:.2f}"),
+         _rate(s.moved, s.seconds, limits.bytes), _rate(s.flops, s.seconds, max(limits.flops.values())),
          _number(s.count, "{}"), cell(s.key))
         for s in shares
     )  # fmt: skip
-    yield from _table(f"by_{what}", ("ms", "MiB allocated", "MiB at the peak", "operations", what), rows, ROWS)
+    head = ("ms", "MiB allocated", "MiB at the peak", "GB/s", "GFLOP/s", "operations", what)
+    yield from _table(f"by_{what}", head, rows, ROWS)
+    reached = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in limits.flops.items())
+    yield (
+        f'<p class="note">Bars of rates: a full one is what this device reaches now: {limits.bytes / 1e9:,.0f} GB/s '
+        f"in a copy, a matmul {reached}. Values that stay in a cache are read faster than a copy reads.</p>"
+    )
+
+
+def _rate(amount: float, seconds: float, ceiling: float) -> str:
+    """A cell with an amount in a second, in billions, and a bar for its share of the ceiling."""
+    if not amount or not seconds:
+        return "<td></td>"
+    rate = amount / seconds
+    bar = f'<i class="rate" style="width:{3 * min(1.0, rate / ceiling):.2f}em"></i>'
+    shown = f"{rate / 1e9:,.1f}" if rate >= 1e9 else f"{rate / 1e9:.2g}"
+    return f'<td class="n" data-n="{rate:.6g}" title="{rate / ceiling:.0%} of the device\'s">{bar}{shown}</td>'
 
 
 def _fusions(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
@@ -279,7 +348,7 @@ def _fusions(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
         kernels = getattr(b.sym.fn, "kernels", 1)
         head = f"{b.sym.name}, {len(b.subsymbols)} operations, {kernels} kernels"
         known = shown.setdefault(id(b.sym.fn), b.sym.name)
-        source = getattr(b.sym.fn, "source", "") if known == b.sym.name else ""
+        source = getattr(b.sym.fn, "description", "") if known == b.sym.name else ""
         made = f'<p class="note">the kernels of {escape(known)}</p>' if known != b.sym.name else ""
         executor = b.sym.executor.name if b.sym.executor is not None else "cudagraph"
         yield (
@@ -328,7 +397,7 @@ def _chart(measured: Profile) -> Iterator[str]:
         f"<code>{escape(cost.bound_symbol.sym.qualified_name)}</code>{escape(where)}. The backward is shaded.</p>"
     )
     holders = sorted((share for share in measured.by_line() if share.at_peak > 0), key=lambda share: -share.at_peak)
-    yield "<h3>In memory at the peak, by the line that made it</h3>"
+    yield "<h3>In memory at the peak, by the line that computed it</h3>"
     rows = ((_number(_mib(share.at_peak), "{:.2f}"), _line(share.key)) for share in holders)
     yield from _table("holders", ("MiB", "the user's line"), rows, 10)
 
