@@ -25,7 +25,7 @@ from thunder.cache.logs import configure, log_fallback, log_recompilation
 from thunder.cache.store import ADVICE, ORIGINAL, REFUSALS, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
 from thunder.capture.locks import Holding
-from thunder.capture.reachable import reached_placements
+from thunder.capture.reachable import reaches_placed
 from thunder.capture.replay import replay
 from thunder.capture.state import EagerFunctions, original_stands_in
 from thunder.core.host_calls import Log, beginning_with
@@ -579,7 +579,7 @@ class Compiled:
         """Whether the original function computes what the compiled one does. It would not communicate."""
         if not original_stands_in(self.options, self.overrides):
             return False
-        return not reached_placements((self.fn, *args, *(kwargs or {}).values()))
+        return not reaches_placed((self.fn, *args, *(kwargs or {}).values()))
 
     def _warn_of_eager_calls(self, entry: CacheEntry) -> None:
         for code in entry.captured.eager_codes:

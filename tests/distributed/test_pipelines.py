@@ -85,6 +85,39 @@ def test_schedules_of_pytorch_run_each_product_once(ranks, schedule):
     assert found == eager
 
 
+class Two(torch.nn.Module):
+    """Hands on two values of one shape: the node of a stage has several results."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = (torch.nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        y = torch.sin(self.first(x))
+        return self.last(torch.tanh(self.second(x + y)) * x * y)
+
+
+def hands_on_two(rank, size):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), Two(), Stage()).double()
+    x, target = torch.randn(2, 8, 6, dtype=torch.float64)
+    whole = copy.deepcopy(module)
+    cut = pipeline_stages(module, ["1", "1.second", "2"], x[:2])
+    mine = {i: cut[i] for i in (rank, rank + size)}
+    stages = [PipelineStage(compiled(part), i, len(cut), torch.device("cpu")) for i, part in mine.items()]
+    runner = ScheduleInterleavedZeroBubble(stages, 4, loss_fn=loss_of)
+    runner.step(*([x] if rank == 0 else []), target=target)
+    loss_of(whole(x), target).backward()
+    theirs = dict(whole.named_parameters())
+    for i, part in mine.items():
+        for name, p in part.named_parameters():
+            close(p.grad, theirs[name].grad, f"{name} of stage {i}")
+
+
+def test_a_stage_that_hands_on_two_values(ranks):
+    ranks(2)(hands_on_two)
+
+
 # ---------------------------------------------------------------- models, and what prepares their stages
 
 

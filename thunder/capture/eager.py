@@ -29,7 +29,7 @@ from thunder.capture.interface import Capture
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
 from thunder.capture.policy import read_of_library
-from thunder.capture.reachable import Reach, names_of, reached_placements, reaches_wrappers
+from thunder.capture.reachable import Reach, names_of, reaches_parts
 from thunder.capture.sources import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
@@ -335,7 +335,7 @@ def _check_placements(c: Capture, f: Callable, args: tuple, kwargs: dict) -> Non
     """Refuses an eager call of a function that reads parameters of which this rank holds a part, or that calls a module
     of PyTorch's FSDP or DDP: gradients of the program do not reach what these do in a backward."""
     values = (f, *(_seen_by(c, x) for x in (*args, *kwargs.values())))
-    if not all(placement.is_whole for placement in reached_placements(values)) or reaches_wrappers(values):
+    if reaches_parts(values):
         c.refuse(f"{_name(f)}() reads parameters of which each rank holds a part, and cannot be called as it is")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import torch
 from thunder import compat
 from thunder.distributed.boundary import held
 from thunder.distributed.placement import (
-    Placement,
     any_placed,
     communicates_by_itself,
     is_dtensor,
@@ -24,6 +24,7 @@ from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
 _MOST = 300_000  # objects that are looked at
+_LIBRARIES = {"torch", "thunder", *sys.stdlib_module_names} - {"__main__"}
 
 
 class Reach:
@@ -31,25 +32,20 @@ class Reach:
     names in their code stand for, and all that these lead to, with the methods of their classes. Computed names
     (`getattr(module, name)`) are not followed into modules.
 
-    follows: whether a value is followed. is_known: False where there are too many objects to look at.
+    is_known: False where there are too many objects to look at.
     """
 
-    def __init__(self, values: Iterable, follows: Callable[[Any], bool] = lambda value: True):
+    def __init__(self, values: Iterable):
         self.seen: dict[int, Any] = {}
         self._names: set[tuple[int, str]] = set()  # of globals, with the id of their namespace
         self.is_known = True
-        pending = collections.deque(values)  # what is near comes first
-        while pending:
-            value = pending.popleft()
-            if id(value) in self.seen or value is None or not follows(value):
-                continue
+        for value in walk(values):
             if len(self.seen) > _MOST:
                 self.is_known = False
                 return
             self.seen[id(value)] = value
             if type(value) is types.FunctionType:
                 self._names.update((id(value.__globals__), name) for name in names_of(value.__code__))
-            pending += _behind(value)
 
     def reaches(self, value: Any) -> bool:
         return not self.is_known or id(value) in self.seen
@@ -67,25 +63,47 @@ class Reach:
             return any(_memory(x) == memory for x in tensors)
 
 
-def reached_placements(values: Iterable) -> list[Placement]:
-    """How the ranks hold the parameters that functions can reach. Compiled modules, which communicate by themselves,
-    are not followed."""
-    if not any_placed():
-        return []
-    tensors = (x for x in _reached(values) if isinstance(x, torch.Tensor))
-    return [placement for x in tensors if (placement := placement_of(x)) is not None]
+def walk(values: Iterable, follows: Callable[[Any], bool] = lambda value: True) -> Iterator:
+    """Each object that values lead to, once, the nearest first. follows: whether an object is one of them, and is
+    followed."""
+    pending, seen = collections.deque(values), dict[int, Any]()
+    while pending:
+        value = pending.popleft()
+        if id(value) not in seen and value is not None and follows(value):
+            seen[id(value)] = value
+            yield value
+            pending += _behind(value)
 
 
-def reaches_wrappers(values: Iterable) -> bool:
-    """Whether functions can reach DTensors, or modules for which PyTorch communicates."""
-    return compat.distributed_is_used() and any(
-        isinstance(x, torch.Tensor) and is_dtensor(x) or isinstance(x, torch.nn.Module) and communicates_by_itself(x)
-        for x in _reached(values)
-    )
+def reaches_placed(values: Iterable) -> bool:
+    """Whether functions can reach parameters that ranks hold together."""
+    return any_placed() and any(isinstance(x, torch.Tensor) and placement_of(x) is not None for x in _near(values))
 
 
-def _reached(values: Iterable) -> Iterable:
-    return Reach(values, follows=lambda value: type_attribute(type(value), "_lc_cd") is NULL).seen.values()
+def reaches_parts(values: Iterable) -> bool:
+    """Whether functions can reach parameters of which a rank holds a part, DTensors, or modules for which PyTorch
+    communicates."""
+    return (any_placed() or compat.distributed_is_used()) and any(map(_is_part, _near(values)))
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return is_dtensor(value) or (placement := placement_of(value)) is not None and not placement.is_whole
+    return isinstance(value, torch.nn.Module) and communicates_by_itself(value)
+
+
+def _near(values: Iterable) -> Iterator:
+    """The objects that values lead to, up to a number. Compiled modules, which communicate by themselves, are not among
+    them, nor are functions and classes of PyTorch, thunder and the standard library, which hold no parameters of
+    users."""
+
+    def follows(value: Any) -> bool:
+        if isinstance(value, (type, types.FunctionType)):
+            name = value.__module__
+            return not isinstance(name, str) or name.partition(".")[0] not in _LIBRARIES
+        return type_attribute(type(value), "_lc_cd") is NULL
+
+    return itertools.islice(walk(values, follows), _MOST)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import pipelining
 
 import thunder
@@ -28,6 +29,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.distributed.accumulation import no_sync
 from thunder.errors import CaptureError, OptionError
+from thunder.module import ThunderModule
 from thunder.options import JitOptions
 from thunder.pipeline import PASSES
 
@@ -203,6 +205,7 @@ class PipelineStage(pipelining.PipelineStage):
     scales them. With PyTorch's own class every microbatch gathers and reduces."""
 
     _block: contextlib.ExitStack | None = None
+    _edges: list[GradientEdge] = []  # of what the stage returned for the microbatch whose backward begins
 
     def clear_runtime_states(self) -> None:
         """A step begins."""
@@ -218,6 +221,41 @@ class PipelineStage(pipelining.PipelineStage):
             self._block = contextlib.ExitStack()
             self._block.enter_context(no_sync(self.submod, gather_once=True))
         return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
+        """Gradients of inputs, and those of parameters unless `backward_weight_one_chunk` is for these."""
+        if self.has_backward and not full_backward and not self.is_first:
+            outputs = self.fwd_cache[bwd_chunk_id][0]
+            self._edges = [get_gradient_edge(x) for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_maybe_with_nosync(self, backward_type, bwd_kwargs: dict, last_backward: bool = False):
+        """One of a schedule's three kinds of backwards. A compiled stage is one node of autograd's graph, which is
+        asked for gradients of inputs and then, with the same cotangents, for those of parameters. PyTorch's own code
+        looks for nodes between, and before torch 2.13 adds up the cotangents of a node of several results."""
+        if backward_type == "full" or not isinstance(self.submod, ThunderModule):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "input":
+            return self._backward_of_inputs(**bwd_kwargs)
+        parameters = [p for p in self.submod.parameters() if p.requires_grad]
+        edges, cotangents = bwd_kwargs["param_groups"]
+        torch.autograd.backward(edges, cotangents, inputs=parameters)
+        return tuple(p.grad for p in parameters), None
+
+    def _backward_of_inputs(self, stage_output: tuple, output_grads: tuple | None, input_values: list):
+        """The gradients, and what those of parameters are computed from."""
+        edges, self._edges = self._edges, []
+        if output_grads is None:  # of the loss
+            cotangents = torch.autograd.grad(stage_output, edges)
+        else:
+            pairs = zip(stage_output, output_grads, strict=True)
+            cotangents = tuple(c for x, c in pairs if isinstance(x, torch.Tensor) and x.requires_grad)
+        wanted = [x for x in input_values if isinstance(x, torch.Tensor) and x.requires_grad]
+        torch.autograd.backward(edges, cotangents, retain_graph=True, inputs=wanted)
+        for x in stage_output:
+            if not x._is_view():
+                x.detach_()  # frees what is between the loss and the stage
+        return tuple(getattr(x, "grad", None) for x in input_values), (edges, cotangents)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """A step's backwards are done."""
