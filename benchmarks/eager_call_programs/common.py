@@ -47,13 +47,14 @@ class Size:
 
 
 class Model(nn.Module):
-    """A model before and a model after `odd`, a method of this class or a function that it is made with."""
+    """A model before and a model after `odd`, a method of this class or a function that it is made with. The layer
+    before a batch norm has no bias, whose gradient would be zero but for rounding: it compares with no other."""
 
     def __init__(self, odd: Callable | None = None, norm: bool = False, dropout: float = 0.0):
         super().__init__()
         n = Size.width
         self.first = nn.Sequential(
-            nn.Linear(n, n), nn.BatchNorm1d(n) if norm else nn.Identity(), nn.GELU(), nn.Dropout(dropout)
+            nn.Linear(n, n, bias=not norm), nn.BatchNorm1d(n) if norm else nn.Identity(), nn.GELU(), nn.Dropout(dropout)
         )
         self.last = nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n))
         if odd is not None:
