@@ -167,6 +167,20 @@ def test_numpys_functions_of_an_argument():
     assert thunder.cache_misses(compiled) == 2
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,)])
+def test_numpys_classes_that_are_pythons_too(shape):
+    """They ask a tensor for its number, whatever its dimensions, or for its text, and take it for an array last."""
+
+    def f(x):
+        return [kind(x * 2) for kind in (np.float64, np.str_, np.complex128, np.int32)]
+
+    compiled = thunder.jit(f)
+    for i in range(3):
+        x = torch.full(shape, i + 0.5)
+        assert repr(compiled(x)) == repr(f(x))
+    assert thunder.cache_misses(compiled) == 1
+
+
 def _with_default(d, x, i):
     key = f"k{i % 3}"
     return d.setdefault(key, x), d.get((key, 1), 7)
