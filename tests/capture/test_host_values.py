@@ -293,3 +293,25 @@ def test_prints_of_objects_that_keep_tensors(kind, capsys):
         ours = capsys.readouterr().out
         print(make(x * 2))
         assert ours == capsys.readouterr().out
+
+
+METHODS_NOT_CALLED = {
+    "leaves": lambda x: {"sum": (x * 2).sum, "array": [x.detach().numpy().max]},
+    "equal": lambda x: (x.sum == x.sum, x.sum == x.add, len({x.sum, x.sum})),
+    "kind": lambda x: (type(x.sum), type(x.norm), isinstance(x.sum, types.BuiltinMethodType)),
+    "tensor": lambda x: x.mul.__self__ + 1,
+    "words": lambda x: (x.sum.__name__, x.sum.__doc__, x.sum.__module__, str(x.sum)[:20], f"{x.sum}"[:20]),
+}
+
+
+@pytest.mark.parametrize("f", METHODS_NOT_CALLED.values(), ids=METHODS_NOT_CALLED)
+def test_a_method_of_a_tensor_that_is_not_called(f):
+    """A bound method is an object as any other: it leaves the program, is compared, and has words and a class."""
+    compiled = thunder.jit(f, fallback="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for i in range(2):
+            ours, expected = (g(torch.full((2,), i + 1.0)) for g in (compiled, f))
+            if isinstance(expected, dict):
+                ours, expected = ((r["sum"](), r["array"][0]()) for r in (ours, expected))
+            assert repr(ours) == repr(expected)

@@ -20,10 +20,12 @@ from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.effects import Effect
 from thunder.capture.identities import Id
+from thunder.capture.host_lines import HostMethod
 from thunder.capture.inference import inference_tensor
 from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
+from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
 from thunder.capture.remade import UNCHANGING, is_global, made_of, native_new, stays
@@ -176,13 +178,15 @@ class EpilogueWriter:
         return self._reduced(value, t) if in_c else self._object(value, t)
 
     def _about_outside(self, value, t: type) -> str | None:
-        """A value that belongs to an outside object: its id, a method of it, a weak reference."""
+        """A value that belongs to another: its id, a method of it, a weak reference."""
         if t is Id:
             return f"{self.pin(id)}({self.path(self.c.outside.ids[value][0])})"
         if t in (*BUILTINS, types.MethodWrapperType) and not isinstance(
             value.__self__, (types.ModuleType, types.NoneType, type)
         ):
             return self.variable(value, f"({self.build(value.__self__)}).{value.__name__}")
+        if t in (TensorMethod, HostMethod):
+            return self.variable(value, f"({self.build(value.proxy)}).{value.name}")
         if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             operands = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self.variable(value, f"{self.pin(t)}({', '.join(map(self.build, operands))})")

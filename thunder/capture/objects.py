@@ -19,6 +19,7 @@ from thunder.capture.classes import entry, forget_lookups, is_fixed, lookup, of_
 from thunder.capture.effects import DELETED
 from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, gradients
+from thunder.capture.methods import TensorMethod
 from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
 from thunder.capture.policy import bound_method, is_library
@@ -193,6 +194,8 @@ def _attribute_function(t: type):
         return opaque_values.attribute
     if t is HostProxy:
         return host_lines.attribute
+    if t is TensorMethod:
+        return _of_tensor_method
     if issubclass(t, types.ModuleType):
         return _of_module
     if t in PRIMITIVE or t in CONTAINERS and not t.__dictoffset__ or t in DICT_VIEWS or t is tuple:
@@ -211,6 +214,14 @@ def _of_builtin(c: Capture, o, n):
         return _overlaid(o, n, written)
     value, source = getattr(o, n), c.world.sources.get(id(o))
     return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
+
+
+def _of_tensor_method(c: Capture, o, n):
+    if n == "__self__":
+        return o.proxy
+    if n in ("__name__", "__doc__"):
+        return getattr(getattr(torch.Tensor, o.name), n)
+    return c.refuse(f"{n} of a method of a tensor is read", "call the method")
 
 
 def _of_number(c: Capture, o, n):

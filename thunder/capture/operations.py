@@ -395,6 +395,8 @@ def type_of(c: Capture, a) -> type:
         return a.kind
     if type(a) is AnyProxy and isinstance(a.example, torch.Tensor):
         return type(a.example)
+    if type(a) is TensorMethod:
+        return a.__class__
     return a.python_type if isinstance(a, NumberProxy) else _STANDING_FOR.get(type(a), type(a))
 
 
@@ -410,7 +412,7 @@ _STANDING_FOR = {Condition: bool, Size: torch.Size, sequences.Items: type(iter(_
 def is_unknown_text(c: Capture, *values) -> bool:
     """Whether the text of one of the values is known only when the program runs. That of an array depends on NumPy's
     settings."""
-    unknown = (numpy.ndarray, numpy.generic, TensorProxy, *([] if c.recording.outer else [NumberProxy]))
+    unknown = (numpy.ndarray, numpy.generic, TensorProxy, TensorMethod, *([] if c.recording.outer else [NumberProxy]))
     return (
         any(isinstance(v, unknown) for v in parts_of(*values))
         or host_lines.holds_host_values(c, *values)
