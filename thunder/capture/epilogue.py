@@ -19,8 +19,8 @@ import torch
 from thunder import compat
 from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.effects import Effect
-from thunder.capture.identities import Id
 from thunder.capture.host_lines import HostMethod
+from thunder.capture.identities import Id
 from thunder.capture.inference import inference_tensor
 from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
