@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -199,7 +200,7 @@ def refused_in(fn, *args, tmp_path, settings=None, **options):
 
 def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     x = torch.ones(4)
-    assert "has an effect" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
+    assert "writes to its arguments" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
     assert "calls Python" in refused_in(lambda x: (print(x.sum()), x * 2)[1], x, tmp_path=tmp_path)
     assert "decides by equal" in refused_in(lambda x: x * 2 if torch.equal(x, x + 1) else x, x, tmp_path=tmp_path)
     chosen = refused_in(lambda x: x * [1, 2, 3, 4, 5][int(x.sum().item())], x, tmp_path=tmp_path)
@@ -216,6 +217,33 @@ def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     small = {"dynamic_shapes": ({0: Dim("n", min=2)},)}
     sizes = refused_in(lambda x: x * 2 if x.shape[0] > 3 else x, x, tmp_path=tmp_path, settings=small)
     assert "dynamic_shapes= are not those of this program" in sizes and "min=4" in sizes
+
+
+def consecutive(x):
+    """Decides by a value that operations compute of a size, as transformers does for its masks."""
+    positions = torch.arange(x.shape[0])
+    return (x * 2).contiguous(memory_format=torch.contiguous_format) if (positions.diff() == 1).all() else x
+
+
+def test_values_computed_of_sizes_are_checked_for_each_size(tmp_path):
+    path, x = tmp_path / "consecutive.pt2", torch.ones(4)
+    thunder.export(consecutive, path, x, dynamic_shapes=({0: Dim("n", min=3, max=64)},))
+    assert torch.equal(torch.export.load(path).module()(torch.ones(9)), 2 * torch.ones(9))
+    many = {"dynamic_shapes": ({0: Dim("n", min=3)},)}
+    assert "give these sizes a max=" in refused_in(consecutive, x, tmp_path=tmp_path, settings=many)
+
+    def short(x):
+        return x * 2 if (torch.arange(x.shape[0]) < 8).all() else x
+
+    some = {"dynamic_shapes": ({0: Dim("n", min=2, max=16)},)}
+    assert "differs for (9,)" in refused_in(short, x, tmp_path=tmp_path, settings=some)
+
+
+def test_a_result_of_another_class_names_the_remedy(tmp_path):
+    def f(x):
+        return types.SimpleNamespace(logits=x * 2)
+
+    assert "export a function that returns tensors" in refused_in(f, torch.ones(2), tmp_path=tmp_path)
 
 
 def test_numbers_of_the_call_are_checked(tmp_path):

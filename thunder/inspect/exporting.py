@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +20,11 @@ from thunder.core.paths import Decision
 from thunder.core.proxies import NumberProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import OpTags
+from thunder.core.symbolic import RELATIONS
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError, ProgramFileError
 from thunder.extend import get_always_executors
+from thunder.inspect.explain import explained
 from thunder.inspect.exported import Exported, NotExported, Place, tree_of_paths
 from thunder.inspect.plain import NoPlainProgram
 from thunder.inspect.verification.programs import generators_restored
@@ -29,6 +33,7 @@ from thunder.pipeline import PASSES
 
 __all__ = ["export"]
 
+MOST_SIZES = 4096  # for which a value that a program computes of sizes is checked
 FORMATS = ("torch.export", "aot_inductor")
 _NAMESPACES = ("aten", "prims", "higher_order", "_operator", "math", "torch")
 
@@ -67,8 +72,9 @@ def export(
     plain.overrides, plain.module = compiled.overrides, compiled.module
     try:
         with generators_restored(), torch.no_grad():
-            module = _exported(plain, args, kwargs, dynamic_shapes is not None)
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=_of_varargs(dynamic_shapes, kwargs))
+            shapes = _of_varargs(dynamic_shapes, kwargs)
+            module = _exported(plain, args, kwargs, dynamic_shapes)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
         _check_operators(program)
     except (NotExported, NoPlainProgram, MissingImplementationError) as error:
         raise ProgramFileError(f"this program cannot be exported to {path}: {error}") from error
@@ -97,7 +103,7 @@ def _of_varargs(dynamic_shapes: Any, kwargs: dict) -> Any:
     return (tuple(dynamic_shapes), *([dict.fromkeys(kwargs)] if kwargs else []))
 
 
-def _exported(plain: Compiled, args: tuple, kwargs: dict, symbolic: bool) -> Exported:
+def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -> Exported:
     """The module that torch.export records."""
     entry, inputs = plain.entry_for(args, kwargs)
     places, held, relations = dict[str, Place](), dict[str, torch.Tensor](), dict[tuple, bool]()
@@ -124,23 +130,79 @@ def _exported(plain: Compiled, args: tuple, kwargs: dict, symbolic: bool) -> Exp
             entry = plain._compile(compat.modes_key(), args, kwargs, path)
         return program(entry, plain._inputs(entry, args, kwargs)), entry.path
 
-    run = tree_of_paths(program(entry, inputs), entry.path, other, symbolic)
-    return Exported(run, places, held, relations)
+    run = tree_of_paths(program(entry, inputs), entry.path, other, dynamic_shapes is not None)
+    bounds = _bounds(args, dynamic_shapes)
+    ranges = {name: bounds.get(place, (2, None)) for name, place in places.items() if place.dimension is not None}
+    return Exported(run, places, held, _without_computed(relations, ranges))
+
+
+def _bounds(args: tuple, dynamic_shapes: Any) -> dict[Place, tuple[int, int | None]]:
+    """The least and the largest value of each size that changes, as `dynamic_shapes` says it."""
+    found, leaf = {}, itertools.count()
+
+    def walk(value: Any, shapes: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for i, inner in enumerate(value):
+                walk(inner, shapes[i] if isinstance(shapes, (list, tuple)) and i < len(shapes) else None)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                walk(inner, shapes.get(key) if isinstance(shapes, dict) else None)
+        else:
+            place = next(leaf)
+            for d, dim in (shapes if isinstance(shapes, dict) else dict(enumerate(shapes or ()))).items():
+                most = getattr(dim, "max", None)
+                bounded = isinstance(most, int) and most < MOST_SIZES
+                found[Place(place, d)] = getattr(dim, "min", 2), most if bounded else None
+
+    walk(args, dynamic_shapes)
+    return found
+
+
+def _without_computed(relations: dict[tuple, bool], ranges: dict[str, tuple[int, int | None]]) -> dict[tuple, bool]:
+    """Relations between sizes, without those of numbers that PyTorch's operations compute of sizes, which torch.export
+    cannot check. These are checked here, for every size there may be.
+
+    A mask of ones is an example: transformers asks in each call whether all positions of a batch follow each other.
+    """
+    found = {}
+    for (a, relation, b), holds in relations.items():
+        if not a.computed() | b.computed():
+            found[a, relation, b] = holds
+            continue
+        names = sorted(a.symbols() | b.symbols())
+        sizes = [ranges.get(name, (2, None)) for name in names]
+        count = math.prod(most - least + 1 if most is not None else MOST_SIZES + 1 for least, most in sizes)
+        if count > MOST_SIZES:
+            raise NotExported(
+                f"it decides by a value that it computes of sizes, which is checked for each size: give these sizes a "
+                f"max= in dynamic_shapes, so that there are at most {MOST_SIZES:,} of them"
+            )
+        for values in itertools.product(*(range(least, (most or 0) + 1) for least, most in sizes)):
+            known = dict(zip(names, values, strict=True))
+            if RELATIONS[relation](a.evaluate(known), b.evaluate(known)) is not holds:
+                raise NotExported(f"it decides by a value that it computes of sizes, which differs for {values}")
+    return found
 
 
 def _checked(entry: CacheEntry) -> Trace:
     """The operations of a captured program. Raises NotExported for what PyTorch's formats do not have."""
     captured = entry.captured
     if captured.host_calls:
-        raise NotExported("it calls Python on the host")
+        calls = ", ".join(sorted({call.what for call in explained(entry, {})})[:3])
+        raise NotExported(f"it calls Python on the host ({calls}): call that outside of the exported function")
     if entry.epilogue_fn is not None:
-        raise NotExported("it has effects, or its result is made of other objects than tensors")
+        raise NotExported(
+            "it writes to arguments or other objects, or it returns an object that is no tensor, tuple, list or dict: "
+            "export a function that returns tensors, such as lambda tokens: model(tokens).logits"
+        )
     trace = captured.computation_traces[-1]
     with_effects = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
     for operation in trace.bound_symbols:
         tags = operation.sym.tags
         if not with_effects.isdisjoint(tags) and OpTags.DECISION not in tags:
-            raise NotExported(f"{operation.sym.name} is a call of Python, or has an effect")
+            raise NotExported(
+                f"{operation.sym.name} calls Python or writes to its arguments: leave it out of the exported function"
+            )
     return trace
 
 
@@ -161,7 +223,7 @@ def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Place:
     except (AttributeError, KeyError, IndexError, TypeError):
         position = None
     if type(position) is not int:
-        raise NotExported("a number or a size comes from another object than its arguments")
+        raise NotExported("it reads a number or a size of an object that is no argument: pass it as an argument")
     return Place(position, source.key if is_size else None)
 
 

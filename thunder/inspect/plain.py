@@ -69,4 +69,7 @@ def _import_of(name: str, x: Any) -> str:
     home, qualified = getattr(x, "__module__", None), getattr(x, "__qualname__", "")
     if home in sys.modules and getattr(sys.modules[home], qualified, None) is x:
         return f"from {home} import {qualified}" + (f" as {name}" if name != qualified else "")
+    home, _, attribute = repr(x).rpartition(".")  # torch.contiguous_format
+    if home in sys.modules and getattr(sys.modules[home], attribute, None) is x:
+        return f"from {home} import {attribute}" + (f" as {name}" if name != attribute else "")
     raise NoPlainProgram(f"a program of plain PyTorch cannot name {x!r}")

@@ -45,6 +45,13 @@ _LOWER = "compiled.lower(*args) for the program"
 
 def _called(fn: Any) -> Compiled:
     compiled = compiled_function(fn)
+    if compiled.stats.last_entry is None and compiled.stats.calls:
+        reason = getattr(compiled.refused, "reason", "")
+        why = f" ({reason})" if reason else ""
+        raise TypeError(
+            f"the original function of {compiled!r} ran in each call, so there is no program to show{why}: "
+            "thunder.explain says what cannot be captured"
+        )
     if compiled.stats.last_entry is None:
         raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show: call it, or ask {_LOWER}")
     return compiled

@@ -246,7 +246,9 @@ class Describer:
         if seen or isinstance(x, _NUMBERED) or not of_library(t):
             return said
         if _too_large(x):
-            raise Unspeakable(f"an object of {t.__module__}.{t.__qualname__}, which leads to many others")
+            raise Unspeakable(
+                f"it depends on an object of {t.__module__}.{t.__qualname__}, which refers to too many others"
+            )
         return [*said, *self._contents(x, t)]
 
     def _contents(self, x: Any, t: type) -> list:
@@ -259,7 +261,9 @@ class Describer:
         try:
             made = copyreg.dispatch_table[t](x) if t in copyreg.dispatch_table else x.__reduce_ex__(2)
         except Exception:  # noqa: BLE001 - whatever a library's object raises
-            raise Unspeakable(f"an object of {t.__module__}.{t.__qualname__}, which says nothing of itself") from None
+            raise Unspeakable(
+                f"it depends on an object of {t.__module__}.{t.__qualname__}, whose content cannot be compared"
+            ) from None
         return [self(part) for part in made] if isinstance(made, tuple) else [str(made)]
 
 

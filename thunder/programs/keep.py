@@ -107,9 +107,9 @@ def _options(options: JitOptions) -> dict[str, str]:
     if options.passes is not PASSES:
         raise Unspeakable("thunder.jit was given a list of passes")
     if options.device is not None:
-        raise Unspeakable("it is looked at, and never run")
+        raise Unspeakable("it is compiled for a device without data, and never runs")
     if options.cache in (CACHE_OPTIONS.NO_CACHING, CACHE_OPTIONS.SAME_INPUT):
-        raise Unspeakable(f"cache={options.cache.value!r} does not ask whether a program fits")
+        raise Unspeakable(f"with cache={options.cache.value!r} no guard says whether a program fits")
     for executor in options.executors:
         _check_executor(executor)
     said = {
@@ -127,11 +127,13 @@ def _options(options: JitOptions) -> dict[str, str]:
 
 def _check_executor(executor: Any) -> None:
     if executor._fuel is not FUEL_LEVEL.UNLIMITED:
-        raise Unspeakable(f"the executor {executor.name} has a limit of fuel")
+        raise Unspeakable(f"the executor {executor.name} stops after a number of regions (its fuel)")
     for found in executor.implmap.values():
         for rule in (found.checker, found.execution_transform, found.grad_transform):
             if rule is not None and not (getattr(rule, "__module__", None) or "thunder.").startswith("thunder."):
-                raise Unspeakable(f"the executor {executor.name} has rules from {rule.__module__}")
+                raise Unspeakable(
+                    f"the executor {executor.name} has an implementation from {rule.__module__}, not from thunder"
+                )
     for one in executor.rules:
         if one.is_of_user:
             raise Unspeakable(f"the executor {executor.name} has {one!r}")
@@ -349,7 +351,7 @@ def _store(path: Path, document: Mapping) -> None:
     try:
         key = files.key_of_user(make=True)
         if key is None:
-            raise OSError(f"no key can be written to {path.parent.parent}")
+            raise OSError(f"the key that signs them cannot be written to {path.parent.parent}")
         others = path.parent.glob(f"{path.name.partition('-')[0]}-*{files.SUFFIX}")
         if len(list(others)) < KEPT or path.exists():
             files.write(path, document, key)

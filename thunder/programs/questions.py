@@ -93,14 +93,16 @@ class _Writer:
         if source.step == "number":
             return [base, "number", [said_expression(key.expression), self.names(key.sources)]]
         if source.step == "made":
-            raise Unspeakable(f"{self.c.world.describe(source)}, which is made of symbolic sizes")
+            raise Unspeakable(f"a guard reads {self.c.world.describe(source)}, which is computed from symbolic sizes")
         if source.step == "of":
-            raise Unspeakable(f"{self.c.world.describe(source)}, which a cache has")
+            raise Unspeakable(f"a guard reads {self.c.world.describe(source)}, an entry of a cache")
         if source.step == "call":
             check_call(self.c.world.values.get(source.base, MISSING), self.c.world.describe(source))
         said = Describer()(key)
         if source.step != "call" and not _is_key(key, said):
-            raise Unspeakable(f"{self.c.world.describe(source)}: a key of type {type(key).__name__}")
+            raise Unspeakable(
+                f"a guard reads {self.c.world.describe(source)}, whose key is an object of {type(key).__name__}"
+            )
         return [base, source.step, said]
 
     def names(self, sources: Iterable[tuple[str, Source]]) -> list[list]:
@@ -111,7 +113,7 @@ class _Writer:
         if found is None:
             value = self.c.world.constants[name]
             if id(value) in self._open:
-                raise Unspeakable(f"an object of {type(value).__name__} that is found only through itself")
+                raise Unspeakable(f"the program depends on an object of {type(value).__name__} that only it refers to")
             self._open.add(id(value))
             said = self.place(value)
             self._open.discard(id(value))
@@ -147,7 +149,9 @@ class _Writer:
                 continue
         if id(value) in self._instances:
             return ["type of", self.source(self._instances[id(value)])]
-        raise Unspeakable(f"{_called(value)}, which has no name and stands nowhere that a prologue can look")
+        raise Unspeakable(
+            f"the program depends on {_called(value)}, to which no import path, argument or attribute leads"
+        )
 
     def _hook_table(self, table: Any) -> list:
         for name in _GLOBAL_HOOKS:
@@ -198,7 +202,7 @@ def check_call(owner: Any, path: str) -> None:
     if isinstance(owner, functools.partial) and not isinstance(owner.func, functools._lru_cache_wrapper):
         tells = tells and (getattr(owner.func, "__module__", None) or "").startswith(("thunder.", "torch"))
     if not tells:
-        raise Unspeakable(f"a call of {path}, which is asked again before each call of the program")
+        raise Unspeakable(f"a guard calls {path}, which may do something else in another process")
 
 
 def written_questions(c: Any, input_sources: list[Source], objects: dict[str, Any]) -> dict:
@@ -214,7 +218,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
         if source in changed:
             continue
         if QUESTIONS.get(question.name) is not question:
-            raise Unspeakable(f"the question {question.name!r}")
+            raise Unspeakable(f"its guard {question.name!r} has no form on disk")
         try:
             about = ["source", write.source(operand)] if type(operand) is Source else ["value", say(operand)]
             asked.append([write.source(source), question.name, say(want), *(about if operand is not None else ())])

@@ -82,7 +82,7 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     found = _found(said, regions)
     if not _same(found, x):
         kind = "the function" if callable(x) else "an object"
-        raise Unspeakable(f"a bound symbol names {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
+        raise Unspeakable(f"an operation refers to {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
     if not _may_be_named(x):
         raise Unspeakable(
             f"a bound symbol calls {'.'.join(name_of(x) or (repr(x),))}, which is no operation of thunder's"

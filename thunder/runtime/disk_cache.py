@@ -83,8 +83,8 @@ def _trusted(directory: Path) -> Path:
         return _temporary()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         warn_user(
-            f"{directory} belongs to or can be written by other users: nothing is kept there. Set THUNDER_CACHE_DIR "
-            "to a directory that only you can write to",
+            f"the cache directory {directory} is not used, since it belongs to another user or others may write to it: "
+            "set THUNDER_CACHE_DIR to a directory that only you can write to",
             UserWarning,
         )
         return _temporary()
