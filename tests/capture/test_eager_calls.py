@@ -975,3 +975,23 @@ def test_an_eager_call_gives_an_object_with_an_empty_slot_that_its_class_names_a
         assert torch.equal(compiled(x), x * 3)
     assert torch.equal(compiled(x), x * 3)
     assert len(compiled.programs) == 1
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda t: Pair(t, 2), lambda t: Pair([t], {"k": t}), lambda t: types.MappingProxyType({"k": t})]
+)
+def test_an_eager_call_at_capture_gets_an_object_from_outside_as_it_is(make):
+    """The program has a copy of a named tuple, with its own values in it; the call's are those of the caller."""
+
+    def f(t, pair):
+        return f"{pair}", t + 1
+
+    compiled = thunder.jit(f, fallback="eager")
+    for i in range(3):
+        given = torch.ones(2), make(torch.full((2,), float(i)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert repr(compiled(*given)) == repr(f(*given))

@@ -1,12 +1,15 @@
 """Calls of PyTorch's in a `try` of the program: PyTorch's own errors are raised where the program handles them."""
 
+import collections
 import contextlib
+import warnings
 
 import pytest
 import torch
 
 import thunder
 from thunder.capture import examples
+from thunder.errors import FallbackWarning
 
 
 def refused(x):
@@ -178,3 +181,17 @@ def test_a_graph_of_fx_assigns_through_a_mask():
         given = torch.ones(3), torch.tensor(mask, dtype=torch.bool), torch.tensor([5.0, 6.0])
         assert torch.equal(compiled(*given), module(*given))
     assert len(compiled.programs) == 1
+
+
+@pytest.mark.parametrize("sequence", [[1], (1,), "a", b"a", bytearray(b"a"), collections.deque([1], maxlen=3)])
+def test_a_sequence_repeated_by_a_tensor(sequence):
+    def f(x, sequence):
+        try:
+            return [x * sequence, sequence * (x + 1)]
+        except TypeError as error:
+            return repr(error)
+
+    for x in (torch.tensor(2), torch.tensor(2.0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert repr(thunder.jit(f, fallback="eager")(x, sequence)) == repr(f(x, sequence))

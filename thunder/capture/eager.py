@@ -379,7 +379,7 @@ def _argument(c: Capture, value: Any) -> Any:
         return host_lines.given(c, value, False)
     source: Source | None = c.world.sources.get(id(value)) or c.world.origins.get(id(value))
     if source is not None and not isinstance(value, torch.Tensor):
-        return changing.read(c, value, source)
+        return changing.read(c, c.world.value_at(source), source)  # the program may have a copy, of its own values
     if type(value) in OPENED:
         if type(value) is not tuple:
             c.path.lend(value)

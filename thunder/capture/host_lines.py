@@ -385,7 +385,7 @@ def is_outside(c: Capture, value) -> bool:
 def outside_state(c: Capture, o):
     """The value of the host that stands for an object from outside whose state is not watched; None for others."""
     source = c.world.sources.get(id(o)) or c.world.origins.get(id(o))
-    return None if source is None or is_watched(o) else changing.read(c, o, source)
+    return None if source is None or is_watched(o) else changing.read(c, c.world.value_at(source), source)
 
 
 def refuse(c: Capture, function) -> None:

@@ -173,7 +173,7 @@ def _in_library(c: Capture, function, a, b):
 def _of_tensors(c: Capture, symbol, a, b):
     """A binary operator with a tensor: recorded, or (`[0] * n`) a sequence repeated."""
     repeated = a if type(b) is TensorProxy else b if symbol == "*" else None  # no sequence behind `*=`
-    if symbol in ("*", "*=") and isinstance(repeated, sequences.INDEXED) and not _overrides(repeated):
+    if symbol in ("*", "*=") and isinstance(repeated, _REPEATED) and not _overrides(repeated):
         return ARITHMETIC[symbol](*(operator.index(x) if type(x) is TensorProxy else x for x in (a, b)))
     if not _is_no_operand(c, a, b, symbol):
         return _recorded(c, ARITHMETIC[symbol], a, b)
@@ -183,6 +183,9 @@ def _of_tensors(c: Capture, symbol, a, b):
     if result is NotImplemented:
         raise TypeError(f"unsupported operand type(s) for {symbol}: '{type(a).__name__}' and 'Tensor'")
     return result
+
+
+_REPEATED = (*sequences.INDEXED, collections.deque)
 
 
 def _with_number(c: Capture, a, b) -> tuple:
