@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import thunder
 from thunder import distributed, errors, examine, extend, quantization, recipes
@@ -20,8 +21,164 @@ PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 MODULES = (thunder, examine, extend, distributed, recipes, quantization, errors)
 HEAD = """# API
 
-Every public name with its docstring. `python tests/api_page.py` writes this page. A method that a class has from another one stands there.
+Every public name with its docstring, by task; each task begins with an example. `python tests/api_page.py` writes this page. An inherited method stands with the class that defines it.
 """
+
+
+class Task(NamedTuple):
+    """A section of the page. code: an example. prints: what it prints. names: of `thunder`."""
+
+    title: str
+    code: str
+    prints: str
+    names: str = ""
+
+
+TASKS = (
+    Task(
+        "Compile",
+        """
+import torch
+import thunder
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 2))
+compiled = thunder.jit(model)
+x = torch.randn(4, 8)
+torch.testing.assert_close(compiled(x), model(x))
+print(thunder.cache_misses(compiled))
+""",
+        "1",
+        "jit compile disable opaque mark_dynamic ThunderModule Recipe CACHE_OPTIONS FALLBACK_OPTIONS NUMERICS_OPTIONS "
+        "RNG_OPTIONS SHARP_EDGES_OPTIONS",
+    ),
+    Task(
+        "See what runs",
+        """
+print(thunder.last_traces(compiled)[-1].python().splitlines()[-2].strip())
+print(thunder.explain(compiled, x))
+""",
+        """
+t2 = torch.nn.functional.linear(t1, t_2_weight, t_2_bias)  # cpu f32[4, 2] | ...
+one call took ... ms; all of it is a program on the device
+""",
+        "last_traces last_backward_traces last_prologue_traces last_epilogue_traces last_kernels last_paths explain "
+        "profile profiler_ranges report Report compile_stats compile_data cache_hits cache_misses "
+        "last_recompile_reasons last_compile_options last_sharp_edges last_interpreted_instructions "
+        "last_interpreter_log print_last_interpreter_log",
+    ),
+    Task(
+        "Find a fault",
+        """
+print(thunder.verify(compiled, x).first)
+print(thunder.debug(lambda x: (x / x.sum()).log(), torch.zeros(2)).first)
+""",
+        """
+None
+div makes 2 NaN numbers in the program, the first at (0,)
+...
+""",
+        "debug debug_print verify minify opcheck DebugOptions",
+    ),
+    Task(
+        "Export, and programs on disk",
+        """
+import tempfile
+
+served = torch.export.load(thunder.export(model, f"{tempfile.mkdtemp()}/model.pt2", x)).module()
+print(torch.allclose(served(x), model(x)))
+""",
+        "True",
+        "export precompile load",
+    ),
+    Task(
+        "Change programs",
+        """
+def plain(x):
+    return x * torch.sigmoid(x)
+
+
+def fused(x):
+    return torch.nn.functional.silu(x)
+
+
+changed = thunder.jit(plain, rules=[thunder.rule(plain, fused)])
+changed(x)
+print([b.sym.name for b in thunder.last_traces(changed)[-1].bound_symbols if "silu" in b.sym.name])
+""",
+        "['silu']",
+        "rule Rule Transform add_transform list_transforms autocast Pass passes PassList trace Trace TraceCtx "
+        "Proxy TensorProxy NumberProxy",
+    ),
+    Task(
+        "Choose executors",
+        """
+print([executor.name for executor in thunder.resolve_executors(["cpp", "torch"])])
+""",
+        "['cpp', 'torch', 'python']",
+        "resolve_executors get_executor get_all_executors get_default_executors get_always_executors "
+        "add_default_executor get_auto_registered_torch_op_names",
+    ),
+)
+EXAMPLES = {
+    "thunder.examine": Task(
+        "Look into programs: thunder.examine",
+        """
+compiled(x).sum().backward()
+print(thunder.examine.saved_for_backward(compiled)[0].operation)
+""",
+        "torch.nn.functional...",
+    ),
+    "thunder.extend": Task(
+        "Write executors: thunder.extend",
+        """
+from thunder.extend import OperatorExecutor
+
+
+def square(x):
+    return x * x
+
+
+executor = OperatorExecutor("squares", version="1")
+executor.register_operator("square", like=square, fn=torch.square, replaces=square)
+squares = thunder.jit(lambda x: square(x), executors=[executor])
+print(torch.equal(squares(x), x * x))
+""",
+        "True",
+    ),
+    "thunder.distributed": Task(
+        "Train on several processes: thunder.distributed",
+        """
+planned = thunder.distributed.plan(model, x, world_size=(8,))
+print(planned)
+""",
+        "fsdp ZERO2 on H200, one rank; times are projected...",
+    ),
+    "thunder.recipes": Task(
+        "Recipes: thunder.recipes",
+        """
+print(thunder.recipes.Training(memory_budget=0.5) + thunder.recipes.FP8())
+""",
+        "Training(memory_budget=0.5, rng='torch') + FP8(...",
+    ),
+    "thunder.quantization": Task(
+        "Weights in few bits: thunder.quantization",
+        """
+small = thunder.jit(torch.nn.Linear(256, 256), transforms=[thunder.quantization.Int8Weights()])
+print(sum(t.nbytes for t in small.state_dict().values()) < 0.3 * 4 * 256 * 256)
+""",
+        "True",
+    ),
+    "thunder.errors": Task(
+        "Errors and warnings: thunder.errors",
+        """
+try:
+    thunder.jit(lambda x: x * x.untyped_storage().nbytes(), fallback="error")(x)
+except thunder.errors.CaptureError as error:
+    print(error.reason)
+""",
+        "untyped_storage asks for the memory or the values of a tensor",
+    ),
+}
 
 
 def escaped(text: str) -> str:
@@ -63,6 +220,11 @@ def section(module: str, name: str, thing: object) -> list[str]:
     return lines
 
 
+def example(task: Task) -> list[str]:
+    code, prints = task.code.strip("\n"), task.prints.strip("\n")
+    return [f"## {task.title}", "", "```python", code, "```", "", "```text", prints, "```", ""]
+
+
 def text() -> str:
     lines, known = [HEAD], set()
     for module in MODULES:
@@ -74,10 +236,18 @@ def text() -> str:
         things = {n: getattr(module, n) for n in names if callable(getattr(module, n))}
         things = {n: thing for n, thing in things.items() if id(thing) not in known and documentation(thing)}
         known |= set(map(id, things.values()))
-        first = (module.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        lines += [f"## {module.__name__}", "", escaped(first), ""]
-        for name in sorted(things, key=str.lower):
-            lines += section(module.__name__, name, things[name])
+        if module is thunder:
+            tasks = {task: task.names.split() for task in TASKS}
+            missing = things.keys() ^ {name for names in tasks.values() for name in names}
+            assert not missing, (
+                f"names of thunder that are in no task, or a task's that thunder does not have: {missing}"
+            )
+        else:
+            tasks = {EXAMPLES[module.__name__]: sorted(things, key=str.lower)}
+        for task, names in tasks.items():
+            lines += example(task)
+            for name in names:
+                lines += section(module.__name__, name, things[name])
     return "\n".join(lines).rstrip() + "\n"
 
 
