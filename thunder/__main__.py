@@ -61,8 +61,8 @@ def passes() -> None:
 def _kinds(annotation: str) -> str:
     """An annotation with the valid values in the place of an enumeration's name."""
 
-    def values(found: re.Match) -> str:
-        kind: type[enum.Enum] = getattr(declared, found[1])
+    def values(match: re.Match) -> str:
+        kind: type[enum.Enum] = getattr(declared, match[1])
         return " | ".join(repr(member.value) for member in kind)
 
     return re.sub(r"(\w+_OPTIONS) \| str", values, annotation)
@@ -70,19 +70,21 @@ def _kinds(annotation: str) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m thunder", description="Versions, devices and executors.")
-    parser.set_defaults(command=lambda given: versions())
+    parser.set_defaults(command=lambda options: versions())
     commands = parser.add_subparsers(title="commands")
     for what, text in ((options, "everything that can be set"), (passes, "the list of passes")):
-        commands.add_parser(what.__name__, help=text).set_defaults(command=lambda given, what=what: what())
+        commands.add_parser(what.__name__, help=text).set_defaults(command=lambda options, what=what: what())
     add_commands(commands)
     add_command(commands)
     decided = commands.add_parser("policy", help="how programs call a function: the row of the table that decides")
     decided.add_argument("name", help="as package.module.function; a method as package.module.object.method")
-    decided.set_defaults(command=lambda given: print(describe(given.name)))
-    commands.add_parser("doctor", help="check this machine").set_defaults(command=lambda given: versions() or doctor())
-    given = parser.parse_args(arguments)
+    decided.set_defaults(command=lambda options: print(describe(options.name)))
+    commands.add_parser("doctor", help="check this machine").set_defaults(
+        command=lambda options: versions() or doctor()
+    )
+    parsed = parser.parse_args(arguments)
     try:
-        code = given.command(given) or 0
+        code = parsed.command(parsed) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # `options | head` has read what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -114,13 +114,13 @@ def jit(
     Raises TypeError for an unknown option, which names the near one, and for something that cannot be called;
     OptionError for a value that is not valid, which names the valid ones.
     """
-    given = {n: v for n, v in locals().items() if n not in ("fn", "compile_options")} | compile_options
+    arguments = {n: v for n, v in locals().items() if n not in ("fn", "compile_options")} | compile_options
     warn_of_untried_version()
-    options = _resolved(**given)
+    options = _resolved(**arguments)
     if fn is None:
-        return functools.partial(jit, **given)
+        return functools.partial(jit, **arguments)
     if isinstance(fn, (staticmethod, classmethod)):
-        return type(fn)(jit(fn.__func__, **given))
+        return type(fn)(jit(fn.__func__, **arguments))
     if not callable(fn):
         raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
     return jit_with(fn, options)
@@ -198,9 +198,9 @@ def _exact_rules(rules: tuple[Rule, ...], numerics: NUMERICS_OPTIONS) -> tuple[R
 
 def compiled_or_jit(fn: Callable) -> Compiled:
     """The compiled function behind `fn`; `thunder.jit` with default options compiles what is not compiled."""
-    found = compiled_of(fn) or compiled_of(jit(fn))
-    assert found is not None, "thunder.jit makes something compiled"
-    return found
+    compiled = compiled_of(fn) or compiled_of(jit(fn))
+    assert compiled is not None, "thunder.jit makes something compiled"
+    return compiled
 
 
 def mark_dynamic(tensor: torch.Tensor, *dims: int, min: int | None = None, max: int | None = None) -> None:
@@ -262,8 +262,8 @@ def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_suppo
     """
     compiled = compiled_of(cfn)
     if compiled is None:
-        made = "thunder.jit(..., transforms=[...]) makes one"
-        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: {made}")
+        advice = "thunder.jit(..., transforms=[...]) makes one"
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: {advice}")
     added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
     options = compiled.options
     resolve_numerics(options.numerics, with_executors_of(added, ()), added, with_executors_of(added, ()))

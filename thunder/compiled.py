@@ -184,11 +184,11 @@ class Compiled:
         modes, _ = compat.without_stance(compat.modes_key())
         with self._lock:
             facts = self._facts(modes, args, kwargs)
-            found = self._cache.fitting(self.fn, modes, args, kwargs, facts, [], {})
-            if found is not None and found[1] is not ORIGINAL and not found[0].path and not found[0].from_disk:
-                return found
+            fitting = self._cache.fitting(self.fn, modes, args, kwargs, facts, [], {})
+            if fitting is not None and fitting[1] is not ORIGINAL and not fitting[0].path and not fitting[0].from_disk:
+                return fitting
             entry = self._compile(modes, args, kwargs)  # which knows the path of the call
-            for known in self.programs if found is not None else ():
+            for known in self.programs if fitting is not None else ():
                 if known.from_disk:
                     continue  # which has no bound symbols to look at
                 if known.path == entry.path and type(inputs := known.inputs(self.fn, args, kwargs)) is tuple:
@@ -199,10 +199,10 @@ class Compiled:
     def with_open_capture(self, modes: tuple, args: tuple, kwargs: dict, look: Callable) -> tuple[Any, CacheEntry]:
         """A new entry for a call with these arguments, and the result of `look` for it, before its capture is closed.
         Nothing runs, and the entry is not remembered."""
-        found: list = []
+        results: list = []
         with self._lock:
-            entry = self._compile(modes, args, kwargs, look=lambda entry: found.append(look(entry)))
-        return found[-1], entry
+            entry = self._compile(modes, args, kwargs, look=lambda entry: results.append(look(entry)))
+        return results[-1], entry
 
     # --- a call that no entry fits
     def _miss(self, modes: tuple, args: tuple, kwargs: dict, missed: dict[Any, str] | None = None):
@@ -228,13 +228,13 @@ class Compiled:
             return self._run_original("", args, kwargs, None)
         try:
             self._log = log = Log()
-            found = self._found_or_compiled(modes, args, kwargs, log, missed or {})
+            program = self._found_or_compiled(modes, args, kwargs, log, missed or {})
         finally:
             self._log = None
             self._lock.release()
-        if isinstance(found, str):
-            return self._run_original(found, args, kwargs, log)
-        entry, inputs, compiled = found
+        if isinstance(program, str):
+            return self._run_original(program, args, kwargs, log)
+        entry, inputs, compiled = program
         return self._run_handled(modes, entry, inputs, args, kwargs, log, compiled)
 
     def _takes_lock(self, args: tuple, kwargs: dict) -> bool:
@@ -282,9 +282,9 @@ class Compiled:
         with (
             Holding(entry.locks) if len(entry.locks) > 1 else entry.locks[0].lock
         ):  # another thread may have written to what the questions were asked about
-            asked = entry.inputs(self.fn, args, kwargs)
-            if type(asked) is tuple:
-                return self._run_now(entry, asked, args, kwargs, log)
+            inputs_now = entry.inputs(self.fn, args, kwargs)
+            if type(inputs_now) is tuple:
+                return self._run_now(entry, inputs_now, args, kwargs, log)
         return self._miss(compat.modes_key(), args, kwargs)
 
     def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
@@ -344,14 +344,14 @@ class Compiled:
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
                 log = Log() if other.log is None else other.log
-                found = self._of_path(modes, path, args, kwargs, log)
-                if not isinstance(found, str) and found[0] in tried:
-                    found = self._refused_path(
+                program = self._of_path(modes, path, args, kwargs, log)
+                if not isinstance(program, str) and program[0] in tried:
+                    program = self._refused_path(
                         "each of two compiled paths finds that a call goes the other", path, args, kwargs
                     )
-            if isinstance(found, str):
-                return self._run_original(found, args, kwargs, log)
-            entry, inputs = found
+            if isinstance(program, str):
+                return self._run_original(program, args, kwargs, log)
+            entry, inputs = program
             tried.append(entry)
             entry.used = self.stats.calls
             try:
@@ -407,8 +407,8 @@ class Compiled:
             self._note_stray(modes)
             return refused
         reason = f"another path: {path[-1].question} is {path[-1].answer}"
-        found = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
-        return found if isinstance(found, str) else found[:2]
+        program = self._compiled_for(modes, self._facts(modes, args, kwargs), [reason], args, kwargs, path, log)
+        return program if isinstance(program, str) else program[:2]
 
     def _refused_path(self, reason: str, path: tuple, args: tuple, kwargs: dict) -> str:
         """The words of a warning. Raises where the original function does not stand in."""
@@ -440,12 +440,12 @@ class Compiled:
             self._tables, self._strays.tried = tables, stats.calls
         facts = self._facts(modes, args, kwargs)
         reasons: list[str] = []
-        found = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons, missed)
-        if found is not None and found[1] is ORIGINAL:
+        fitting = self._cache.fitting(self.fn, modes, args, kwargs, facts, reasons, missed)
+        if fitting is not None and fitting[1] is ORIGINAL:
             return ""
-        if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
+        if fitting is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
             stats.cache_hits += 1
-            return *found, False
+            return *fitting, False
         if full:
             self._eager_calls += 1
             self._warn_full(reasons)
@@ -517,8 +517,8 @@ class Compiled:
     def _refused_for(self, error: ThunderError, modes: tuple, facts: dict) -> str:
         """The words of a warning. Calls of which the program asks the same run the original function from now on."""
 
-        asked = _no_facts if compat.function_modes_in(modes) else facts_of  # which keeps nothing alive
-        alike = error.questions or (lambda *call: () if asked(*call) == facts else "the call looks different")
+        look = _no_facts if compat.function_modes_in(modes) else facts_of  # which keeps nothing alive
+        alike = error.questions or (lambda *call: () if look(*call) == facts else "the call looks different")
         self._cache.refuse(modes, alike, facts)
         self.refused = error.with_traceback(None)
         log_fallback(self._name, str(error))
@@ -555,9 +555,9 @@ class Compiled:
             return None
         why = self.stats.not_loaded = []
         with compiling():
-            found = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
-        self.stats.loaded += found is not None
-        return found
+            entry = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
+        self.stats.loaded += entry is not None
+        return entry
 
     # --- compilation
     def _compile(
@@ -639,9 +639,9 @@ def compiled_of(fn: Any) -> Compiled | None:
     function = getattr(fn, "__func__", None)
     if getattr(function, "__code__", None) is run_compiled.__code__:  # functions that wrap it have its attributes
         fn = fn.__self__
-    for found in (fn, getattr(fn, "_running", None), getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
-        if isinstance(found, Compiled):
-            return found
+    for candidate in (fn, getattr(fn, "_running", None), getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
+        if isinstance(candidate, Compiled):
+            return candidate
     return None
 
 
@@ -655,7 +655,7 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 
 def _by_name(fn: Any) -> Any:
     """The object under the name and module that `fn` gives as its own."""
-    found = sys.modules.get(getattr(fn, "__module__", None) or "")
+    value = sys.modules.get(getattr(fn, "__module__", None) or "")
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value

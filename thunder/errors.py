@@ -35,9 +35,9 @@ def help_page() -> str:
     return page if (Path(__file__).parents[1] / page).exists() else str(carried)
 
 
-def did_you_mean(given: Any, valid: Iterable[str]) -> str:
+def did_you_mean(name: Any, valid: Iterable[str]) -> str:
     """A question that names the valid name nearest to a wrong one, for a message; empty where none is near."""
-    near = difflib.get_close_matches(given, valid, 1) if isinstance(given, str) else []
+    near = difflib.get_close_matches(name, valid, 1) if isinstance(name, str) else []
     return f"did you mean {near[0]!r}? " if near else ""
 
 
@@ -161,7 +161,7 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
     outside of thunder; None where there is none.
     """
     libraries = _libraries()
-    found, torchs, traceback, code = None, None, error.__traceback__, None
+    own_line, torchs, traceback, code = None, None, error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_OURS):
@@ -169,9 +169,9 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
             if code.co_filename.startswith(libraries):
                 torchs = line
             else:
-                found = line
+                own_line = line
         traceback = traceback.tb_next
-    return found or torchs, code is not None and not code.co_filename.startswith(libraries)
+    return own_line or torchs, code is not None and not code.co_filename.startswith(libraries)
 
 
 def calling_line() -> tuple | None:

@@ -19,19 +19,19 @@ from thunder.transforms.base import asked
 
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
-    given = compiled_of(fn) or compiled_of(jit(fn))
-    assert given is not None, "thunder.jit compiles"
+    compiled = compiled_of(fn) or compiled_of(jit(fn))
+    assert compiled is not None, "thunder.jit compiles"
     changing = [
         type(t).__name__
-        for t in given.options.transforms
+        for t in compiled.options.transforms
         if asked(t, "transform_module") or asked(t, "transform_traces_pre_prologue")
     ]
     if changing:
         raise OptionError(
-            f"{given!r} was compiled with {', '.join(changing)}, which changes what would be differentiated or "
+            f"{compiled!r} was compiled with {', '.join(changing)}, which changes what would be differentiated or "
             "mapped: transform the plain function"
         )
-    return Compiled(transform(given.fn), dataclasses.replace(given.options, used_compile_options={}, **options))
+    return Compiled(transform(compiled.fn), dataclasses.replace(compiled.options, used_compile_options={}, **options))
 
 
 def grad(fn: Callable, argnums: int | str | tuple | None = None, has_aux: bool = False) -> Any:

@@ -64,7 +64,7 @@ def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch
     whose calls run compiled programs. kind: the class of the wrapped module. method: says what stands for a function of
     that class."""
 
-    def made(cls, *args, **kwargs):
+    def new(cls, *args, **kwargs):
         return kind(*args, **kwargs)
 
     def call(self, *args, **kwargs):
@@ -76,7 +76,7 @@ def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch
     members = {
         **{name: method(function) for name, function in _functions(kind).items()},
         "__slots__": ("_thunder_module",), "__module__": kind.__module__, "__qualname__": kind.__qualname__,
-        "__new__": made, "__call__": call, "__class__": property(lambda self: kind),
+        "__new__": new, "__call__": call, "__class__": property(lambda self: kind),
         "__reduce_ex__": lambda self, protocol: self._thunder_module._model.__reduce_ex__(protocol),
         "forward": property(lambda self: self._thunder_module.forward, replace),
         **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
@@ -87,8 +87,8 @@ def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch
 def _functions(kind: type) -> dict[str, types.FunctionType]:
     """The functions that the user wrote in the body of a class and its bases, but for special methods."""
     own = kind.__mro__[: kind.__mro__.index(torch.nn.Module)]
-    found = {name: value for base in reversed(own) for name, value in vars(base).items() if not name.startswith("__")}
-    return {name: value for name, value in found.items() if type(value) is types.FunctionType}
+    values = {name: value for base in reversed(own) for name, value in vars(base).items() if not name.startswith("__")}
+    return {name: value for name, value in values.items() if type(value) is types.FunctionType}
 
 
 def _of_compiled(name: str):
@@ -123,8 +123,8 @@ def method_with_programs(function: types.FunctionType, compiled: Any) -> types.F
 
     @functools.wraps(function)
     def method(self, *args, **kwargs):
-        given = any(isinstance(leaf, torch.Tensor) for leaf in tree_iter((args, kwargs)))
-        if not given or current_recorder() is not None:
+        has_tensors = any(isinstance(leaf, torch.Tensor) for leaf in tree_iter((args, kwargs)))
+        if not has_tensors or current_recorder() is not None:
             return function(self, *args, **kwargs)
         return compiled(*args, **kwargs)
 

@@ -133,15 +133,15 @@ class ThunderModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            found = getattr(self.__dict__["_model"], name)
+            attribute = getattr(self.__dict__["_model"], name)
         except AttributeError:
             if name in _OF_COMPILED:
                 return getattr(self._running, name)
             raise
         # inside of another program calls of the wrapped module become a part of that
-        if type(found) is types.MethodType and found.__self__ is self._model and current_recorder() is None:
-            return types.MethodType(self._method(found.__func__), self._as_seen_by_methods())
-        return found
+        if type(attribute) is types.MethodType and attribute.__self__ is self._model and current_recorder() is None:
+            return types.MethodType(self._method(attribute.__func__), self._as_seen_by_methods())
+        return attribute
 
     def _method(self, function: Any) -> Any:
         """A function of the wrapped module's class, so that calls with tensors are programs where it, or one that it
@@ -170,10 +170,10 @@ class ThunderModule(torch.nn.Module):
         kind = self.__dict__.get("_seen_by_methods")
         if kind is None or kind.__base__ is not type(self._model):
             kind = self.__dict__["_seen_by_methods"] = seen_by_methods(type(self._model), self._method)
-        made = object.__new__(kind)
-        object.__setattr__(made, "__dict__", self._model.__dict__)
-        object.__setattr__(made, "_thunder_module", self)
-        return made
+        view = object.__new__(kind)
+        object.__setattr__(view, "__dict__", self._model.__dict__)
+        object.__setattr__(view, "_thunder_module", self)
+        return view
 
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self._model)})
@@ -236,13 +236,13 @@ class ThunderModule(torch.nn.Module):
     # --- parameters, buffers, submodules: overrides first, then the wrapped module's, under its own names
     def get_buffer(self, target: str) -> torch.Tensor:
         """The buffer at a dotted path. Raises AttributeError where the path leads to none."""
-        found = self._overrides_buffers.get(target)
-        return self._model.get_buffer(target) if found is None else found
+        buffer = self._overrides_buffers.get(target)
+        return self._model.get_buffer(target) if buffer is None else buffer
 
     def get_parameter(self, target: str) -> torch.nn.Parameter:
         """The parameter at a dotted path. Raises AttributeError where the path leads to none."""
-        found = self._overrides_parameters.get(target)
-        return self._model.get_parameter(target) if found is None else found  # type: ignore[return-value]
+        parameter = self._overrides_parameters.get(target)
+        return self._model.get_parameter(target) if parameter is None else parameter  # type: ignore[return-value]
 
     def get_submodule(self, target: str) -> torch.nn.Module:
         """The submodule at a dotted path of the wrapped module. Raises AttributeError where the path leads to none."""
@@ -277,19 +277,19 @@ class ThunderModule(torch.nn.Module):
         return self._model.named_children()
 
     def named_modules(self, memo=None, prefix: str = "", remove_duplicate: bool = True):
-        found = self._model.named_modules(memo, prefix, remove_duplicate)
+        modules = self._model.named_modules(memo, prefix, remove_duplicate)
         if type(self) is ThunderModule:
-            return found
+            return modules
         # fully_shard gave it another class, and looks for it among its own
-        return ((name, self if module is self._model else module) for name, module in found)
+        return ((name, self if module is self._model else module) for name, module in modules)
 
     # --- state dicts, in the transformed form and in the original's
     def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """The wrapped module's state dict, with the entries that transforms replaced or added: the same tensors."""
-        found = self._model.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        state = self._model.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for table in self._compiled.overrides:
-            found.update({prefix + name: value if keep_vars else value.detach() for name, value in table.items()})
-        return found
+            state.update({prefix + name: value if keep_vars else value.detach() for name, value in table.items()})
+        return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Loads a result of `state_dict`. Errors are PyTorch's."""
@@ -319,15 +319,15 @@ class ThunderModule(torch.nn.Module):
         transforms = [
             t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")
         ]
-        found = self.state_dict(keep_vars=True)
-        parts = [name for name, value in found.items() if _placement_on_a_mesh(value) is not None]
+        state = self.state_dict(keep_vars=True)
+        parts = [name for name, value in state.items() if _placement_on_a_mesh(value) is not None]
         if not transforms and not parts:
             return self.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        found.update({name: found[name].detach().full_tensor() for name in parts})
+        state.update({name: state[name].detach().full_tensor() for name in parts})
         if not keep_vars:
-            found = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
+            state = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
         destination = {} if destination is None else destination
-        for name, part in self._by_submodule(found).items():
+        for name, part in self._by_submodule(state).items():
             for transform in transforms:
                 part = transform.reverse_transform_state_dict_for_submodule(self, name, part)
             destination.update({f"{prefix}{name}.{k}" if name else f"{prefix}{k}": v for k, v in part.items()})
@@ -376,15 +376,15 @@ class ThunderModule(torch.nn.Module):
         for table in self._compiled.overrides:
             for name, value in table.items():
                 with torch.no_grad():
-                    made = fn(value)
+                    changed = fn(value)
                 if not isinstance(value, torch.nn.Parameter):
-                    table[name] = made
+                    table[name] = changed
                 elif value.is_meta or is_dtensor(value):
-                    table[name] = torch.nn.Parameter(made, value.requires_grad)
+                    table[name] = torch.nn.Parameter(changed, value.requires_grad)
                     if (placement := placement_of(value)) is not None:
                         place(table[name], placement)
                 else:  # the same parameter, which an optimizer may hold
-                    value.data = made
+                    value.data = changed
         return self
 
     def requires_grad_(self, requires_grad: bool = True):
@@ -409,10 +409,10 @@ class ThunderModule(torch.nn.Module):
     # --- copies keep module, options and overrides, and drop programs
     def __deepcopy__(self, memo):
         overrides = copy.deepcopy(self._compiled.overrides, memo)
-        made = _restored(copy.deepcopy(self._model, memo), self._compiled.options, overrides)
-        memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self._own(), memo))
-        return made
+        copied = _restored(copy.deepcopy(self._model, memo), self._compiled.options, overrides)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self._own(), memo))
+        return copied
 
     def __reduce__(self):
         return _restored, (self._model, self._compiled.options, self._compiled.overrides), self._own()
@@ -425,8 +425,8 @@ class ThunderModule(torch.nn.Module):
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:
     """A compiled module with the overrides of another: transforms do not run again."""
     compiled = Compiled(model, options)
-    for table, given in zip(compiled.overrides, overrides, strict=True):
-        table.update(given)
+    for table, values in zip(compiled.overrides, overrides, strict=True):
+        table.update(values)
     return ThunderModule(model, compiled)
 
 
@@ -451,16 +451,16 @@ def _placement_on_a_mesh(value: Any) -> Placement | None:
 
 
 def _key_problems(unexpected: list[str], missing: list[str]) -> list[str]:
-    found = []
+    problems = []
     for keys, what in ((unexpected, "Unexpected key(s)"), (missing, "Missing key(s)")):
         if keys:
-            found.append(f"{what} in state_dict: {', '.join(f'{k!r}'.replace(chr(39), chr(34)) for k in keys)}. ")
-    return found
+            problems.append(f"{what} in state_dict: {', '.join(f'{k!r}'.replace(chr(39), chr(34)) for k in keys)}. ")
+    return problems
 
 
-def _size_problem(name: str, given: torch.Tensor, was: torch.Size) -> str:
+def _size_problem(name: str, value: torch.Tensor, was: torch.Size) -> str:
     return (
-        f"size mismatch for {name}: copying a param with shape {given.shape} from checkpoint, "
+        f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, "
         f"the shape in current model is {was}."
     )
 

@@ -91,10 +91,10 @@ class EnvironmentOption:
 
     @property
     def value(self) -> Any:
-        given = os.environ.get(self.name)
-        if not given:
+        text = os.environ.get(self.name)
+        if not text:
             return self.default
-        return given.lower() in ("1", "true", "on", "yes", "y") if self.kind is bool else given
+        return text.lower() in ("1", "true", "on", "yes", "y") if self.kind is bool else text
 
     def assign(self, value: str | None) -> None:
         """Sets it for this process and those that it starts."""
@@ -153,9 +153,9 @@ ENVIRONMENT = (
 
 def cache_directory() -> Path:
     """Where compiled kernels are kept: THUNDER_CACHE_DIR, or `thunder` where the platform keeps a user's caches."""
-    given = CACHE_DIR.value
-    if given:
-        return Path(given).expanduser().absolute()
+    directory = CACHE_DIR.value
+    if directory:
+        return Path(directory).expanduser().absolute()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     else:
@@ -246,12 +246,12 @@ _OF_2024 = {
 }  # fmt: skip
 
 
-def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> None:
+def check_compile_options(options: Mapping[str, Any], keywords: Iterable[str]) -> None:
     """Raises TypeError for a keyword that nobody has declared, and OptionError for a value that is not valid.
 
     keywords: those of `thunder.jit` itself.
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if name in COMPILE_OPTIONS:
             COMPILE_OPTIONS[name].checked(value)
             continue
@@ -269,38 +269,38 @@ def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> 
 # ---------------------------------------------------------------------------------------------------------- thunder.jit
 
 
-def _resolve(kind: type[enum.Enum], given: Any, what: str):
-    if isinstance(given, kind):
-        return given
+def _resolve(kind: type[enum.Enum], value: Any, what: str):
+    if isinstance(value, kind):
+        return value
     for member in kind:
-        if isinstance(given, str) and given.lower() == member.value:
+        if isinstance(value, str) and value.lower() == member.value:
             return member
     valid = [m.value for m in kind]
-    near = did_you_mean(given, valid)
-    raise OptionError(f"{what}={given!r} is not an option; {near}valid: {', '.join(map(repr, valid))}")
+    near = did_you_mean(value, valid)
+    raise OptionError(f"{what}={value!r} is not an option; {near}valid: {', '.join(map(repr, valid))}")
 
 
-def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
+def resolve_cache_option(option: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
-    return CACHE_OPTIONS.CONSTANT_VALUES if given is None else _resolve(CACHE_OPTIONS, given, "cache")
+    return CACHE_OPTIONS.CONSTANT_VALUES if option is None else _resolve(CACHE_OPTIONS, option, "cache")
 
 
-def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
+def resolve_sharp_edges(option: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
-    return SHARP_EDGES_OPTIONS.WARN if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
+    return SHARP_EDGES_OPTIONS.WARN if option is None else _resolve(SHARP_EDGES_OPTIONS, option, "sharp_edges")
 
 
-def resolve_fallback(given: FALLBACK_OPTIONS | str | None) -> FALLBACK_OPTIONS:
+def resolve_fallback(option: FALLBACK_OPTIONS | str | None) -> FALLBACK_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
-    return _resolve(FALLBACK_OPTIONS, FALLBACK.value if given is None else given, "fallback")
+    return _resolve(FALLBACK_OPTIONS, FALLBACK.value if option is None else option, "fallback")
 
 
 def resolve_numerics(
-    given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence
+    option: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence
 ) -> tuple[NUMERICS_OPTIONS, tuple]:
     """The option, and which of the executors may be used. Raises OptionError for another value, and for what was asked
     for and is not `exact` under "eager"."""
-    numerics = NUMERICS_OPTIONS.CLOSE if given is None else _resolve(NUMERICS_OPTIONS, given, "numerics")
+    numerics = NUMERICS_OPTIONS.CLOSE if option is None else _resolve(NUMERICS_OPTIONS, option, "numerics")
     if numerics is NUMERICS_OPTIONS.CLOSE:
         return numerics, tuple(executors)
     names = {getattr(e, "name", e) for e in asked_for}
@@ -319,18 +319,18 @@ def resolve_numerics(
     return numerics, tuple(e for e in executors if e.exact)
 
 
-def resolve_dynamic(given: bool | None, cache: CACHE_OPTIONS | None) -> bool | None:
+def resolve_dynamic(dynamic: bool | None, cache: CACHE_OPTIONS | None) -> bool | None:
     """None, which is automatic, only where `cache` was not said. Raises OptionError for anything but a bool."""
-    if given is not None and not isinstance(given, bool):
-        raise OptionError(f"dynamic={given!r} is not an option; valid: None, True, False")
-    if given is None and cache is not None:
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise OptionError(f"dynamic={dynamic!r} is not an option; valid: None, True, False")
+    if dynamic is None and cache is not None:
         return cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-    return given
+    return dynamic
 
 
-def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> RNG_OPTIONS:
+def resolve_rng(option: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> RNG_OPTIONS:
     """Raises OptionError for another value, and for "fused" together with numerics="eager"."""
-    rng = RNG_OPTIONS.TORCH if given is None else _resolve(RNG_OPTIONS, given, "rng")
+    rng = RNG_OPTIONS.TORCH if option is None else _resolve(RNG_OPTIONS, option, "rng")
     if rng is RNG_OPTIONS.FUSED and numerics is NUMERICS_OPTIONS.EAGER:
         raise OptionError(
             "rng='fused' and numerics='eager': numbers that a fusion executor draws are not eager's: leave one of "
@@ -339,50 +339,52 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
     return rng
 
 
-def resolve_tiers(given: Any) -> int | str | None:
+def resolve_tiers(tiers: Any) -> int | str | None:
     """Raises OptionError for anything but a number of calls, None, "one" and "automatic", which stands for what
     THUNDER_TIERS says."""
     name = "tiers"
-    if given == AUTOMATIC and (said := TIERS.value) != AUTOMATIC:
-        name, given = TIERS.name, int(said) if said.isdecimal() else None if said == "none" else said
-    if given is None or given in (AUTOMATIC, ONE) or type(given) is int and given >= 0:
-        return given
+    if tiers == AUTOMATIC and (said := TIERS.value) != AUTOMATIC:
+        name, tiers = TIERS.name, int(said) if said.isdecimal() else None if said == "none" else said
+    if tiers is None or tiers in (AUTOMATIC, ONE) or type(tiers) is int and tiers >= 0:
+        return tiers
     raise OptionError(
-        f"{name}={given!r} is not an option; valid: {AUTOMATIC!r}, {ONE!r}, None, or the number of the call that has "
+        f"{name}={tiers!r} is not an option; valid: {AUTOMATIC!r}, {ONE!r}, None, or the number of the call that has "
         "compiled kernels: 5; 0: the first one waits for them"
     )
 
 
-def resolve_graphs(given: Any) -> bool | None:
+def resolve_graphs(graphs: Any) -> bool | None:
     """None for "auto". Raises OptionError for anything but "auto", True and False. "auto" stands for the value of
     THUNDER_GRAPHS."""
     name, known = "graphs", {"auto": None, "on": True, "off": False}
-    if isinstance(given, bool):
-        return given
-    if given == "auto" and (said := GRAPHS.value) != "auto":
-        name, given = GRAPHS.name, said
-    if isinstance(given, str) and given in known and (name != "graphs" or given == "auto"):
-        return known[given]
+    if isinstance(graphs, bool):
+        return graphs
+    if graphs == "auto" and (said := GRAPHS.value) != "auto":
+        name, graphs = GRAPHS.name, said
+    if isinstance(graphs, str) and graphs in known and (name != "graphs" or graphs == "auto"):
+        return known[graphs]
     valid = "'auto', True, False" if name == "graphs" else "'auto', 'on', 'off'"
-    raise OptionError(f"{name}={given!r} is not an option; valid: {valid}")
+    raise OptionError(f"{name}={graphs!r} is not an option; valid: {valid}")
 
 
 _INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
 
 
-def check_interpretation(given: Any) -> None:
+def check_interpretation(interpretation: Any) -> None:
     """The 2024 option `interpretation`: its values are accepted, and all mean the one way of capturing a program there
     is."""
-    value = getattr(given, "value", given)
+    value = getattr(interpretation, "value", interpretation)
     if value is not None and value not in _INTERPRETATIONS:
-        raise OptionError(f"interpretation={given!r} is not an option; valid: {', '.join(map(repr, _INTERPRETATIONS))}")
+        raise OptionError(
+            f"interpretation={interpretation!r} is not an option; valid: {', '.join(map(repr, _INTERPRETATIONS))}"
+        )
 
 
-def check_langctx(given: Any) -> None:
+def check_langctx(langctx: Any) -> None:
     """The option `langctx`: PyTorch's is the one language of programs. Raises OptionError for anything else."""
-    value = getattr(given, "name", given)
+    value = getattr(langctx, "name", langctx)
     if value is not None and str(value).lower() not in ("torch", "languages.torch"):
-        raise OptionError(f"langctx={given!r} is not an option; valid: None, 'torch'")
+        raise OptionError(f"langctx={langctx!r} is not an option; valid: None, 'torch'")
 
 
 class DebugOptions:

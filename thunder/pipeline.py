@@ -56,8 +56,8 @@ UNDELETED = "undeleted"  # no value is deleted yet
 
 
 def _cleaned(trace: Trace) -> Trace:
-    made = dce(trace)
-    return trace if len(made.bound_symbols) == len(trace.bound_symbols) else made
+    cleaned = dce(trace)
+    return trace if len(cleaned.bound_symbols) == len(trace.bound_symbols) else cleaned
 
 
 def _rules(at: str, lowering: Lowering, own: Sequence[Rule]) -> list[Rule]:
@@ -99,17 +99,17 @@ def _save_plan(trace: Trace, lowering: Lowering) -> Trace:
 
 
 def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
-    made = [trace]
+    traces = [trace]
     for t in lowering.options.transforms:
         if asked(t, "transform_trace_post_optimization"):
             with named(f"{type(t).__name__}.transform_trace_post_optimization"):
                 start = time.perf_counter_ns()
-                changed = t.transform_trace_post_optimization(made[-1], executors_list=lowering.executors)
+                changed = t.transform_trace_post_optimization(traces[-1], executors_list=lowering.executors)
                 if not isinstance(changed, (Trace, TraceBuilder)):
                     raise OptionError(f"it returned {type(changed).__name__}: return a trace")
                 changed = headed(f"Transform {type(t).__name__}", changed, start)
-                made.append(check_change(made[-1], changed) if is_outside(type(t)) else changed)
-    return made[1:]
+                traces.append(check_change(traces[-1], changed) if is_outside(type(t)) else changed)
+    return traces[1:]
 
 
 def _communicates(trace: Trace, lowering: Lowering) -> bool:
@@ -247,11 +247,11 @@ def _run(trace: Trace, steps: Sequence[Pass], lowering: Lowering) -> list[Trace]
     """The trace, and those that the passes make, each of the one before."""
     traces = [trace]
     for step in steps:
-        made = step.traces(traces[-1], lowering)
+        changed = step.traces(traces[-1], lowering)
         if lowering.options.debug.check_traces:
-            for one in made:
+            for one in changed:
                 check(one)
-        traces += made
+        traces += changed
     return traces
 
 
@@ -267,9 +267,9 @@ def lower_with_derivatives(
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the
     two belong together."""
     steps, lowering = options.passes, Lowering(options, tuple(executors), differentiates=True)
-    place = steps.giving(CUT) + 1
-    joint = _run(acquired, steps[:place], lowering)
-    forward = joint[:-1] + _expected(_run(joint[-1], steps[place:], lowering), lowering)
+    behind_cut = steps.giving(CUT) + 1
+    joint = _run(acquired, steps[:behind_cut], lowering)
+    forward = joint[:-1] + _expected(_run(joint[-1], steps[behind_cut:], lowering), lowering)
     cut = joint[-1].info.cut
     assert cut is not None, "the pass that gives the cut makes one"
     of_forward = forward[-1].info
@@ -277,7 +277,7 @@ def lower_with_derivatives(
         cut=cut, saved_as=forward[-1].output[1], padded=of_forward.padded, disposable=of_forward.disposable
     )
     start = cut.backward.replace(provenance=joint[-1].provenance, info=info)
-    backward = _expected(_run(start, steps[place:], lowering), lowering)
+    backward = _expected(_run(start, steps[behind_cut:], lowering), lowering)
     cut = next((t.info.cut for t in reversed(backward) if t.info.cut is not None), cut)
     return forward, backward, cut
 
@@ -303,12 +303,12 @@ def lower_two_backwards(
 ) -> tuple[Trace, Trace, int] | None:
     """The backward of the gradients that are not at the places `later`, that of the others, and how many values the
     second takes of the first (see `two_backwards`); None where it is not done in two."""
-    found = two_backwards(cut, later)
-    if found is None:
+    halves = two_backwards(cut, later)
+    if halves is None:
         return None
     lowering = Lowering(options, tuple(executors))
-    first, second = (_expected(_run_again(one, (), lowering), lowering)[-1] for one in found[:2])
-    return first, second, found[2]
+    first, second = (_expected(_run_again(one, (), lowering), lowering)[-1] for one in halves[:2])
+    return first, second, halves[2]
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:

@@ -78,8 +78,8 @@ def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool =
         fn = find_named(module, qualified)
         if fn is MISSING or isinstance(fn, type):
             raise OptionError(f"{path} is a program of {name}: give the function or the module, load(path, fn)")
-    found = fn if compiled_of(fn) is not None else jit(fn, **options)
-    compiled = compiled_of(found)
+    compiled_fn = fn if compiled_of(fn) is not None else jit(fn, **options)
+    compiled = compiled_of(compiled_fn)
     assert compiled is not None, "thunder.jit compiles"
     compiled.documents = (*compiled.documents, document)
-    return found
+    return compiled_fn

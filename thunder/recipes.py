@@ -233,15 +233,15 @@ def register_recipe(name: str, recipe: type[Recipe]) -> type[Recipe]:
     return recipe
 
 
-def _recipe(given: Recipe | str) -> Recipe:
-    if isinstance(given, Recipe):
-        return given
-    if isinstance(given, str) and given in _NAMED:
-        return _NAMED[given]()
-    if isinstance(given, type) and issubclass(given, Recipe):
-        raise OptionError(f"recipe {given.__name__} is a class: give an instance, {given.__name__}(...)")
-    near = did_you_mean(given, _NAMED)
-    raise OptionError(f"{given!r} is no recipe; {near}valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
+def _recipe(recipe: Recipe | str) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str) and recipe in _NAMED:
+        return _NAMED[recipe]()
+    if isinstance(recipe, type) and issubclass(recipe, Recipe):
+        raise OptionError(f"recipe {recipe.__name__} is a class: give an instance, {recipe.__name__}(...)")
+    near = did_you_mean(recipe, _NAMED)
+    raise OptionError(f"{recipe!r} is no recipe; {near}valid: a thunder.Recipe, {', '.join(map(repr, _NAMED))}")
 
 
 def compile(
@@ -265,8 +265,8 @@ def compile(
     """
     if model is None:
         return functools.partial(compile, recipe=recipe, plugins=plugins, **options)
-    given = (plugins,) if isinstance(plugins, (str, Recipe)) else plugins or ()
-    chosen = functools.reduce(Recipe.__add__, map(_recipe, (recipe, *given)))
+    own_plugins = (plugins,) if isinstance(plugins, (str, Recipe)) else plugins or ()
+    chosen = functools.reduce(Recipe.__add__, map(_recipe, (recipe, *own_plugins)))
     settings = chosen.options()
     for name, value in options.items():
         joins = isinstance(value, (list, tuple)) and name in settings

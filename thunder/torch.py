@@ -46,8 +46,8 @@ def _of_torch(name: str) -> Callable | None:
     if isinstance(getattr(torch.Tensor, name, None), types.GetSetDescriptorType):  # is_cuda
         return lambda a: getattr(a, name)
     spaces = (torch.nn.functional, torch, torch.Tensor)
-    found = (f for space in spaces if callable(f := getattr(space, name, None)) and not isinstance(f, type))
-    function: Any = _OTHER_NAMES.get(name) or next(found, None)
+    functions = (f for space in spaces if callable(f := getattr(space, name, None)) and not isinstance(f, type))
+    function: Any = _OTHER_NAMES.get(name) or next(functions, None)
     if name.startswith("__") or function is None:
         return None
     recorded = METHODS.get(name)

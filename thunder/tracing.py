@@ -53,8 +53,8 @@ def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
         arguments = [p for p in proxies if isinstance(p, Proxy)]
         is_flat = parameters is not None and len(arguments) == len(proxies)
         info = TraceInfo(arguments=None if is_flat else _flattening(fn, proxies, spec))
-        made = Trace("computation", arguments, recorder.bound_symbols, output, names, info=info)
-        return dce(made) if use_dce else made
+        traced = Trace("computation", arguments, recorder.bound_symbols, output, names, info=info)
+        return dce(traced) if use_dce else traced
 
     return run
 
@@ -63,11 +63,11 @@ def _flattening(fn: Callable, traced: list, spec) -> Callable[[tuple, dict], lis
     """`TraceInfo.arguments` of a function. traced: the leaves of the arguments that it was traced with."""
 
     def flat(args: tuple, kwargs: dict) -> list:
-        leaves, given = tree_flatten((args, kwargs))
-        if given != spec:
+        leaves, structure = tree_flatten((args, kwargs))
+        if structure != spec:
             raise TypeError(
                 f"the trace of {_name(fn)} takes arguments of the structure that it was traced with, {spec}, and got "
-                f"{given}"
+                f"{structure}"
             )
         for old, new in zip(traced, leaves, strict=True):
             if not isinstance(old, Proxy) and old is not new and not (type(old) is type(new) and old == new):
@@ -89,5 +89,5 @@ def _parameter_names(fn: Callable, args: tuple, kwargs: dict) -> list[str] | Non
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return None
-    found = [n for n, v in bound.arguments.items() if not isinstance(v, (tuple, dict))]
-    return found if len(found) == len(args) + len(kwargs) else None
+    names = [n for n, v in bound.arguments.items() if not isinstance(v, (tuple, dict))]
+    return names if len(names) == len(args) + len(kwargs) else None

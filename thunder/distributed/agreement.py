@@ -88,19 +88,19 @@ def check_same_module(groups: Sequence, how: str, named: Iterable[tuple[str, tor
 def _of_parameters(trace: Trace) -> dict[Proxy, str]:
     """By value that is computed of a parameter alone, or that a gradient is computed of alone, the name of that: other
     ranks communicate the same one."""
-    found: dict[Proxy, str] = {
+    names: dict[Proxy, str] = {
         a: a.name for a in trace.args if isinstance(a, Proxy) and a.name.endswith(("_shard", "_local"))
     }
     for b in trace.bound_symbols:
-        named = {found.get(p) for p in b.inputs}
+        named = {names.get(p) for p in b.inputs}
         if len(named) == 1 and None not in named:
-            found |= dict.fromkeys(b.outputs, named.pop())
+            names |= dict.fromkeys(b.outputs, named.pop())
     gradients = trace.info.cotangents
     ends = {o: gradients[o.name] for o in trace.output_proxies if o.name in gradients}
     for b in reversed(trace.bound_symbols):
         if len(b.outputs) == 1 and b.outputs[0] in ends and len(b.inputs) == 1:
             ends.setdefault(b.inputs[0], ends[b.outputs[0]])
-    return {**ends, **found}
+    return {**ends, **names}
 
 
 def _said(operation: BoundSymbol, parameters: dict[Proxy, str]) -> str:

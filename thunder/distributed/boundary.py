@@ -165,14 +165,14 @@ def result_of(local: torch.Tensor, mesh, placements: Sequence, shape: Sequence[i
 def locals_of(tensors: tuple, rows: Sequence[int | None]) -> list[torch.Tensor]:
     """The local tensors of DTensors, with so many rows of each, where that is not None. Where grad is enabled,
     gradients go to the DTensors that require grad."""
-    found = [padded(x, n) for x, n in zip(tensors, rows, strict=True)]
+    local_tensors = [padded(x, n) for x, n in zip(tensors, rows, strict=True)]
     trained = [i for i, x in enumerate(tensors) if x.requires_grad] if torch.is_grad_enabled() else []
     if trained:
-        connected = _Locals.apply(tuple(found[i] for i in trained), *(tensors[i] for i in trained))
+        connected = _Locals.apply(tuple(local_tensors[i] for i in trained), *(tensors[i] for i in trained))
         for i, local in zip(trained, connected, strict=True):
-            found[i] = local
+            local_tensors[i] = local
             local.local_of = tensors[i]
-    return found
+    return local_tensors
 
 
 def padded(tensor: Any, rows: int | None) -> torch.Tensor:
@@ -202,10 +202,10 @@ class _Locals(torch.autograd.Function):
     gradient."""
 
     @staticmethod
-    def forward(ctx, found, *tensors):
+    def forward(ctx, local_tensors, *tensors):
         ctx.set_materialize_grads(False)
         ctx.tensors = tensors
-        return tuple(x.view_as(x) for x in found)  # whose own autograd state stays as it is
+        return tuple(x.view_as(x) for x in local_tensors)  # whose own autograd state stays as it is
 
     @staticmethod
     def backward(ctx, *gradients):

@@ -50,11 +50,11 @@ def bucket(trace: Trace) -> Trace:
     own = _own(trace)
     operations: list[BoundSymbol] = []
     held: dict[tuple, list[BoundSymbol]] = {}  # reductions that are not written yet
-    made: dict[Proxy, tuple] = {}  # what they make
+    key_of: dict[Proxy, tuple] = {}  # what they make
     for operation in trace.bound_symbols:
         for i in operation.inputs:
-            if i in made and made[i] in held:
-                operations += _reduced(held.pop(made[i]), own)
+            if i in key_of and key_of[i] in held:
+                operations += _reduced(held.pop(key_of[i]), own)
         key = keys.get(operation)
         if key is None:
             operations.append(operation)
@@ -66,7 +66,7 @@ def bucket(trace: Trace) -> Trace:
             if _steps(operation)[0][2].kind == "S" and _too_large(waiting, operation.inputs[0], operation):
                 operations += _reduced(held.pop(key), own)
             held.setdefault(key, []).append(operation)
-            made[operation.output] = key
+            key_of[operation.output] = key
             left[key] -= 1
             limit = operation.args[4].bucket_bytes
             if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in held[key]) >= limit:
@@ -131,14 +131,14 @@ def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol
     of: Placement = operations[0].args[4]
 
     def compute():
-        given = [operation.args[0] for operation in operations]
-        values = given if of.reduce_dtype is None else [ltorch.to(g, dtype=of.reduce_dtype) for g in given]
+        gradients = [operation.args[0] for operation in operations]
+        values = gradients if of.reduce_dtype is None else [ltorch.to(g, dtype=of.reduce_dtype) for g in gradients]
         for axis, _, dst in _steps(operations[0]):
             if dst.kind == "S":
                 padded = [with_padding(g, axis, dst) for g in values]
                 values = [wait(f) for f in reduce_scatter_together(padded, axis.reduction, axis.group)]
             else:
-                free = tuple(g is not before or g in own for g, before in zip(values, given, strict=True))
+                free = tuple(g is not before or g in own for g, before in zip(values, gradients, strict=True))
                 values = [wait(f) for f in all_reduce_together(values, axis.reduction, free, axis.group)]
         return [ltorch.to(g, dtype=one.output.dtype) for g, one in zip(values, operations, strict=True)]
 
@@ -149,6 +149,6 @@ def _written(operations: list[BoundSymbol], compute: Callable[[], list]) -> list
     """The operations that `compute` records, which make what `operations` made."""
     with recording(Recorder(operations[0].context)) as recorder:
         result = compute()
-    made, aliases = adopt(recorder.bound_symbols, result, [operation.output for operation in operations])
+    written, aliases = adopt(recorder.bound_symbols, result, [operation.output for operation in operations])
     assert not aliases, "a bucket computes each of its values"
-    return made
+    return written

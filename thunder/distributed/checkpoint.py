@@ -130,8 +130,8 @@ def get_model_state_dict(
     """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process
     group knows it."""
     options = options or StateDictOptions()
-    found = {name: _out(value, options) for name, value in _tensors(module).items()}
-    return found if _is_first() or not options.rank0_only else {}
+    state = {name: _out(value, options) for name, value in _tensors(module).items()}
+    return state if _is_first() or not options.rank0_only else {}
 
 
 @torch.no_grad()
@@ -147,8 +147,8 @@ def load_model_state_dict(
     fit; nothing is loaded then.
     """
     options, own = options or StateDictOptions(), _tensors(module)
-    given = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
-    missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
+    entries = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
+    missing, unexpected = [k for k in own if k not in entries], [k for k in entries if k not in own]
     if options.strict and (missing or unexpected):
         said = [
             f"{what} key(s) in state_dict: {', '.join(map(repr, keys))}. "
@@ -158,7 +158,7 @@ def load_model_state_dict(
         raise RuntimeError(
             f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said)
         )
-    values = {k: _in(given[k], t if isinstance(t, torch.Tensor) else None, k) for k, t in own.items() if k in given}
+    values = {k: _in(entries[k], t if isinstance(t, torch.Tensor) else None, k) for k, t in own.items() if k in entries}
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
             local_of(own[name]).copy_(local_of(value))
@@ -175,20 +175,20 @@ def _from_first(state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, An
         else None
     ]
     dist.broadcast_object_list(said, src=0)
-    found = {}
+    state = {}
     for name, value in said[0].items():
         target = own.get(name)
         if not isinstance(target, torch.Tensor):
-            found[name] = value
+            state[name] = value
             continue
         shape, dtype = value
-        found[name] = (
+        state[name] = (
             state_dict[name].to(target.device).contiguous()
             if _is_first()
             else torch.empty(shape, dtype=dtype, device=target.device)
         )
-        dist.broadcast(found[name], src=0)
-    return found
+        dist.broadcast(state[name], src=0)
+    return state
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would
     count as one."""
     new = not optimizer.state
-    found = torchs.get_optimizer_state_dict(_original(module), optimizer)
+    state = torchs.get_optimizer_state_dict(_original(module), optimizer)
     if new:
         optimizer.state.clear()
-    return found
+    return state
 
 
 @torch.no_grad()
@@ -212,9 +212,11 @@ def get_optimizer_state_dict(
     """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank
     calls it. Before the first step it is one to load into."""
     options = options or StateDictOptions()
-    found = _state_of(module, optimizer)
-    found["state"] = {name: {k: _out(v, options) for k, v in state.items()} for name, state in found["state"].items()}
-    return found if _is_first() or not options.rank0_only else {}
+    optimizer_state = _state_of(module, optimizer)
+    optimizer_state["state"] = {
+        name: {k: _out(v, options) for k, v in state.items()} for name, state in optimizer_state["state"].items()
+    }
+    return optimizer_state if _is_first() or not options.rank0_only else {}
 
 
 @torch.no_grad()
@@ -228,9 +230,9 @@ def load_optimizer_state_dict(
     fit a parameter."""
     options = options or StateDictOptions()
     if options.rank0_only and dist.is_initialized():
-        given = [state_dict if _is_first() else None]
-        dist.broadcast_object_list(given, src=0)
-        state_dict = given[0]
+        boxed = [state_dict if _is_first() else None]
+        dist.broadcast_object_list(boxed, src=0)
+        state_dict = boxed[0]
     held = _state_of(module, optimizer)["state"]
     state = {}
     for name, values in state_dict["state"].items():
@@ -291,10 +293,10 @@ def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
     complete checkpoint; pickle.UnpicklingError where its description names what runs code; what PyTorch raises for keys
     and shapes that are not there. Warns of values that torch.load(weights_only=True) refuses, which are unpickled."""
     path = Path(path)
-    found = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
-    if found is None:
+    folder = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
+    if folder is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint: save writes one")
-    check_description(found)
+    check_description(folder)
     options = {"planner": Planner()} | options
     with _alone_is_meant():
-        dcp.load(state_dict, checkpoint_id=str(found), no_dist=not dist.is_initialized(), **options)
+        dcp.load(state_dict, checkpoint_id=str(folder), no_dist=not dist.is_initialized(), **options)

@@ -93,19 +93,19 @@ class Memory:
     def _hold(self, operation: BoundSymbol) -> None:
         """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the
         backward."""
-        given = [p for p in tensors_in(operation.outputs) if p.name not in self.of]
-        for p in given:
+        results = [p for p in tensors_in(operation.outputs) if p.name not in self.of]
+        for p in results:
             self._allocate(p)
-        self.keep(p.name for p in given)
+        self.keep(p.name for p in results)
 
     def _run(self, operation: BoundSymbol, started: dict) -> None:
         collective = collective_of(operation)
         self._waited(operation, started)
         is_view = self._laid_out(operation)
-        for place, o in enumerate(operation.outputs):
+        for position, o in enumerate(operation.outputs):
             if o.name in self.of:
                 continue
-            storage = self._storage_of(operation, place, is_view)
+            storage = self._storage_of(operation, position, is_view)
             if storage is not None:
                 self.of[o.name] = storage
                 storage.names += 1
@@ -114,18 +114,18 @@ class Memory:
         self.peak = max(self.peak, self.now + scratch_bytes(operation))
         futures = [o.name for o in operation.outputs if isinstance(o, FutureTensorProxy)]
         if futures and collective is not None and collective[0] != "all_reduce":  # which works on a copy
-            kept = [self.of[p.name] for p in tensors_in(operation.inputs) if p.name in self.of]
-            for storage in kept:
+            storages = [self.of[p.name] for p in tensors_in(operation.inputs) if p.name in self.of]
+            for storage in storages:
                 storage.names += 1
-            started.update(dict.fromkeys(futures, (operation, kept)))
+            started.update(dict.fromkeys(futures, (operation, storages)))
 
     def _waited(self, operation: BoundSymbol, started: dict) -> None:
         for i in operation.inputs:
             if isinstance(i, FutureTensorProxy) and i.name in started:
-                of, kept = started[i.name]
+                of, storages = started[i.name]
                 for o in of.outputs:
                     started.pop(o.name, None)
-                for storage in kept:
+                for storage in storages:
                     self._less(storage)
 
     def _laid_out(self, operation: BoundSymbol) -> bool:
@@ -137,9 +137,9 @@ class Memory:
             values: dict = {tensors[0]: self._example(tensors[0])}
             with compat.DisableTorchFunction(), torch.no_grad():
                 run_line(original, values)
-            found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
-            self._lie(outputs, [t.stride() for t in found])
-            return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in found)
+            tensors_now = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
+            self._lie(outputs, [t.stride() for t in tensors_now])
+            return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in tensors_now)
         function = operation.sym.fn
         if isinstance(function, FusedFunction) and any(p.name in self.strides for p in tensors):
             strides = function.layout(tuple(self._example(p).stride() for p in tensors))
@@ -162,20 +162,20 @@ class Memory:
             if s is not None and tuple(s) != strides_of(tuple(map(number_value, o.shape))):
                 self.strides[o.name] = tuple(s)
 
-    def _storage_of(self, operation: BoundSymbol, place: int, is_view: bool) -> _Storage | None:
+    def _storage_of(self, operation: BoundSymbol, position: int, is_view: bool) -> _Storage | None:
         """The storage that was there before, where the result at a place is in it."""
-        original, output = original_of(operation), operation.outputs[place]
+        original, output = original_of(operation), operation.outputs[position]
         tensors = tensors_in(operation.inputs)
         source = None
         if is_view or any(isinstance(i, FutureTensorProxy) for i in operation.inputs):
             source = tensors[0]
         elif isinstance(operation.sym.fn, FusedFunction):
-            at = operation.sym.fn.over.get(place)
+            at = operation.sym.fn.over.get(position)
             source = None if at is None else operation.inputs[at]
         elif OpTags.IN_PLACE in operation.sym.tags or original.sym is times_cotangent:
             source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
         elif original.sym is all_reduce_together:
-            source = operation.args[0][place] if operation.args[2][place] else None
+            source = operation.args[0][position] if operation.args[2][position] else None
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
@@ -196,12 +196,12 @@ class Memory:
 
     def hand_over(self, names: Sequence[tuple[str, str]]) -> None:
         """What one program returned under the first name of a pair the next one is given under the second."""
-        found = [(new, self.of[old]) for old, new in names if old in self.of]
-        for _, storage in found:
+        moved = [(new, self.of[old]) for old, new in names if old in self.of]
+        for _, storage in moved:
             storage.names += 1
         for old in {old for old, _ in names}:
             self.drop(old)
-        self.of.update(found)
+        self.of.update(moved)
 
     def bytes_of(self, names: Iterable[str]) -> int:
         """Of what values show, each storage once."""
@@ -274,8 +274,12 @@ class Clock:
     def _communicate(self, kind: str, size: int, group) -> float:
         seconds = self.machine.seconds_of_collective(kind, size, group.size(), getattr(group, "stride", 1))
         self.communicated = max(self.communicated, self.computed, self.host) + seconds
-        found = self.collectives.setdefault(kind, Collective(kind))
-        found.count, found.nbytes, found.seconds = found.count + 1, found.nbytes + size, found.seconds + seconds
+        collective = self.collectives.setdefault(kind, Collective(kind))
+        collective.count, collective.nbytes, collective.seconds = (
+            collective.count + 1,
+            collective.nbytes + size,
+            collective.seconds + seconds,
+        )
         return self.communicated
 
     def _wait(self, until: float) -> None:

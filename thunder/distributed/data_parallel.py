@@ -204,27 +204,27 @@ def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Ten
     return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
 
 
-def check_member(kind: type, given, option: str):
-    if not isinstance(given, kind):
-        raise OptionError(f"{option}={given!r} is not an option; valid: {', '.join(map(str, kind))}")
-    return given
+def check_member(kind: type, value, option: str):
+    if not isinstance(value, kind):
+        raise OptionError(f"{option}={value!r} is not an option; valid: {', '.join(map(str, kind))}")
+    return value
 
 
-def check_bucket_size(given: float) -> None:
-    if given < 0:
-        raise OptionError(f"bucket_size_in_mb={given!r} is not an option; valid: 0 or more")
+def check_bucket_size(size: float) -> None:
+    if size < 0:
+        raise OptionError(f"bucket_size_in_mb={size!r} is not an option; valid: 0 or more")
 
 
-def _groups(given) -> tuple:
+def _groups(group) -> tuple:
     """The process groups that parameters are replicated over, and last the one that they are sharded over."""
-    if isinstance(given, dist.device_mesh.DeviceMesh) and given.ndim > 1:
-        if given.ndim != 2:
+    if isinstance(group, dist.device_mesh.DeviceMesh) and group.ndim > 1:
+        if group.ndim != 2:
             raise OptionError(
-                f"process_group is a DeviceMesh of {given.ndim} dimensions; valid: one (shards), or two (replicas, "
+                f"process_group is a DeviceMesh of {group.ndim} dimensions; valid: one (shards), or two (replicas, "
                 "shards)"
             )
-        return given.get_group(0), given.get_group(1)
-    return (group_of(given),)
+        return group.get_group(0), group.get_group(1)
+    return (group_of(group),)
 
 
 def _sources(root: int | None, mesh, groups: tuple) -> list[tuple]:
@@ -239,10 +239,10 @@ def _sources(root: int | None, mesh, groups: tuple) -> list[tuple]:
     return list(zip(reversed(groups), reversed(places[0].tolist()), strict=True))
 
 
-def _device(given, group) -> torch.device | None:
+def _device(device, group) -> torch.device | None:
     """Where shards go; None: where the parameters are."""
-    if given is not None:
-        return torch.device(given)
+    if device is not None:
+        return torch.device(device)
     if not torch.cuda.is_available() or "nccl" not in str(dist.get_backend_config(group)):
         return None
     local = LOCAL_RANK.value

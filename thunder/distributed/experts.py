@@ -86,9 +86,9 @@ class _Experts:
             self.operations += [*recorder.bound_symbols, operation] if parts else [operation]
             return
         result = map_structure(lambda x: whole.get(x, x), operation.output)
-        made, aliases = adopt(recorder.bound_symbols, result, operation.output)
+        written, aliases = adopt(recorder.bound_symbols, result, operation.output)
         assert not aliases, "rows are collected by an operation"
-        self.operations += made
+        self.operations += written
 
     def _parts(self, operation: BoundSymbol) -> list[Part]:
         """The parts of an operation's results; none where it computes whole values."""

@@ -85,7 +85,7 @@ def _shared_by_program(trace: Trace) -> dict[Axis, int]:
             x, axis, *layouts = operation.args[:4]
             among = {one.dim for one in layouts if one.kind == "S" and one.dim < len(x.shape) - 1}
             dims.setdefault(axis, set()).update(among if I in layouts else ())
-    return {axis: found.pop() for axis, found in dims.items() if len(found) == 1}
+    return {axis: candidates.pop() for axis, candidates in dims.items() if len(candidates) == 1}
 
 
 def _leaving_first(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
@@ -141,17 +141,17 @@ class _Split:
         rule = self.on_lists if operation.sym.name in foreach.OPTIMIZERS else rules.get(operation.sym)
         with recording(Recorder(operation.context, lambda: operation.location)) as recorder:
             result = None if rule is None else rule(operation, *operation.args, **operation.kwargs)
-        made, aliases = (
+        written, aliases = (
             adopt(recorder.bound_symbols, result, operation.output)
             if result is not None
             else ([*recorder.bound_symbols, operation], {})
         )
         assert not aliases, "a layer computes its result"
-        for one in made:
+        for one in written:
             self.producer.update(dict.fromkeys(one.outputs, one))
             if one.sym is redistribute:
                 self.joins(one)
-        self.operations += made
+        self.operations += written
 
     def joins(self, operation: BoundSymbol) -> None:
         """A redistribution makes a whole value of parts."""
@@ -198,12 +198,12 @@ class _Split:
         names = {x.name: part.value.name for x, part in (*self.joined.items(), *self.leaving.items()) if part}
         same = ((x, self.same(x)) for x in self.producer)
         names |= {x.name: names[other.name] for x, other in same if other is not x and other.name in names}
-        found = {}
+        targets = {}
         for name, target in known.items():
             while name in names and target in names:
                 name, target = names[name], names[target]
-                found[name] = target
-        return found
+                targets[name] = target
+        return targets
 
     # --- optimizers on lists of tensors
     def on_lists(self, operation: BoundSymbol, *args, **kwargs):
@@ -220,18 +220,18 @@ class _Split:
                     divided[x], table[x] = steps, self._divided(x, steps)
         if not table:
             return None
-        given = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, (args, kwargs))
-        result = operation.sym(*given[0], **given[1])
+        own = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, (args, kwargs))
+        result = operation.sym(*own[0], **own[1])
         form = operation.sym.in_place
         assert form is not None and callable(form.overwrites), "a fused optimizer writes to its arguments"
-        found, sources = list(result), form.overwrites(operation)
+        results, sources = list(result), form.overwrites(operation)
         outputs = [o for o in proxies_in(operation.output, [])]
-        assert len(outputs) == len(found) - 1 and found[0] is None, "a fused optimizer returns nothing"
-        for place, source in sources.items():
+        assert len(outputs) == len(results) - 1 and results[0] is None, "a fused optimizer returns nothing"
+        for position, source in sources.items():
             for axis, dim, size in reversed(divided.get(source, ())):
                 parts = S(dim, size if size % axis.size else None)
-                found[place + 1] = redistribute(found[place + 1], axis, parts, I)
-        return tuple(found)
+                results[position + 1] = redistribute(results[position + 1], axis, parts, I)
+        return tuple(results)
 
     def _divided(self, x: TensorProxy, steps: list[tuple[Axis, int, int]]) -> TensorProxy:
         for axis, dim, _ in steps:
@@ -243,8 +243,8 @@ class _Split:
     def norm(self, operation: BoundSymbol, x, ord=2, dim=None, keepdim=False, dtype=None, **others):
         if dim is not None or keepdim or dtype is not None or others:
             return None
-        found = self.norms(operation, [x], ord)
-        return None if found is None else found[0]
+        norms = self.norms(operation, [x], ord)
+        return None if norms is None else norms[0]
 
     def norms(self, operation: BoundSymbol, tensors, ord=2, dtype=None, **others):
         """Sums of squares of parts are added up over the ranks, those of all tensors together."""
@@ -258,7 +258,7 @@ class _Split:
         held = [self._within(x) for x in tensors]
         if not any(axes for _, axes in held):
             return None
-        found: list = [None] * len(tensors)
+        norms: list = [None] * len(tensors)
         for axes in dict.fromkeys(axes for _, axes in held):
             places = [i for i, (_, known) in enumerate(held) if known == axes]
             sums = ltorch.square(ltorch.stack([ltorch.vector_norm(held[i][0]) for i in places]))
@@ -266,8 +266,8 @@ class _Split:
                 self.summands.append((sums, axis))
                 sums = redistribute(sums, axis, P, I)
             for i, one in zip(places, ltorch.unbind(ltorch.sqrt(sums)), strict=True):
-                found[i] = one
-        return found
+                norms[i] = one
+        return norms
 
     def _within(self, x: TensorProxy) -> tuple[TensorProxy, tuple[Axis, ...]]:
         """What this rank has of a value, without padding, and the axes whose ranks have the rest."""
@@ -312,8 +312,8 @@ class _Split:
             if padding_idx is None or not first <= padding_idx % weight.shape[0] < first + rows
             else padding_idx % weight.shape[0] - first
         )
-        found = ltorch.embedding(ltorch.masked_fill(ltorch.sub(ids, first), elsewhere, 0), part.value, mine)
-        return self.summed(ltorch.masked_fill(found, ltorch.unsqueeze(elsewhere, -1), 0), part.axis)
+        looked_up = ltorch.embedding(ltorch.masked_fill(ltorch.sub(ids, first), elsewhere, 0), part.value, mine)
+        return self.summed(ltorch.masked_fill(looked_up, ltorch.unsqueeze(elsewhere, -1), 0), part.axis)
 
     def copied(self, x: TensorProxy, axis) -> TensorProxy:
         x = self.same(x)

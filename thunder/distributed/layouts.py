@@ -96,7 +96,7 @@ class Axis:
         """Of this rank's pieces of a sequence: the position behind the last one, and how many there are."""
         places = (self.rank, 2 * self.size - 1 - self.rank) if self.folded else (self.rank,)
         own = size // (self.size * len(places))
-        return [((place + 1) * own, own) for place in places]
+        return [((number + 1) * own, own) for number in places]
 
     def __str__(self) -> str:
         return self.name

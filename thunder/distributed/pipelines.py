@@ -62,9 +62,9 @@ def pipeline_stages(module: torch.nn.Module, split_at: Sequence[str], *args: Any
     stages: list[torch.nn.Module] = []
     taken: list[Proxy] = inputs
     for i, piece in enumerate(pieces):
-        made = {*taken, *(o for b in piece for o in b.outputs)}
+        computed = {*taken, *(o for b in piece for o in b.outputs)}
         later = dict.fromkeys(p for read in reads[i + 1 :] for p in read)
-        handed = [p for p in later if p in made and p not in held and p not in constants]
+        handed = [p for p in later if p in computed and p not in held and p not in constants]
         output = computation.output if i == len(pieces) - 1 else handed[0] if len(handed) == 1 else tuple(handed)
         for p in handed:
             if not (isinstance(p, TensorProxy) and p.dtype.category >= 2):
@@ -124,14 +124,14 @@ def _check_effects(captured: Captured) -> None:
 
 def _starts(operations: Sequence[BoundSymbol], split_at: Sequence[str]) -> list[int]:
     """Where the stages behind the first begin."""
-    found: list[int] = []
+    starts: list[int] = []
     for path in split_at:
         at = next((i for i, b in enumerate(operations) if _is_in(b, path)), None)
-        if at is None or at <= (found[-1] if found else 0):
+        if at is None or at <= (starts[-1] if starts else 0):
             why = "no operation of the trace is of it" if at is None else "it does not come behind those before it"
             raise OptionError(f"split_at={path!r} is no place to split: {why}")
-        found.append(at)
-    return found
+        starts.append(at)
+    return starts
 
 
 def _is_in(operation: BoundSymbol, path: str) -> bool:
@@ -160,31 +160,31 @@ def _inputs(captured: Captured, count: int) -> list[Proxy]:
 
 def _reads(operations: Iterable[BoundSymbol]) -> dict[Proxy, None]:
     """What operations read that none of them makes, in order."""
-    made: set[Proxy] = set()
-    found: dict[Proxy, None] = {}
+    computed: set[Proxy] = set()
+    read: dict[Proxy, None] = {}
     for b in operations:
-        found |= dict.fromkeys(p for p in b.inputs if p not in made)
-        made.update(b.outputs)
-    return found
+        read |= dict.fromkeys(p for p in b.inputs if p not in computed)
+        computed.update(b.outputs)
+    return read
 
 
 def _constants(operations: Sequence[BoundSymbol]) -> set[Proxy]:
     """Values that depend on nothing."""
-    found: set[Proxy] = set()
+    constants: set[Proxy] = set()
     for b in operations:
-        if all(p in found for p in b.inputs) and not b.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}:
-            found.update(b.outputs)
-    return found
+        if all(p in constants for p in b.inputs) and not b.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}:
+            constants.update(b.outputs)
+    return constants
 
 
 def _leading(operations: Sequence[BoundSymbol], wanted: Sequence[Proxy], piece: Sequence[BoundSymbol]) -> list:
     """The operations outside of a piece that compute values."""
-    needed, found, own = set(wanted), [], set(map(id, piece))
+    needed, leading, own = set(wanted), [], set(map(id, piece))
     for b in reversed(operations):
         if id(b) not in own and not needed.isdisjoint(b.outputs):
             needed.update(b.inputs)
-            found.append(b)
-    return found[::-1]
+            leading.append(b)
+    return leading[::-1]
 
 
 def _check_tied(stages: Sequence[torch.nn.Module]) -> None:

@@ -306,10 +306,10 @@ def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parame
 def check_all_placed(module: torch.nn.Module) -> None:
     """Raises CaptureError for a trained parameter of a module that `ddp` or `fsdp` prepared which they have not seen:
     its gradient would be that of one rank."""
-    found = {name: (p.requires_grad, placement_of(p)) for name, p in module.named_parameters()}
-    if not any(q is not None and q.synchronizes for _, q in found.values()):
+    parameters = {name: (p.requires_grad, placement_of(p)) for name, p in module.named_parameters()}
+    if not any(q is not None and q.synchronizes for _, q in parameters.values()):
         return
-    for name, (trained, q) in found.items():
+    for name, (trained, q) in parameters.items():
         if trained and (q is None or not q.synchronizes):
             raise CaptureError(
                 f"parameter {name} was added to the module, or replaced, after it was prepared for data parallelism: "

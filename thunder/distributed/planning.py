@@ -176,13 +176,13 @@ def plan(
     state = _state_of(optimizer)
     if sharding_strategy is not None:
         check_member(FSDPType, sharding_strategy, "sharding_strategy")
-    elif given := [
+    elif unused := [
         name
         for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype), ("shards", shards))
         if value is not None
     ]:
         raise OptionError(
-            f"sharding_strategy=None plans ddp, which has no option {given[0]}: leave it out, or give a strategy of "
+            f"sharding_strategy=None plans ddp, which has no option {unused[0]}: leave it out, or give a strategy of "
             "fsdp"
         )
     check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
@@ -195,7 +195,7 @@ def plan(
     options = _options(model, device)
     split = {held.axis for _, q in placed_parameters(module) for held in q.axes}
     ranks = math.prod(axis.size for axis in split)  # that compute with the same data
-    found = []
+    plans = []
     for size in sizes:
         groups = _groups(size, shards, ranks)
         if sharding_strategy is None and split and size == ranks:  # nothing but split layers
@@ -211,8 +211,8 @@ def plan(
             with placing_copies():
                 compiled = _compiled(module, options, prepare)
                 captured, chosen = _captured(compiled, args, kwargs, options)
-            found.append(_planned(strategy, size, machine, captured, chosen, _Held(compiled, args, kwargs, state)))
-    return found[0] if isinstance(world_size, int) else Plans(found)
+            plans.append(_planned(strategy, size, machine, captured, chosen, _Held(compiled, args, kwargs, state)))
+    return plans[0] if isinstance(world_size, int) else Plans(plans)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -298,11 +298,11 @@ class _Held:
     def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict, state: Callable[[torch.Tensor], int]):
         parameters = list(module.parameters())
         trained = [p for p in parameters if p.requires_grad]
-        given = [t for t in compat.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        inputs = [t for t in compat.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.parameters = sum(p.nbytes for p in parameters)
         self.trained = sum(p.nbytes for p in trained)
         self.optimizer = sum(map(state, trained))
-        self.others = sum(t.nbytes for t in (*module.buffers(), *given))
+        self.others = sum(t.nbytes for t in (*module.buffers(), *inputs))
 
 
 def _state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
@@ -332,7 +332,7 @@ def _planned(strategy: str, size: int, machine: Machine, captured: Captured, opt
         memory.run(forward[-1])
         outputs, (tensors, _) = forward[-1].output
         memory.keep({p.name for p in proxies_in(outputs, [])})
-        memory.hand_over([(p.name, given.name) for p, given in zip(tensors, cut.saved_tensors, strict=True)])
+        memory.hand_over([(p.name, saved.name) for p, saved in zip(tensors, cut.saved_tensors, strict=True)])
         saved = memory.bytes_of({p.name for p in cut.saved_tensors})
         unknown = sum(not isinstance(p, TensorProxy) for p in cut.saved_others)
         clock.run(forward[-1].bound_symbols)

@@ -72,9 +72,9 @@ class _Positions:
             self.operations.append(operation)
             return
         parts, whole = result
-        made, aliases = adopt(recorder.bound_symbols, whole, operation.output)
+        written, aliases = adopt(recorder.bound_symbols, whole, operation.output)
         assert not aliases, "a whole value is joined of parts"
-        self.operations += made
+        self.operations += written
         self.parts |= dict(zip(operation.outputs, parts, strict=True)) if parts else {}
 
     def _forget(self, begun: set) -> None:

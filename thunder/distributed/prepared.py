@@ -32,7 +32,7 @@ def adopt(module: torch.nn.Module) -> None:
     names = {id(p): name for name, p in module.named_parameters()}
     averaged = {id(p): (p, placement) for wrapper in _wrappers(module) for p, placement in _averaged(wrapper, names)}
     buckets = {id(x.parameter): (x, path) for path, x in _fully_sharded(module)}
-    found = {}
+    placements = {}
     for i, (sharded, _) in buckets.items():
         if sharded.others:
             raise NotImplementedError(f"thunder.jit of a module under fully_shard with {sharded.others[0]}: {REMEDY}")
@@ -40,15 +40,15 @@ def adopt(module: torch.nn.Module) -> None:
     for name, p in (*module.named_parameters(), *module.named_buffers()):
         if is_dtensor(p) and placement_of(p) is None:
             sharded, path = buckets.get(id(p), (None, None))
-            found[id(p)] = _placement_of(name, p, sharded, path)
+            placements[id(p)] = _placement_of(name, p, sharded, path)
     for owner in module.modules():
         for name, p in owner._parameters.items():
-            if p is not None and id(p) in found:
-                place(p, found[id(p)])
-                own(owner, name, found[id(p)])
+            if p is not None and id(p) in placements:
+                place(p, placements[id(p)])
+                own(owner, name, placements[id(p)])
         for p in owner._buffers.values():
-            if p is not None and id(p) in found:
-                place(p, found[id(p)])
+            if p is not None and id(p) in placements:
+                place(p, placements[id(p)])
     for p, placement in averaged.values():
         place(p, placement)
 
@@ -58,15 +58,15 @@ def adopt_called_by(fn: Callable) -> None:
     What programs do not communicate is refused when it is called."""
     if isinstance(fn, functools.partial):
         return adopt_called_by(fn.func)
-    found: list = []
+    values: list = []
     if isinstance(fn, types.MethodType):
-        found, fn = [*getattr(fn.__self__, "__dict__", {}).values()], fn.__func__
+        values, fn = [*getattr(fn.__self__, "__dict__", {}).values()], fn.__func__
     if isinstance(fn, types.FunctionType):
         for cell in fn.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
-                found.append(cell.cell_contents)
-        found += (fn.__globals__.get(n) for n in fn.__code__.co_names)
-    for module in found:
+                values.append(cell.cell_contents)
+        values += (fn.__globals__.get(n) for n in fn.__code__.co_names)
+    for module in values:
         if isinstance(module, torch.nn.Module) and not is_adopted(module):
             with contextlib.suppress(NotImplementedError):
                 adopt(module)

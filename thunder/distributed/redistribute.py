@@ -414,9 +414,9 @@ def _written(seen: TensorProxy, held: TensorProxy, placement: Placement, context
     """The operations that make a parameter of what the rank holds."""
     with recording(Recorder(context)) as recorder:
         result = whole(held, placement)
-    made, aliases = adopt(recorder.bound_symbols, result, seen)
+    written, aliases = adopt(recorder.bound_symbols, result, seen)
     assert not aliases, "a parameter is made whole by an operation"
-    return made
+    return written
 
 
 def held_proxy(computation: Trace, seen: TensorProxy, placement: Placement) -> TensorProxy:

@@ -106,13 +106,13 @@ class _InParts:
             FallbackWarning,
         )
         graphs = self.compiler.subgraphs
-        place, known = next(i for i, g in enumerate(graphs) if g is self.compiled), len(graphs)
+        index, known = next(i for i, g in enumerate(graphs) if g is self.compiled), len(graphs)
 
         def compiled(name: str, part: torch.fx.GraphModule) -> Callable:
             return self.compiler.refused(part) if name == "refused" else self.compiler.compiled(part, self.symbolic)
 
         module = joined(self.graph, parts, compiled)
-        graphs[:] = [*graphs[:place], *graphs[known:], *graphs[place + 1 : known]]
+        graphs[:] = [*graphs[:index], *graphs[known:], *graphs[index + 1 : known]]
         return module
 
 

@@ -123,12 +123,12 @@ class Executor:
         return rule
 
     def implementation(self, operation: BoundSymbol) -> Implementation | None:
-        found = self.implmap.get(operation.sym.id)
-        return found if found is not None and found.takes(operation) else None
+        implementation = self.implmap.get(operation.sym.id)
+        return implementation if implementation is not None and implementation.takes(operation) else None
 
     def can_execute(self, operation: BoundSymbol) -> bool:
-        found = self.implementation(operation)
-        return operation.sym.executor is self or found is not None and found.executes
+        implementation = self.implementation(operation)
+        return operation.sym.executor is self or implementation is not None and implementation.executes
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
         """Whether the operation may be part of a region that this executor runs."""
@@ -181,14 +181,16 @@ class Executor:
         return None
 
     def get_execution_transform(self, operation: BoundSymbol) -> Callable | None:
-        found = self.implementation(operation)
-        return found.execution_transform if found else None
+        implementation = self.implementation(operation)
+        return implementation.execution_transform if implementation else None
 
     def get_grad_transform(self, operation: BoundSymbol | Symbol) -> Callable | None:
         """The grad_transform registered for an operation; for a bound symbol, None as well where the checker says
         no."""
-        found = self.implmap.get(operation.id) if isinstance(operation, Symbol) else self.implementation(operation)
-        return found.grad_transform if found else None
+        implementation = (
+            self.implmap.get(operation.id) if isinstance(operation, Symbol) else self.implementation(operation)
+        )
+        return implementation.grad_transform if implementation else None
 
     @property
     def lookasides(self) -> dict[Callable, Symbol]:
@@ -288,49 +290,49 @@ class OperatorExecutor(Executor):
             compat.note_registration()
 
 
-def operation_id(given: Any, own: Iterable[Symbol] = ()) -> Any:
+def operation_id(operation: Any, own: Iterable[Symbol] = ()) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. own: operations of
     an executor that is not registered. Raises TypeError for another function, OptionError for an id that no operation
     has."""
-    if isinstance(given, str):
-        _check_id(given, own)
-    if callable(given) and not isinstance(given, Symbol):
+    if isinstance(operation, str):
+        _check_id(operation, own)
+    if callable(operation) and not isinstance(operation, Symbol):
         from thunder.ops.registry import operation_of
 
-        found = operation_of(given)
-        if found is None:
-            name = getattr(given, "__name__", type(given).__name__)
+        symbol = operation_of(operation)
+        if symbol is None:
+            name = getattr(operation, "__name__", type(operation).__name__)
             raise TypeError(
                 f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch "
                 "function that stands for one"
             )
-        given = found
-    return getattr(given, "id", given)
+        operation = symbol
+    return getattr(operation, "id", operation)
 
 
-def _check_id(given: str, own: Iterable[Symbol]) -> None:
+def _check_id(identifier: str, own: Iterable[Symbol]) -> None:
     """Raises DeclarationError for the id of an operation that does not exist, and names the nearest one."""
     from thunder.ops.registry import LTORCH, PRIMS
 
     symbols = (own, LTORCH.values(), PRIMS.values(), *(e.opmap.values() for e in _ALL.values()))
     known = {s.id for table in symbols for s in table}
-    if given in known or _is_operator(given):
+    if identifier in known or _is_operator(identifier):
         return
-    name = given.rpartition(".")[2]
-    near = did_you_mean(given, [i for i in known if isinstance(i, str)])
+    name = identifier.rpartition(".")[2]
+    near = did_you_mean(identifier, [i for i in known if isinstance(i, str)])
     near = f"did you mean 'ltorch.{name}'? " if name in LTORCH else near
-    raise OptionError(f"no operation has the id {given!r}: {near}ids are ltorch.<name>, prims.<name>, or "
+    raise OptionError(f"no operation has the id {identifier!r}: {near}ids are ltorch.<name>, prims.<name>, or "
                       "<executor>.<name>, and thunder.torch has the operations themselves")  # fmt: skip
 
 
-def _is_operator(given: str) -> bool:
+def _is_operator(identifier: str) -> bool:
     """Whether it is the id of an operator that was registered with torch.library."""
-    if not given.startswith("torch.ops."):
+    if not identifier.startswith("torch.ops."):
         return False
-    found: Any = importlib.import_module("torch").ops
-    for name in given.split(".")[2:]:
-        found = getattr(found, name, None)
-    return found is not None
+    operator: Any = importlib.import_module("torch").ops
+    for name in identifier.split(".")[2:]:
+        operator = getattr(operator, name, None)
+    return operator is not None
 
 
 def _check_callable(what: str, **functions: Any) -> None:
@@ -406,13 +408,13 @@ def get_executor(name: str) -> Executor | None:
 
 
 def _registered(name: str) -> Executor:
-    found = get_executor(name)
-    if found is None:
+    executor = get_executor(name)
+    if executor is None:
         raise OptionError(
             f"a compiled function was saved with executor {name!r}, which is not registered here; registered: "
             f"{', '.join(sorted(_ALL))}"
         )
-    return found
+    return executor
 
 
 def get_all_executors() -> tuple[Executor, ...]:
@@ -484,21 +486,21 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
     """
     _load()
     if isinstance(executors, (str, Executor)) or not isinstance(executors, Iterable | None):
-        given = repr(executors) if isinstance(executors, (str, Executor)) else f"a {type(executors).__name__}"
+        described = repr(executors) if isinstance(executors, (str, Executor)) else f"a {type(executors).__name__}"
         raise OptionError(
-            f"executors= is a list of executors or their names, not {given}: executors=[...]; registered: "
+            f"executors= is a list of executors or their names, not {described}: executors=[...]; registered: "
             f"{', '.join(sorted(_ALL))}"
         )
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
-        found = e if isinstance(e, Executor) else _ALL.get(e) or _of_lightning(e)
-        if found is None:
+        executor = e if isinstance(e, Executor) else _ALL.get(e) or _of_lightning(e)
+        if executor is None:
             near = did_you_mean(e, _ALL)
             raise OptionError(f"no executor is called {e!r}; {near}registered: {', '.join(sorted(_ALL))}")
-        if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
-            _warned.add(found.name)
-            warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)
-        chosen.append(found)
+        if executors is not None and (why := executor.unavailable()) is not None and executor.name not in _warned:
+            _warned.add(executor.name)
+            warn_user(f"the executor {executor.name} takes nothing here: {why}", UserWarning)
+        chosen.append(executor)
     return add_executor_lists(chosen, _ALWAYS)
 
 

@@ -99,15 +99,15 @@ class FusionExecutor(Executor):
 
     def takes(self, operation: BoundSymbol) -> bool:
         """`can_fuse`, with the answer kept for other passes."""
-        found = self._takes.get(operation)
-        if found is None:
+        answer = self._takes.get(operation)
+        if answer is None:
             try:
                 with noted(f"{type(self).__name__}.can_fuse"):
-                    found = self.can_fuse(operation)
+                    answer = self.can_fuse(operation)
             except DataDependentError:  # a question about a data-dependent size has no answer
-                found = False
-            self._takes[operation] = found
-        return found
+                answer = False
+            self._takes[operation] = answer
+        return answer
 
     def takes_chain(self, operations: Sequence[BoundSymbol]) -> bool:
         """Whether it has kernels for a composite that `thunder.extend.chains` made, recorded as these operations, which
@@ -173,7 +173,7 @@ class FusionExecutor(Executor):
         for region in regions:
             items += [self._piece(region, trace)] if all(map(takes, region.bound_symbols)) else region.bound_symbols
         producer = producers(trace)
-        made: list[BoundSymbol] = []
+        written: list[BoundSymbol] = []
 
         def shares(core: Region) -> bool:
             return self.shares_launch(core, producer)
@@ -185,7 +185,7 @@ class FusionExecutor(Executor):
         while waiting:
             item = waiting.pop()
             if not isinstance(item, list):
-                made.append(item)
+                written.append(item)
                 continue
             core = _joined([p.core for p in item])
             fused = None
@@ -201,12 +201,12 @@ class FusionExecutor(Executor):
                         continue
                 except (Unfused, DataDependentError) as error:
                     item = [p._replace(region=_with_reason(p.region, error)) for p in item]
-            made += (
+            written += (
                 [b for p in item for b in p.region.bound_symbols]
                 if fused is None
                 else [*(b for p in item for b in p.before), fused, *(b for p in item for b in p.after)]
             )
-        return trace.replace(bound_symbols=made)
+        return trace.replace(bound_symbols=written)
 
     def _piece(self, region: Region, trace: Trace) -> Piece:
         core, before, after = without_views(region)
@@ -232,13 +232,13 @@ class FusionExecutor(Executor):
     def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
         """`make()`, called once for regions that are the same program up to names, on values of the same metadata."""
         key = region_key(region)
-        found = self._compiled.get(key)
-        if found is None:
+        compiled = self._compiled.get(key)
+        if compiled is None:
             while len(self._compiled) >= KEPT:
                 del self._compiled[next(iter(self._compiled))]
-            found = self._compiled[key] = make()
+            compiled = self._compiled[key] = make()
             self.compilations += 1
-        return found
+        return compiled
 
 
 def _outside(trace: Trace) -> set[Proxy]:
@@ -246,9 +246,9 @@ def _outside(trace: Trace) -> set[Proxy]:
     is written over them."""
     info = trace.info
     arguments = [*trace.args, *(info.cut.forward.args if info.cut is not None else ())]
-    found: set[Proxy] = {a for a in arguments if isinstance(a, TensorProxy)}
-    names = {a.name for a in found}
-    return found | {o for b in trace.bound_symbols for o in b.outputs if info.written.get(o.name) in names}
+    values: set[Proxy] = {a for a in arguments if isinstance(a, TensorProxy)}
+    names = {a.name for a in values}
+    return values | {o for b in trace.bound_symbols for o in b.outputs if info.written.get(o.name) in names}
 
 
 def run_by(operation: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
@@ -283,9 +283,11 @@ def written_over(
     comment = ", ".join(
         f"{operation.outputs[o].name} {verb} written over {operation.inputs[i].name}" for o, i in pairs.items()
     )
-    made = run_by(operation, function, comment, OpTags.IN_PLACE)
-    made.sym.in_place = InPlaceForm(function, lambda operation: {o: operation.inputs[i] for o, i in pairs.items()})
-    return made, pairs
+    symbol_over = run_by(operation, function, comment, OpTags.IN_PLACE)
+    symbol_over.sym.in_place = InPlaceForm(
+        function, lambda operation: {o: operation.inputs[i] for o, i in pairs.items()}
+    )
+    return symbol_over, pairs
 
 
 def _joined(regions: Sequence[Region]) -> Region:
@@ -297,8 +299,8 @@ def _joined(regions: Sequence[Region]) -> Region:
         {o for r in regions for o in r.outputs},
         frozenset(p for r in regions for p in r.padded),
     )
-    place = {o: i for i, o in enumerate(joined.outputs)}
-    parts = tuple(tuple(place[o] for o in r.outputs) for r in regions)
+    position = {o: i for i, o in enumerate(joined.outputs)}
+    parts = tuple(tuple(position[o] for o in r.outputs) for r in regions)
     return Region(joined.bound_symbols, set(joined.outputs), joined.padded, parts)
 
 

@@ -44,12 +44,12 @@ def _shared(
     """The regions that may be are put into lists."""
     chosen: Sequence[BoundSymbol | list[Piece]] = [[x] if isinstance(x, Piece) else x for x in items]
     last: dict[Proxy, int] = {}
-    for place, x in enumerate(items):
-        last |= dict.fromkeys(x.region.inputs if isinstance(x, Piece) else x.inputs, place)
-    made = {o for x in items for o in (x.region.outputs if isinstance(x, Piece) else x.outputs)}.difference(output)
+    for position, x in enumerate(items):
+        last |= dict.fromkeys(x.region.inputs if isinstance(x, Piece) else x.inputs, position)
+    produced = {o for x in items for o in (x.region.outputs if isinstance(x, Piece) else x.outputs)}.difference(output)
     dying = {
-        id(x.core): sum(nbytes(t) for t in tensors_in(x.region.inputs) if last[t] == place and t in made)
-        for place, x in enumerate(items)
+        id(x.core): sum(nbytes(t) for t in tensors_in(x.region.inputs) if last[t] == position and t in produced)
+        for position, x in enumerate(items)
         if isinstance(x, Piece)
     }
     for waits in (True, False):
@@ -85,12 +85,12 @@ def _gathered(
 ) -> list[BoundSymbol | list[Piece]]:  # fmt: skip
     """Joins regions to the next one, in the order of `units`: of a program, or, where `waits` is False, of one that is
     read backwards. room: the bytes that are free at each place."""
-    made: list[BoundSymbol | list[Piece]] = []
+    groups: list[BoundSymbol | list[Piece]] = []
     waiting: list[_Unit] = []
 
     def launch(chosen: Sequence[_Unit]) -> None:
         if chosen:
-            made.append([p for u in (chosen if waits else chosen[::-1]) for p in u.pieces])
+            groups.append([p for u in (chosen if waits else chosen[::-1]) for p in u.pieces])
 
     for unit, free in zip(units, room, strict=True):
         pieces = unit if isinstance(unit, list) else []
@@ -101,19 +101,19 @@ def _gathered(
             launch(waiting)
             waiting = []
         if not pieces or not all(id(p.core) in open_to for p in pieces):
-            made.append(unit)
+            groups.append(unit)
             continue
         # what is read stays, but for what is made in its place, or the other way round
         stays, comes = sum(dying[id(p.core)] for p in pieces), sum(map(nbytes, tensors_in(outputs)))
-        kept = max(0, stays - comes if waits else comes - stays)
+        live_bytes = max(0, stays - comes if waits else comes - stays)
         names, arguments = outputs if waits else inputs, sum(map(_arguments, pieces))
-        new = _Unit(pieces, names, kept, arguments, dict(map(_kind, pieces)))
+        new = _Unit(pieces, names, live_bytes, arguments, dict(map(_kind, pieces)))
         if waiting and not _fit([*waiting, new]):
             launch(waiting)
             waiting = []
         waiting.append(new)
     launch(waiting)
-    return made
+    return groups
 
 
 def _is_barrier(unit: BoundSymbol | list[Piece]) -> bool:

@@ -57,17 +57,17 @@ class Needs:
     def occupied(self, units: Sequence[Unit]) -> list[int]:
         """The bytes in memory at each place. What a region or an elementwise operation makes may lie where a value was
         that dies with it."""
-        place = {id(u): i for i, u in enumerate(units)}
-        found, now = [], 0
+        positions = {id(u): i for i, u in enumerate(units)}
+        amounts, now = [], 0
         for i, unit in enumerate(units):
-            made, dying = self.made[id(unit)], [v for v in self.read(unit) if self.last(v, place) == i]
-            now += sum(map(nbytes, made))
+            produced, dying = self.made[id(unit)], [v for v in self.read(unit) if self.last(v, positions) == i]
+            now += sum(map(nbytes, produced))
             sizes = collections.Counter((v.dtype, nbytes(v)) for v in dying)
-            over = sizes & collections.Counter((v.dtype, nbytes(v)) for v in made)
-            found.append(now - (sum(n * k for (_, n), k in over.items()) if _overwrites(unit) else 0))
-            unread = [v for v in made if v not in self.uses and v not in self.returned]
+            over = sizes & collections.Counter((v.dtype, nbytes(v)) for v in produced)
+            amounts.append(now - (sum(n * k for (_, n), k in over.items()) if _overwrites(unit) else 0))
+            unread = [v for v in produced if v not in self.uses and v not in self.returned]
             now -= sum(map(nbytes, (*dying, *unread)))
-        return found
+        return amounts
 
     def room(self, units: Sequence[Unit]) -> list[int]:
         """The bytes that are missing to the peak at each place."""
@@ -83,13 +83,13 @@ class Needs:
             if isinstance(v, TensorProxy) and v not in self.outside and v not in self.returned
         ]
 
-    def last(self, value: Proxy, place: Mapping[int, int]) -> int:
-        return max(place[u] for u in self.uses[value])
+    def last(self, value: Proxy, positions: Mapping[int, int]) -> int:
+        return max(positions[u] for u in self.uses[value])
 
-    def grows(self, unit: Unit, other: Unit, place: Mapping[int, int]) -> tuple[int, int]:
+    def grows(self, unit: Unit, other: Unit, positions: Mapping[int, int]) -> tuple[int, int]:
         """The bytes that a unit makes, and those that it frees whichever of it and a neighbour is first."""
-        end = max(place[id(unit)], place[id(other)])
-        freed = [v for v in self.read(unit) if id(other) not in self.uses[v] and self.last(v, place) <= end]
+        end = max(positions[id(unit)], positions[id(other)])
+        freed = [v for v in self.read(unit) if id(other) not in self.uses[v] and self.last(v, positions) <= end]
         return sum(map(nbytes, self.made[id(unit)])), sum(map(nbytes, freed))
 
     def independent(self, first: Unit, second: Unit) -> bool:

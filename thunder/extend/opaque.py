@@ -48,10 +48,10 @@ def opaque(
     """
     if fn is None:
         return functools.partial(opaque, meta=meta, backward=backward, name=name)
-    for what, given in (("fn", fn), ("meta", meta), ("backward", backward)):
-        if not callable(given) and not (given is None and what == "backward"):
+    for what, function in (("fn", fn), ("meta", meta), ("backward", backward)):
+        if not callable(function) and not (function is None and what == "backward"):
             raise OptionError(
-                f"thunder.opaque: {what}= is a function, not {given!r}: thunder does not look into {_name(fn)}, so "
+                f"thunder.opaque: {what}= is a function, not {function!r}: thunder does not look into {_name(fn)}, so "
                 "that meta= has to say what it returns"
             )
     assert meta is not None, "it is callable"
@@ -75,10 +75,10 @@ def _by_position(fn: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if not kwargs:
         return args, kwargs
     try:
-        given = inspect.signature(fn).bind(*args, **kwargs)
+        bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):  # native code has none, and fn raises the error itself
         return args, kwargs
-    return given.args, given.kwargs
+    return bound.args, bound.kwargs
 
 
 def _name(fn) -> str:
@@ -140,11 +140,11 @@ def _rule(symbol: Symbol, backward: Callable) -> Callable:
 
     def run(args, result, cotangent, wanted):
         with noted(f"the backward of {symbol.name}"):
-            found = backward(args, result, cotangent)
-        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+            gradients = backward(args, result, cotangent)
+        gradients = tuple(gradients) if isinstance(gradients, (tuple, list)) else (gradients,)
         who = f"the backward of {symbol.name}"
-        check_count(who, len(args), found)
-        return tuple(_fitting(who, i, args[i], found[i]) for i in wanted)
+        check_count(who, len(args), gradients)
+        return tuple(_fitting(who, i, args[i], gradients[i]) for i in wanted)
 
     def rule(*args, **kwargs):
         if is_wanted(kwargs):

@@ -121,20 +121,20 @@ class Pass:
         if finder_of(self) is not None:
             return self._traces(trace, lowering)
         with named(f"the pass {self.name}"):
-            made = self._traces(trace, lowering)
-            for before, after in itertools.pairwise((trace, *made)):
+            traces = self._traces(trace, lowering)
+            for before, after in itertools.pairwise((trace, *traces)):
                 check_change(before, after)
-            return made
+            return traces
 
     def _traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         start = time.perf_counter_ns()
-        made = self.run(trace, lowering) if self.rules is None else self.run(trace, lowering, self.rules)
-        if isinstance(made, list) and all(isinstance(one, Trace) for one in made) or made is trace:
-            return [] if made is trace else made
-        if not isinstance(made, (Trace, TraceBuilder)):
+        result = self.run(trace, lowering) if self.rules is None else self.run(trace, lowering, self.rules)
+        if isinstance(result, list) and all(isinstance(one, Trace) for one in result) or result is trace:
+            return [] if result is trace else result
+        if not isinstance(result, (Trace, TraceBuilder)):
             wanted = "return a trace, or a list of traces"
-            raise OptionError(f"the pass {self.name} returned {type(made).__name__}: {wanted}")
-        return [headed(self.name, made, start)]
+            raise OptionError(f"the pass {self.name} returned {type(result).__name__}: {wanted}")
+        return [headed(self.name, result, start)]
 
     @property
     def described(self) -> str:
@@ -178,11 +178,11 @@ class PassList(tuple[Pass, ...]):
     Names that are not there raise OptionError, which names the near ones.
     """
 
-    def __getitem__(self, place):  # type: ignore[override]
-        if isinstance(place, str):
-            return self[self._place(place)]
-        found = super().__getitem__(place)
-        return PassList(found) if isinstance(place, slice) else found
+    def __getitem__(self, index):  # type: ignore[override]
+        if isinstance(index, str):
+            return self[self._place(index)]
+        selected = super().__getitem__(index)
+        return PassList(selected) if isinstance(index, slice) else selected
 
     def _place(self, name: str) -> int:
         """The place of a pass, given its name or itself."""
@@ -198,13 +198,13 @@ class PassList(tuple[Pass, ...]):
 
     def before(self, name: str, *passes: Pass) -> PassList:
         """With these passes right before the one of that name."""
-        place = self._place(name)
-        return PassList((*self[:place], *passes, *self[place:]))
+        index = self._place(name)
+        return PassList((*self[:index], *passes, *self[index:]))
 
     def after(self, name: str, *passes: Pass) -> PassList:
         """With these passes right after the one of that name."""
-        place = self._place(name) + 1
-        return PassList((*self[:place], *passes, *self[place:]))
+        index = self._place(name) + 1
+        return PassList((*self[:index], *passes, *self[index:]))
 
     def without(self, *names: str) -> PassList:
         """Without the passes and the rules of these names."""
@@ -214,8 +214,8 @@ class PassList(tuple[Pass, ...]):
 
     def replacing(self, name: str, *passes: Pass) -> PassList:
         """With these passes in the place of the one of that name."""
-        place = self._place(name)
-        return PassList((*self[:place], *passes, *self[place + 1 :]))
+        index = self._place(name)
+        return PassList((*self[:index], *passes, *self[index + 1 :]))
 
     def giving(self, fact: str) -> int:
         """The place of the first pass that gives a fact."""
@@ -266,13 +266,13 @@ class PassList(tuple[Pass, ...]):
     __repr__ = __str__
 
 
-def resolve_passes(given: Any, default: PassList) -> PassList:
+def resolve_passes(wanted: Any, default: PassList) -> PassList:
     """The list that `thunder.jit(passes=given)` asks for: a function of the default list, or a sequence.
 
     Raises OptionError, in words, for anything else, and for a list that does not work.
     """
-    found = given(default) if callable(given) else given
-    if isinstance(found, (str, bytes, Pass)) or not isinstance(found, Iterable):
-        what = "returns" if callable(given) else "is"
-        raise OptionError(f"passes= {what} {found!r}: give a function from the list of passes to a list, or a list")
-    return PassList(found).checked(default)
+    passes = wanted(default) if callable(wanted) else wanted
+    if isinstance(passes, (str, bytes, Pass)) or not isinstance(passes, Iterable):
+        what = "returns" if callable(wanted) else "is"
+        raise OptionError(f"passes= {what} {passes!r}: give a function from the list of passes to a list, or a list")
+    return PassList(passes).checked(default)

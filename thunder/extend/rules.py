@@ -111,10 +111,10 @@ class Rule:
             match = self._match(operation, flow, attempt)
             if match is None or not taken.keys().isdisjoint(match.operations):
                 continue
-            place = flow.position(match.anchor)
+            position = flow.position(match.anchor)
             sources = map(flow.producer, proxies_in((match.arguments, match.keywords), []))
-            if all(taken.get(b, -1) < place for b in sources if b is not None):
-                taken |= dict.fromkeys(match.operations, place)
+            if all(taken.get(b, -1) < position for b in sources if b is not None):
+                taken |= dict.fromkeys(match.operations, position)
                 yield match
 
     def _starts(self, flow: Flow) -> Sequence[BoundSymbol]:
@@ -325,7 +325,7 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
 
 def _patterns(one: Rule, examples: Sequence | None) -> tuple[Pattern, ...]:
     """The pattern as traced on examples, and on examples of half precision, in which casts are operations."""
-    made: dict[Any, Pattern] = {}
+    patterns: dict[Any, Pattern] = {}
     failure: Exception | None = None
     for arguments in _arguments(one, examples):
         for half in (False, True):
@@ -336,9 +336,9 @@ def _patterns(one: Rule, examples: Sequence | None) -> tuple[Pattern, ...]:
             except Exception as error:  # noqa: BLE001  of the user's function
                 failure = failure or error
                 continue
-            made.setdefault(tuple((b.sym, len(b.inputs)) for b in pattern.operations), pattern)
-        if made:
-            return tuple(made.values())
+            patterns.setdefault(tuple((b.sym, len(b.inputs)) for b in pattern.operations), pattern)
+        if patterns:
+            return tuple(patterns.values())
     raise OptionError(
         f"the rule {one.name}: its pattern cannot be traced: {type(failure).__name__}: {failure}. Say examples= that "
         "fit it, and make tensors by thunder.torch's functions"
@@ -369,14 +369,14 @@ def _halved(x: Any) -> Any:
 
 def _proxies(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors as new proxies, and other arguments as they are."""
-    made = {}
+    proxies = {}
     for name, x in arguments.items():
         if isinstance(x, torch.Tensor):
             x = TensorProxy(
                 name, shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device)
             )
-        made[name] = x.replace(name=name) if isinstance(x, TensorProxy) else x
-    return made
+        proxies[name] = x.replace(name=name) if isinstance(x, TensorProxy) else x
+    return proxies
 
 
 def _pattern(one: Rule, arguments: Mapping[str, Any]) -> Pattern:

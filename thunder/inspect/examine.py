@@ -56,14 +56,14 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
     Warns for a trace without fusions, as one is that was not transformed for execution.
     """
-    found = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
-    if not found and warn_if_fusions_unavailable:
+    fusions = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
+    if not fusions and warn_if_fusions_unavailable:
         warn_user(
             "this trace has no fusions: is it the last of thunder.last_traces(...), of a program compiled with a "
             "fusion executor?",
             UserWarning,
         )
-    return found  # type: ignore[return-value]
+    return fusions  # type: ignore[return-value]
 
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
@@ -179,7 +179,7 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     tensors, others = trace.output[1]
     operations = operations_in(trace)
     producer = producers(operations)
-    bases, counted, found = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    bases, counted, values = alias_bases(operations), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     saved = [
         v
         for value in (*tensors, *others)
@@ -197,7 +197,7 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         )
         counted.add(base)
         location = entry.captured.where(operation.location) if operation is not None and operation.location else None
-        found.append(
+        values.append(
             SavedValue(
                 value.name,
                 type_string(value),
@@ -206,4 +206,4 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
                 location,
             )
         )
-    return SavedValues(sorted(found, key=lambda v: -(v.nbytes or 0)))
+    return SavedValues(sorted(values, key=lambda v: -(v.nbytes or 0)))

@@ -103,8 +103,8 @@ def explained(entry: CacheEntry, seconds: Mapping[int, float]) -> Iterator[Expla
     for b in entry.computation_traces[-1].bound_symbols:
         if (kind := _kind(b)) is None:
             continue
-        found = seconds.get(id(b))
-        took = None if found is None or found < 0 else found * 1e3
+        measured = seconds.get(id(b))
+        took = None if measured is None or measured < 0 else measured * 1e3
         where = entry.captured.where(b.location) if b.location is not None else None
         if kind == "decision":
             decision = entry.path[_recorded(b).args[-1]]
@@ -121,11 +121,11 @@ def rules_of(entry: CacheEntry) -> Iterator[Explained]:
     for name, more in ((n, h) for backward in others for n, h in backward.items() if h.at == CUT):
         known = hits.get(name, more)
         hits[name] = more if known is more else dataclasses.replace(known, locations=known.locations + more.locations)
-    for name, found in hits.items():
-        count = len(found.locations)
-        location = found.locations[-1] if count else found.ended
+    for name, of_rule in hits.items():
+        count = len(of_rule.locations)
+        location = of_rule.locations[-1] if count else of_rule.ended
         times = "once" if count == 1 else f"{count} times"
-        reason = f": {found.reason}" if found.reason else ": its last operation is not in the program"
+        reason = f": {of_rule.reason}" if of_rule.reason else ": its last operation is not in the program"
         what = f"{name} replaced operations {times}" if count else f"{name} replaced nothing{reason}"
         yield Explained("rule", what, entry.captured.where(location) if location is not None else None, None)
 

@@ -61,17 +61,17 @@ class Exported(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = tree_flatten((args, kwargs))[0]
-        values = {name: self._value(name, place, leaves) for name, place in self.places.items()}
+        values = {name: self._value(name, origin, leaves) for name, origin in self.places.items()}
         for a, relation, b in self.relations:
             if not RELATIONS[relation](a.evaluate(values), b.evaluate(values)):  # which torch.export takes for a guard
                 raise NotExported(f"it is a program for {a} {relation} {b}")
         return self.run(values)
 
-    def _value(self, name: str, place: Place, leaves: list) -> Any:
-        if place.leaf is None:
+    def _value(self, name: str, origin: Place, leaves: list) -> Any:
+        if origin.leaf is None:
             return getattr(self, name)
-        value = leaves[place.leaf]
-        return value if place.dimension is None else value.shape[place.dimension]
+        value = leaves[origin.leaf]
+        return value if origin.dimension is None else value.shape[origin.dimension]
 
 
 class Straight:

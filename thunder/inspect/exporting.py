@@ -115,14 +115,14 @@ def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -
         sources = dict(zip((a.name for a in entry.captured.computation_traces[0].args), entry.captured._input_sources))
         for argument, value in zip(trace.args, inputs, strict=True):
             if isinstance(value, torch.Tensor):
-                place = Place(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
-                if place.leaf is None and held.setdefault(argument.name, value) is not value:
+                origin = Place(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
+                if origin.leaf is None and held.setdefault(argument.name, value) is not value:
                     raise NotExported(f"{argument.name} is another tensor behind a decision")
             elif isinstance(argument, NumberProxy) and argument.name in sources:
-                place = _place_of_number(sources[argument.name], args, kwargs)
+                origin = _place_of_number(sources[argument.name], args, kwargs)
             else:
                 raise NotExported(f"{argument.name} is a number or an object that a call gives")
-            places[argument.name] = place
+            places[argument.name] = origin
         return trace
 
     def other(path: tuple[Decision, ...]) -> tuple[Trace, tuple[Decision, ...]]:

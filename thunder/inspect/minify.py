@@ -119,8 +119,8 @@ class Part(NamedTuple):
             program = plain_program(inputs, self.operations, self.outputs, self.trace.names)
         except (ThunderError, NotImplementedError, SyntaxError):
             return None
-        given = [Input(p.name, _own(self.values[p.name], p), "") for p in inputs]
-        return Shown(program, tuple(given), len(self.operations))
+        own_inputs = [Input(p.name, _own(self.values[p.name], p), "") for p in inputs]
+        return Shown(program, tuple(own_inputs), len(self.operations))
 
 
 def _own(value: Any, proxy: Proxy) -> Any:
@@ -299,8 +299,12 @@ def _with_small_inputs(part: Part, test: Test) -> Shown:
         again = False
         for size in sorted({n for x in shown.inputs for n in _shape(x.value)}, reverse=True):
             for smaller in (1, 2, size // 2):
-                if 0 < smaller < size and (found := _resized(shown, size, smaller)) and test.holds(found):
-                    shown, again = found, True
+                if (
+                    0 < smaller < size
+                    and (smaller_program := _resized(shown, size, smaller))
+                    and test.holds(smaller_program)
+                ):
+                    shown, again = smaller_program, True
                     break
     for i, x in enumerate(shown.inputs):
         for simple in _simple_forms(x):
@@ -352,9 +356,9 @@ def _simple_forms(x: Input) -> Iterator[Input]:
     for kind in kinds:
         text = kind.format(", ".join(options)).replace(", )", ")")
         torch.manual_seed(0)
-        made = eval(text, {"torch": torch})  # the text of one of the lines above
+        simple_value = eval(text, {"torch": torch})  # the text of one of the lines above
         if not (".reshape" in text and value.requires_grad):
-            yield Input(x.name, made, text)
+            yield Input(x.name, simple_value, text)
 
 
 # ---------------------------------------------------------------------------------------------------------- the fault
@@ -391,14 +395,14 @@ class Test:
 
     def _run(self, run: Callable, shown: Shown, change: Callable = lambda x: x) -> list[torch.Tensor]:
         """The results of a program, or its gradients."""
-        given = [_again(change(x.value), x.value) for x in shown.inputs]
+        inputs = [_again(change(x.value), x.value) for x in shown.inputs]
         torch.manual_seed(0)
         before = torch.get_rng_state()
-        results = [y for y in tree_iter(run(*given)) if isinstance(y, torch.Tensor)]
+        results = [y for y in tree_iter(run(*inputs)) if isinstance(y, torch.Tensor)]
         self.draws = not torch.equal(before, torch.get_rng_state())
         if not self.gradients:
             return [y.detach() for y in results]
-        leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+        leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
         starts = [y for y in results if y.requires_grad]
         ramps = [torch.linspace(1, 2, y.numel()).reshape(y.shape).to(y) for y in starts]
         return list(torch.autograd.grad(starts, leaves, ramps, allow_unused=True, materialize_grads=True))
@@ -490,11 +494,11 @@ def _largest(x: torch.Tensor) -> float:
     return x.double().abs().max().item() if x.numel() and not x.is_complex() else 1.0
 
 
-def _time_of(run: Callable, given: list) -> float:
+def _time_of(run: Callable, inputs: list) -> float:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     start = time.perf_counter()
-    run(*given)
+    run(*inputs)
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter() - start

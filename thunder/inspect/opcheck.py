@@ -60,8 +60,8 @@ def opcheck(
 
     Returns a report, which prints as a table. Raises DeclarationError, which names each problem, unless raises=False.
     """
-    given = [_sample(s) for s in samples]
-    if not given:
+    arguments = [_sample(s) for s in samples]
+    if not arguments:
         raise ValueError("thunder.opcheck: give at least one sample, a tuple of arguments")
     if executors is None and isinstance(op, Symbol) and op.executor is not None:
         executors = [op.executor]
@@ -80,7 +80,7 @@ def opcheck(
     }
     symbolic = compiled(program, dynamic=True)
     report = OperationReport(
-        tuple(_checked(test, i, runs[test], sample) for test in tests for i, sample in enumerate(given))
+        tuple(_checked(test, i, runs[test], sample) for test in tests for i, sample in enumerate(arguments))
     )
     if raises and report.problems:
         name = getattr(op, "name", getattr(op, "__name__", repr(op)))
@@ -89,10 +89,15 @@ def opcheck(
     return report
 
 
-def _sample(given: Any) -> tuple[tuple, dict]:
-    if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[0], tuple) and type(given[1]) is dict:
-        return given[0], given[1]
-    return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
+def _sample(sample: Any) -> tuple[tuple, dict]:
+    if (
+        isinstance(sample, (tuple, list))
+        and len(sample) == 2
+        and isinstance(sample[0], tuple)
+        and type(sample[1]) is dict
+    ):
+        return sample[0], sample[1]
+    return (tuple(sample), {}) if isinstance(sample, (tuple, list)) else ((sample,), {})
 
 
 def _checked(test: str, number: int, run: Callable, sample: tuple[tuple, dict]) -> Checked:
@@ -143,9 +148,9 @@ def _derivative(compiled: Callable, op: Callable, args: tuple, kwargs: dict) -> 
         return f"it does not take float64: {str(error).partition(chr(10))[0]}"
 
     def program(*values: torch.Tensor) -> Any:
-        given = iter(values)
-        found = op(*(next(given) if _is_float(x) else x for x in wide), **kwargs)
-        return [x for x in leaves(found) if _is_float(x)]
+        floats = iter(values)
+        result = op(*(next(floats) if _is_float(x) else x for x in wide), **kwargs)
+        return [x for x in leaves(result) if _is_float(x)]
 
     if not any(map(_is_float, leaves(results))):
         return "it has no result of floating point"

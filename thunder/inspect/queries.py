@@ -33,11 +33,11 @@ class CompileData:
 
 def compiled_function(fn: Any) -> Compiled:
     """The compiled function behind `fn`. Raises TypeError where it is not compiled."""
-    found = compiled_of(fn)
-    if found is None:
+    compiled = compiled_of(fn)
+    if compiled is None:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise TypeError(f"{name} is not a compiled function or module: thunder.jit makes one")
-    return found
+    return compiled
 
 
 _LOWER = "compiled.lower(*args) for the program"
@@ -59,14 +59,14 @@ def _called(fn: Any) -> Compiled:
 
 def compile_data(fn: Any) -> CompileData | None:
     """What `fn` was compiled with, or None where it is not compiled."""
-    found = compiled_of(fn)
-    return None if found is None else CompileData(found)
+    compiled = compiled_of(fn)
+    return None if compiled is None else CompileData(compiled)
 
 
 def compile_stats(fn: Any) -> CompileStats | None:
     """Counters, times and traces of `fn`, or None where it is not compiled."""
-    found = compiled_of(fn)
-    return None if found is None else found.stats
+    compiled = compiled_of(fn)
+    return None if compiled is None else compiled.stats
 
 
 def last_traces(fn: Any) -> Traces:

@@ -51,17 +51,17 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
     if type(steps) is not int or steps < 1:
         raise OptionError(f"thunder.verify(steps={steps!r}): valid: a number of calls, at least 1")
     compiled = compiled_or_jit(fn)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for step in range(steps):
         with generators_restored():
             entry, inputs = compiled.entry_for(args, kwargs)
             arguments = zip(entry.captured.computation.args, inputs, strict=True)
             values = {a.name: x for a, x in arguments if isinstance(a, NumberProxy)}
             with entry.captured.decisions.anew(values):
-                one = Step(step, entry, compiled.options, found)
+                one = Step(step, entry, compiled.options, comparisons)
                 if not compiled.options.transforms:  # which change what is computed
                     one.original(compiled.fn, args, kwargs, inputs)
                 one.run(inputs)
         if step + 1 < steps:
             compiled(*args, **kwargs)
-    return Report(tuple(found))
+    return Report(tuple(comparisons))

@@ -132,9 +132,9 @@ def load_attr(host, value, name):
     kind = type(value)
     reader = host.lookup(kind, "__getattribute__")
     try:
-        found = _read(host, reader, value, name)
-        if found is not NULL:
-            return found
+        result = _read(host, reader, value, name)
+        if result is not NULL:
+            return result
     except AttributeError as error:
         if host.lookup(kind, "__getattr__") is NULL:
             raise
@@ -156,13 +156,13 @@ def instance_attribute(host, value, name):
     if value is None:
         return object.__getattribute__(value, name)
     kind = type(value)
-    found = host.lookup(kind, name)
-    if found is not NULL and _comes_first(host, found):
-        return bind(host, found, value, kind, name)
+    attribute = host.lookup(kind, name)
+    if attribute is not NULL and _comes_first(host, attribute):
+        return bind(host, attribute, value, kind, name)
     own = host.own(value, name)
     if own is not NULL:
         return own
-    return found if found is NULL else bind(host, found, value, kind, name)
+    return attribute if attribute is NULL else bind(host, attribute, value, kind, name)
 
 
 def class_attribute(host, cls, name):
@@ -171,18 +171,18 @@ def class_attribute(host, cls, name):
     in_meta = host.lookup(meta, name)
     if in_meta is not NULL and _comes_first(host, in_meta):
         return bind(host, in_meta, cls, meta, name)
-    found = host.lookup(cls, name)
-    if found is not NULL:
-        return bind(host, found, None, cls, name)
+    attribute = host.lookup(cls, name)
+    if attribute is not NULL:
+        return bind(host, attribute, None, cls, name)
     return in_meta if in_meta is NULL else bind(host, in_meta, cls, meta, name)
 
 
 def module_attribute(host, module, name):
     """types.ModuleType.__getattribute__, with the module's own `__getattr__`."""
-    found = instance_attribute(host, module, name)
-    if found is NULL and (hook := host.own(module, "__getattr__")) is not NULL:
+    attribute = instance_attribute(host, module, name)
+    if attribute is NULL and (hook := host.own(module, "__getattr__")) is not NULL:
         return host.call(hook, [name], {})
-    return found
+    return attribute
 
 
 def method_attribute(host, method, name):
@@ -197,8 +197,10 @@ def super_attribute(host, proxy, name):
     receiver, owner = proxy.__self__, proxy.__self_class__
     if receiver is None or name == "__class__":
         return NULL
-    found = host.lookup(owner, name, proxy.__thisclass__)
-    return found if found is NULL else bind(host, found, None if receiver is owner else receiver, owner, name)
+    attribute = host.lookup(owner, name, proxy.__thisclass__)
+    return (
+        attribute if attribute is NULL else bind(host, attribute, None if receiver is owner else receiver, owner, name)
+    )
 
 
 # Other native types find attributes as `object` does, and then perhaps in their own way, which `host.missing` asks.
@@ -214,44 +216,44 @@ READERS: dict = {
 }
 
 
-def _comes_first(host, found) -> bool:
+def _comes_first(host, attribute) -> bool:
     """Whether reading asks something found on a class before an object's own attributes: a data descriptor that has a
     `__get__` (`tp_descr_get` and `PyDescr_IsData` in Objects/object.c)."""
-    return is_data(host, found) and (type(found) in _GET or host.lookup(type(found), "__get__") is not NULL)
+    return is_data(host, attribute) and (type(attribute) in _GET or host.lookup(type(attribute), "__get__") is not NULL)
 
 
-def is_data(host, found) -> bool:
+def is_data(host, attribute) -> bool:
     """Whether something found on a class is a data descriptor, which takes what is assigned."""
-    kind = type(found)
+    kind = type(attribute)
     known = _DATA.get(kind)
     if known is None:
         return host.lookup(kind, "__set__") is not NULL or host.lookup(kind, "__delete__") is not NULL
     return known
 
 
-def bind(host, found, value, kind, name):
+def bind(host, attribute, value, kind, name):
     """Bind something found on a class to an object of it, or with `value` None to the class itself."""
-    descriptor = type(found)
+    descriptor = type(attribute)
     if descriptor is FUNCTION:
-        return found if value is None else METHOD(found, value)
+        return attribute if value is None else METHOD(attribute, value)
     get = _GET[descriptor] if descriptor in _GET else host.lookup(descriptor, "__get__")
     if get is NULL:
-        return host.class_value(kind, name, found)
+        return host.class_value(kind, name, attribute)
     if get is _PROPERTY:
-        if value is None or found.fget is None:
-            return get(found, value, kind)
-        return host.call(found.fget, [value], {})
-    if get is _STATICMETHOD and type(found.__func__) is FUNCTION:
-        return found.__func__
-    if get is _CLASSMETHOD and type(found.__func__) is FUNCTION:
-        return METHOD(found.__func__, kind)
-    if get is _CACHED and value is not None and found.attrname is not None and kind.__dictoffset__:
-        result = host.call(found.func, [value], {})
-        host.own_store(value, found.attrname, result)
+        if value is None or attribute.fget is None:
+            return get(attribute, value, kind)
+        return host.call(attribute.fget, [value], {})
+    if get is _STATICMETHOD and type(attribute.__func__) is FUNCTION:
+        return attribute.__func__
+    if get is _CLASSMETHOD and type(attribute.__func__) is FUNCTION:
+        return METHOD(attribute.__func__, kind)
+    if get is _CACHED and value is not None and attribute.attrname is not None and kind.__dictoffset__:
+        result = host.call(attribute.func, [value], {})
+        host.own_store(value, attribute.attrname, result)
         return result
     if type(get) is FUNCTION:
-        return host.call(get, [found, value, kind], {})
-    return host.native_get(get, found, value, kind, name)
+        return host.call(get, [attribute, value, kind], {})
+    return host.native_get(get, attribute, value, kind, name)
 
 
 _GET = {kind: type_attribute(kind, "__get__") for kind in _DATA}  # of built-in classes, which stay as they are
@@ -274,14 +276,14 @@ def store_attr(host, value, name, new):
 
 def set_attribute(host, value, name, new):
     """object.__setattr__, and those of native types."""
-    found = host.lookup(type(value), name)
-    put = NULL if found is NULL else host.lookup(type(found), "__set__")
-    if put is _PROPERTY_SET and found.fset is not None:
-        host.call(found.fset, [value, new], {})
+    descriptor = host.lookup(type(value), name)
+    put = NULL if descriptor is NULL else host.lookup(type(descriptor), "__set__")
+    if put is _PROPERTY_SET and descriptor.fset is not None:
+        host.call(descriptor.fset, [value, new], {})
     elif type(put) is FUNCTION:
-        host.call(put, [found, value, new], {})
-    elif found is not NULL and is_data(host, found):
-        host.native_set(found, value, name, new)
+        host.call(put, [descriptor, value, new], {})
+    elif descriptor is not NULL and is_data(host, descriptor):
+        host.native_set(descriptor, value, name, new)
     else:
         host.own_store(value, name, new)
 
@@ -297,14 +299,14 @@ def delete_attr(host, value, name):
 
 def remove_attribute(host, value, name):
     """object.__delattr__, and those of native types."""
-    found = host.lookup(type(value), name)
-    drop = NULL if found is NULL else host.lookup(type(found), "__delete__")
-    if drop is _PROPERTY_DELETE and found.fdel is not None:
-        host.call(found.fdel, [value], {})
+    descriptor = host.lookup(type(value), name)
+    drop = NULL if descriptor is NULL else host.lookup(type(descriptor), "__delete__")
+    if drop is _PROPERTY_DELETE and descriptor.fdel is not None:
+        host.call(descriptor.fdel, [value], {})
     elif type(drop) is FUNCTION:
-        host.call(drop, [found, value], {})
-    elif found is not NULL and is_data(host, found):
-        host.native_delete(found, value, name)
+        host.call(drop, [descriptor, value], {})
+    elif descriptor is not NULL and is_data(host, descriptor):
+        host.native_delete(descriptor, value, name)
     else:
         host.own_delete(value, name)
 
@@ -336,18 +338,18 @@ def _explicit(reader):
     find = READERS.get(reader, instance_attribute)
 
     def run(host, value, name):
-        found = find(host, value, name)
-        return host.missing(reader, value, name) if found is NULL else found
+        attribute = find(host, value, name)
+        return host.missing(reader, value, name) if attribute is NULL else attribute
 
     return of(2, named=True)(run)
 
 
 def _get(host, function, args, kwargs):
     """`p.__get__(value)` of a property or function, called by name."""
-    found, value, *rest = args if len(args) > 1 else (None, None)
-    if value is None or kwargs or (type(found) is property and found.fget is None):
+    descriptor, value, *rest = args if len(args) > 1 else (None, None)
+    if value is None or kwargs or (type(descriptor) is property and descriptor.fget is None):
         return host.call_native(function, args, kwargs)
-    return bind(host, found, value, rest[0] if rest and rest[0] is not None else type(value), "")
+    return bind(host, descriptor, value, rest[0] if rest and rest[0] is not None else type(value), "")
 
 
 def _of_kind(kind: type, name: str, perform):

@@ -41,17 +41,17 @@ def _template():
 def _binder(f, form) -> types.FunctionType:
     """A native function of the parameters of `f` that returns them by name, NULL for each default value."""
     code, (count, *names) = f.__code__, form
-    given = code.co_argcount + code.co_kwonlyargcount
-    given += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    made = _template.__code__.replace(
+    parameters = code.co_argcount + code.co_kwonlyargcount
+    parameters += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    binder_code = _template.__code__.replace(
         co_argcount=code.co_argcount,
         co_posonlyargcount=code.co_posonlyargcount,
         co_kwonlyargcount=code.co_kwonlyargcount,
-        co_varnames=code.co_varnames[:given],
-        co_nlocals=given,
+        co_varnames=code.co_varnames[:parameters],
+        co_nlocals=parameters,
         co_flags=_template.__code__.co_flags | code.co_flags & (CO_VARARGS | CO_VARKEYWORDS),
     )
-    binder = types.FunctionType(made, {"locals": locals}, f.__name__, (NULL,) * count)
+    binder = types.FunctionType(binder_code, {"locals": locals}, f.__name__, (NULL,) * count)
     binder.__kwdefaults__, binder.__qualname__ = dict.fromkeys(names, NULL), f.__qualname__
     return binder
 

@@ -56,9 +56,9 @@ def SET_UPDATE(frame, stack, n):
 
 def DICT_UPDATE(frame, stack, n):
     values = stack.pop()
-    found = _mapping(frame.host, values, lambda kind: f"{kind!r} object is not a mapping")
-    frame.host.hashed([*found], stack[-n])
-    stack[-n].update(found)
+    entries = _mapping(frame.host, values, lambda kind: f"{kind!r} object is not a mapping")
+    frame.host.hashed([*entries], stack[-n])
+    stack[-n].update(entries)
 
 
 def _mapping(host, values, words):

@@ -33,21 +33,21 @@ def type_call(host, cls, args, kwargs):
     if cls is type or natively:
         return host.call_native(cls, args, kwargs)
     if new_is_python:
-        made = host.call(new, [cls, *args], kwargs)
+        instance = host.call(new, [cls, *args], kwargs)
     elif new is object.__new__:
-        made = object.__new__(cls) if initialize_is_python else object.__new__(cls, *args, **kwargs)
+        instance = object.__new__(cls) if initialize_is_python else object.__new__(cls, *args, **kwargs)
     else:
-        made = host.call_native(cls.__new__, [cls, *args], kwargs)
-    if not derives(type(made), cls):
-        return made
-    initialize = host.lookup(type(made), "__init__")
+        instance = host.call_native(cls.__new__, [cls, *args], kwargs)
+    if not derives(type(instance), cls):
+        return instance
+    initialize = host.lookup(type(instance), "__init__")
     if type(initialize) is FUNCTION:
-        result = host.call(initialize, [made, *args], kwargs)
+        result = host.call(initialize, [instance, *args], kwargs)
     else:
-        result = host.call_native(type(made).__init__, [made, *args], kwargs)
+        result = host.call_native(type(instance).__init__, [instance, *args], kwargs)
     if result is not None:
         raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
-    return made
+    return instance
 
 
 def _type_call(host, function, args, kwargs):

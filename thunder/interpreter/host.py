@@ -234,8 +234,8 @@ class Host:
 
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""
-        found = self.lookup(type(value), name)
-        return found if found is NULL else attributes.bind(self, found, value, type(value), name)
+        method = self.lookup(type(value), name)
+        return method if method is NULL else attributes.bind(self, method, value, type(value), name)
 
     def unpack(self, value, before, after=None):
         """The items of `value` in reverse: `before` of them, or with a rest and `after` more. Errors as in CPython."""
@@ -285,20 +285,20 @@ class Host:
         """A special method in C, as it was found on the class of `value`."""
         return method(value, *args)
 
-    def class_value(self, kind, name, found):
+    def class_value(self, kind, name, attribute):
         """Something on a class that is no descriptor is the attribute's value."""
-        return found
+        return attribute
 
-    def native_get(self, get, found, value, kind, name) -> Any:
+    def native_get(self, get, descriptor, value, kind, name) -> Any:
         """The result of a descriptor's native `__get__`."""
-        own = name == "__dict__" and type(found) is types.GetSetDescriptorType and value is not None
-        return _attributes(value) if own else get(found, value, kind)
+        own = name == "__dict__" and type(descriptor) is types.GetSetDescriptorType and value is not None
+        return _attributes(value) if own else get(descriptor, value, kind)
 
-    def native_set(self, found, value, name, new):
+    def native_set(self, descriptor, value, name, new):
         """A descriptor with a native `__set__` takes the value."""
         native_method(type(value), "__setattr__")(value, name, new)
 
-    def native_delete(self, found, value, name):
+    def native_delete(self, descriptor, value, name):
         native_method(type(value), "__delattr__")(value, name)
 
     def fallback(self, method, value, name) -> Any:
@@ -317,8 +317,8 @@ class Host:
         """The result of a builtin whose method of `kind` has given `result`: native code checks it, of an object that
         gives it."""
         named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        made = type(kind.__name__, (), {**named, name: lambda *_: result})
-        return function(made(), *more)
+        kind_with_result = type(kind.__name__, (), {**named, name: lambda *_: result})
+        return function(kind_with_result(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:
         if symbol == "+=" and issubclass(type(a), list) and sequences.iterates_in_python(self, b, counted=True):
@@ -376,10 +376,10 @@ class Host:
         return self.load_builtin(namespace, name)
 
     def load_builtin(self, namespace, name):
-        found = builtin_namespace(namespace)
-        if name not in found:
+        names = builtin_namespace(namespace)
+        if name not in names:
             raise name_not_defined(name)
-        return found[name]
+        return names[name]
 
     def store_global(self, f, name, value):
         f.__globals__[name] = value
@@ -440,14 +440,14 @@ def partial_arguments(f, args):
     """The positional arguments of a call of a functools.partial; 3.14 has placeholders among them."""
     if PLACEHOLDER is None or not any(value is PLACEHOLDER for value in f.args):
         return [*f.args, *args]
-    given = iter(args)
-    merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
+    values = iter(args)
+    merged = [next(values, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
     if any(value is PLACEHOLDER for value in merged):
         raise TypeError(
             "missing positional arguments in 'partial' call; expected at least "
             f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}"
         )
-    return [*merged, *given]
+    return [*merged, *values]
 
 
 def _attributes(value) -> Any:

@@ -267,10 +267,10 @@ def CALL(frame, stack, n):
 
 def CALL_KEYWORDS(frame, stack, n):
     names = stack.pop()
-    given = take(stack, n)
+    operands = take(stack, n)
     count = n - len(names)
-    function, arguments = _callee(stack, given[:count])
-    keywords = dict(zip(names, given[count:]))  # noqa: B905 - the lengths are equal
+    function, arguments = _callee(stack, operands[:count])
+    keywords = dict(zip(names, operands[count:]))  # noqa: B905 - the lengths are equal
     stack.append(frame.host.call(function, arguments, keywords))
 
 
@@ -345,11 +345,11 @@ def SET_FUNCTION_ATTRIBUTE(frame, stack, bit):
     fn = stack.pop()
     value = stack.pop()
     if bit == 8:  # a closure cannot be replaced: make the function again
-        made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, value)
-        made.__qualname__, made.__kwdefaults__ = fn.__qualname__, fn.__kwdefaults__
+        function = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, value)
+        function.__qualname__, function.__kwdefaults__ = fn.__qualname__, fn.__kwdefaults__
         if fn.__annotations__:
-            made.__annotations__ = fn.__annotations__
-        fn = frame.host.made_function(made)
+            function.__annotations__ = fn.__annotations__
+        fn = frame.host.made_function(function)
     else:
         _set_attribute(fn, bit, value)
     stack.append(fn)
@@ -376,5 +376,5 @@ def name_not_defined(name):
 
 def builtin_namespace(namespace):
     """The dict of builtins that a function with these globals sees."""
-    found = namespace.get("__builtins__", builtins)
-    return found if isinstance(found, dict) else vars(found)
+    names = namespace.get("__builtins__", builtins)
+    return names if isinstance(names, dict) else vars(names)

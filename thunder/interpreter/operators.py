@@ -224,9 +224,9 @@ def _through(name):
 
 def _hash(host, function, args, kwargs):
     if len(args) == 1 and issubclass(type(args[0]), weakref.ref):
-        found = host.call(args[0], [], {})
-        if in_python(host.lookup(type(found), "__hash__")):
-            return host.call(function, [found], kwargs)
+        hashed = host.call(args[0], [], {})
+        if in_python(host.lookup(type(hashed), "__hash__")):
+            return host.call(function, [hashed], kwargs)
     method = host.lookup(type(args[0]), "__hash__") if len(args) == 1 and not kwargs else NULL
     if type(method) is not types.FunctionType:
         return host.call_native(function, args, kwargs)

@@ -95,22 +95,22 @@ def found_in(host, iterator, item):
     """Whether an iterator gives the item itself, or something equal."""
     while True:
         try:
-            found = host.next(iterator)
+            element = host.next(iterator)
         except StopIteration as stop:
             swallow(stop)
             return False
-        if found is item or host.truth(host.compare("==", found, item)):
+        if element is item or host.truth(host.compare("==", element, item)):
             return True
 
 
 # ---------------------------------------------------------------- iteration
 
 
-def _no_iterator(kind: type, found: str) -> str:
+def _no_iterator(kind: type, result_type: str) -> str:
     if VERSION < (3, 15):
-        return f"iter() returned non-iterator of type '{found}'"
+        return f"iter() returned non-iterator of type '{result_type}'"
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return f"{module}{kind.__qualname__}.__iter__() must return an iterator, not {found}"
+    return f"{module}{kind.__qualname__}.__iter__() must return an iterator, not {result_type}"
 
 
 def iterate(host, value):
@@ -142,14 +142,14 @@ class Items:
         if self.value is NULL:
             raise StopIteration
         try:
-            found = self.host.getitem(self.value, self.position)
+            item = self.host.getitem(self.value, self.position)
         except (IndexError, StopIteration) as error:
             swallow(error)
-            found = self.value = NULL
-        if found is NULL:
+            item = self.value = NULL
+        if item is NULL:
             raise StopIteration
         self.position += 1
-        return found
+        return item
 
 
 def following(host, iterator):
@@ -173,8 +173,8 @@ class Steps:
         kind = type(self.value)
         if in_python(self.host.lookup(kind, "__len__")):
             try:
-                found = length(self.host, self.value)
-                return found if type(found) is int else NotImplemented
+                count = length(self.host, self.value)
+                return count if type(count) is int else NotImplemented
             except TypeError as error:
                 swallow(error)
         elif self.host.lookup(kind, "__len__") is not NULL:
@@ -266,11 +266,11 @@ def _reversed(host, function, args, kwargs):
 def _backwards(host, value, size):
     for position in range(size - 1, -1, -1):
         try:
-            found = host.getitem(value, position)
+            item = host.getitem(value, position)
         except (IndexError, StopIteration) as error:
             swallow(error)
             return
-        yield found
+        yield item
 
 
 CALLS = {

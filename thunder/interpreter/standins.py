@@ -182,22 +182,22 @@ _CALLING: dict[Any, tuple[int, str]] = {
     itertools.takewhile: (0, ""), itertools.filterfalse: (0, ""), itertools.starmap: (0, ""),
     re.Pattern.sub: (0, "repl"), re.Pattern.subn: (0, "repl"),
 }  # fmt: skip
-CALLING = {id(function): place for function, place in _CALLING.items()}
+CALLING = {id(function): position for function, position in _CALLING.items()}
 
 
 def with_functions(host, f, args, kwargs) -> tuple:
     """The arguments of native code, with functions that it calls in a form that comes back to the machine."""
     method, _ = descriptor(f)
-    found = CALLING.get(id(method))
-    if found is None:
+    entry = CALLING.get(id(method))
+    if entry is None:
         return args, kwargs
-    place, name = found
-    place += type(f) is types.MethodDescriptorType  # which takes the object first
+    position, name = entry
+    position += type(f) is types.MethodDescriptorType  # which takes the object first
     kind = Decided if id(method) in _DECIDING else CalledBack
     if id(method) in _FILTERING and args and args[0] is None:
         return [host.truth, *args[1:]], kwargs
     return (
-        [kind(host, a) if i == place and _is_function(a) else a for i, a in enumerate(args)],
+        [kind(host, a) if i == position and _is_function(a) else a for i, a in enumerate(args)],
         {k: kind(host, a) if k == name and _is_function(a) else a for k, a in kwargs.items()},
     )
 
@@ -224,9 +224,9 @@ def compares(f) -> bool:
 def descriptor(f):
     """The method of a class in C that a bound one is, and the object; a function by itself, and NULL."""
     if type(f) in BUILTINS and not isinstance(f.__self__, (types.ModuleType, type, types.NoneType)):
-        found = type_attribute(type(f.__self__), f.__name__)
-        if type(found) is types.MethodDescriptorType:
-            return found, f.__self__
+        method = type_attribute(type(f.__self__), f.__name__)
+        if type(method) is types.MethodDescriptorType:
+            return method, f.__self__
     return f, NULL
 
 
@@ -287,9 +287,9 @@ _KEY = type(functools.cmp_to_key(lambda a, b: 0))  # which compares by the progr
 
 def _key(host, key):
     def compared(x):
-        found = host.call(key, [original(x)], {})
-        if type(found) in PLAIN or type(found) is _KEY:
-            return found
-        return x if found is original(x) else Compared(host, found)
+        result = host.call(key, [original(x)], {})
+        if type(result) in PLAIN or type(result) is _KEY:
+            return result
+        return x if result is original(x) else Compared(host, result)
 
     return compared

@@ -62,14 +62,14 @@ def _evaluations():
         del box
 
 
-def _evaluated(*given):
+def _evaluated(*values):
     """The result of `eval`, in a generator that is used again: see `_evaluations`."""
     try:
         evaluations = _idle.pop()
     except IndexError:
         evaluations = _evaluations()
         next(evaluations)
-    box: list = [given]
+    box: list = [values]
     evaluations.send(box)
     # not one that has failed; where a finalizer or a thread comes in between there is another
     _idle.append(evaluations)
@@ -99,16 +99,16 @@ def clean(traceback):
     """
     while traceback is not None and traceback.tb_frame.f_code.co_filename in HIDDEN:
         traceback = traceback.tb_next
-    kept, dirty, rest = [], False, traceback
+    entries, dirty, rest = [], False, traceback
     while rest is not None and not is_interpreted(rest):
         if rest.tb_frame.f_code.co_filename in HIDDEN:
             dirty = True
         else:
-            kept.append(rest)
+            entries.append(rest)
         rest = rest.tb_next
     if not dirty:
         return traceback
-    for native in reversed(kept):
+    for native in reversed(entries):
         rest = types.TracebackType(rest, native.tb_frame, native.tb_lasti, native.tb_lineno)
     return rest
 

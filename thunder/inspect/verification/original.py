@@ -38,9 +38,9 @@ class _Calls(TorchFunctionMode):
         operation = lookup(func) or inplace_of(func)
         line = calling_line() if operation is not None else None
         if line is not None:
-            place = (line[0], line[1], getattr(operation, "id", operation))
-            self.results[(*place, self.counts[place])] = map_structure(_noted, result)
-            self.counts[place] += 1
+            key = (line[0], line[1], getattr(operation, "id", operation))
+            self.results[(*key, self.counts[key])] = map_structure(_noted, result)
+            self.counts[key] += 1
         return result
 
 
@@ -78,13 +78,13 @@ def matched(
 ) -> list[tuple[BoundSymbol, Any]]:
     """The operations of a captured program with the results of the original's calls that they stand for, in order."""
     counts: Counter = Counter()
-    found = []
+    pairs = []
     for b in operations:
         if not b.location:
             continue
-        place = (*where(b.location)[:2], b.sym.id)
-        key = (*place, counts[place])
-        counts[place] += 1
+        line_and_operation = (*where(b.location)[:2], b.sym.id)
+        key = (*line_and_operation, counts[line_and_operation])
+        counts[line_and_operation] += 1
         if key in results and isinstance(b.output, TensorProxy) and isinstance(results[key], torch.Tensor):
-            found.append((b, results[key]))
-    return found
+            pairs.append((b, results[key]))
+    return pairs

@@ -36,8 +36,8 @@ from thunder.transforms.dispatch import dispatch
 class Step:
     """One call, compared."""
 
-    def __init__(self, step: int, entry, options, found: list[Comparison]):
-        self.step, self.entry, self.options, self.found = step, entry, options, found
+    def __init__(self, step: int, entry, options, comparisons: list[Comparison]):
+        self.step, self.entry, self.options, self.found = step, entry, options, comparisons
         self.acquired: Trace = entry.captured.computation
         self.names = self.acquired.names
         self.values: dict[str, Any] = {}
@@ -59,14 +59,14 @@ class Step:
         location,
         verdict: Verdict,
     ) -> None:
-        place = self.entry.captured.where(location) if location else None
-        self.found.append(Comparison(self.step, part, value, operation, executor, text, number, place, *verdict))
+        user_line = self.entry.captured.where(location) if location else None
+        self.found.append(Comparison(self.step, part, value, operation, executor, text, number, user_line, *verdict))
 
-    def exact(self, inputs, operations, wanted, given) -> tuple:
+    def exact(self, inputs, operations, wanted, inputs_now) -> tuple:
         """R and R' of the rule, or None where the operations cannot be run in double precision."""
         try:
             run = reference_program(inputs, operations, wanted, self.names, in_float64)
-            return run(*map(in_float64, given)), run(*(perturbed(x, self.generator) for x in given))
+            return run(*map(in_float64, inputs_now)), run(*(perturbed(x, self.generator) for x in inputs_now))
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None, None
 
@@ -133,7 +133,7 @@ class Step:
         program = Trace("computation", inputs, [operation], operation.output, self.names)
         forward, backward, cut = lower_with_derivatives(program, self.options, self.options.executors)
         starts = [o for o in cut.outputs if o.requires_grad]
-        given, alone = [values[p.name] for p in inputs], _Alone(operation, inputs, wanted, starts, self.names)
+        inputs_now, alone = [values[p.name] for p in inputs], _Alone(operation, inputs, wanted, starts, self.names)
         executor, text = self.differentiates(operation, (forward[-1], backward[-1])), "\n".join(_printed(operation))
         cotangents = [
             self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts
@@ -144,23 +144,23 @@ class Step:
             self.add("derivative", label, operation.sym.name, executor, text, None, where, verdict)
 
         try:
-            eager = alone.gradients(given, cotangents)
+            eager = alone.gradients(inputs_now, cotangents)
         except (RuntimeError, NotImplementedError, KeyError, AttributeError) as error:
             why = f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}"
             return add(wanted[0].name, Verdict(0.0, 0.0, 0.0, 0.0, None, why))
         alone.restore_generators()
         with torch.no_grad():
-            _, (tensors, others) = no_autocast(forward[-1].python_callable())(*map(copied, given))
-            found = no_autocast(backward[-1].python_callable())(
+            _, (tensors, others) = no_autocast(forward[-1].python_callable())(*map(copied, inputs_now))
+            gradients = no_autocast(backward[-1].python_callable())(
                 [list(tensors), list(others)], [c.clone() for c in cotangents]
             )
-        ours = {p: x for p, x in zip(inputs, found, strict=True)}
+        ours = {p: x for p, x in zip(inputs, gradients, strict=True)}
         reference = changed = None
         if OpTags.RANDOM_OP not in operation.sym.tags:
             try:
                 wide = [c.double() if not c.dtype.is_complex else c for c in cotangents]
-                reference = alone.gradients(list(map(in_float64, given)), wide, in_float64)
-                changed = alone.gradients([perturbed(x, self.generator) for x in given], wide, in_float64)
+                reference = alone.gradients(list(map(in_float64, inputs_now)), wide, in_float64)
+                changed = alone.gradients([perturbed(x, self.generator) for x in inputs_now], wide, in_float64)
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
                 reference = changed = None
         for i, p in enumerate(wanted):
@@ -244,10 +244,10 @@ class Step:
         starts = [o for o in outputs if o.requires_grad and not any(o is a for a in arguments)] if wanted else []
         cotangents: list = []
 
-        def outcome(run: Callable, given: list) -> list[torch.Tensor]:
+        def outcome(run: Callable, inputs_now: list) -> list[torch.Tensor]:
             leaves = [
                 x.detach().clone().requires_grad_(a in wanted_set) if isinstance(x, torch.Tensor) else x
-                for a, x in zip(arguments, given, strict=True)
+                for a, x in zip(arguments, inputs_now, strict=True)
             ]
             with torch.set_grad_enabled(bool(wanted)):
                 result = dict(named_pairs(self.acquired.output, run(*leaves)))
@@ -255,11 +255,11 @@ class Step:
             if wanted and not cotangents:
                 cotangents.extend(self.cotangent(values[o.name]) for o in starts)
             pairs = [(values[o.name], c) for o, c in zip(starts, cotangents) if values[o.name].requires_grad]
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 [o for o, _ in pairs], [x for a, x in zip(arguments, leaves) if a in wanted_set],
                     [c.to(o.dtype) for o, c in pairs], allow_unused=True, materialize_grads=True
             ) if pairs else ()  # fmt: skip
-            return [*(values[o.name].detach() for o in outputs), *found]
+            return [*(values[o.name].detach() for o in outputs), *gradients]
 
         wanted_set = set(wanted)
         eager = outcome(reference_program(program.args, program.bound_symbols, program.output, self.names), own)
@@ -312,7 +312,7 @@ class _Watched:
         ]
         known = bool(self.reference) and all(i.name in step.values for i in inputs)
         in_place = OpTags.IN_PLACE in operation.sym.tags
-        given = [copied(step.values[i.name]) if in_place else step.values[i.name] for i in inputs] if known else []
+        inputs_now = [copied(step.values[i.name]) if in_place else step.values[i.name] for i in inputs] if known else []
         before = [g.get_state() for g in generators()]
         result = operation.sym.fn(*args, **kwargs)
         if not known:
@@ -330,14 +330,14 @@ class _Watched:
                 )
             return self.handed_on(result, result)
         drew = any(not torch.equal(s, g.get_state()) for s, g in zip(before, generators(), strict=True))
-        eager = self.compare(result, inputs, given, before, drew)
+        eager = self.compare(result, inputs, inputs_now, before, drew)
         return self.handed_on(result, result if in_place else eager)
 
-    def compare(self, result, inputs: list, given: list, before: list, drew: bool):
+    def compare(self, result, inputs: list, inputs_now: list, before: list, drew: bool):
         """Compares the outputs that have a reference. The results, with eager's in their places."""
         outputs = {p.name: x for p, x in named_pairs(self.operation.output, result)}
-        made = {o.name: o for b in self.reference for o in b.outputs}
-        wanted = tuple(made[n] for n in outputs if n in made and isinstance(made[n], TensorProxy))
+        by_name = {o.name: o for b in self.reference for o in b.outputs}
+        wanted = tuple(by_name[n] for n in outputs if n in by_name and isinstance(by_name[n], TensorProxy))
         names = self.step.names
         if not wanted:
             return result
@@ -347,11 +347,11 @@ class _Watched:
             after = [g.get_state() for g in generators()]
             for g, state in zip(generators(), before, strict=True):
                 g.set_state(state)
-            eager = reference_program(inputs, self.reference, wanted, names)(*given)
+            eager = reference_program(inputs, self.reference, wanted, names)(*inputs_now)
             for g, state in zip(generators(), after, strict=True):
                 g.set_state(state)
         random = drew or any(OpTags.RANDOM_OP in b.sym.tags for b in self.reference)
-        reference, changed = (eager, eager) if random else self.step.exact(inputs, self.reference, wanted, given)
+        reference, changed = (eager, eager) if random else self.step.exact(inputs, self.reference, wanted, inputs_now)
         table = {}
         for i, w in enumerate(wanted):
             r, p = (reference and reference[i]), (changed and changed[i])
@@ -396,11 +396,11 @@ class _Alone:
         for generator, state in self.states:
             generator.set_state(state)
 
-    def gradients(self, given: list, cotangents: list, change: Callable = settled) -> tuple[torch.Tensor, ...]:
+    def gradients(self, inputs_now: list, cotangents: list, change: Callable = settled) -> tuple[torch.Tensor, ...]:
         self.restore_generators()
         leaves = {
             p.name: x.detach().clone().requires_grad_() if p in self.differentiated else x
-            for p, x in zip(self.inputs, given, strict=True)
+            for p, x in zip(self.inputs, inputs_now, strict=True)
         }
         with torch.enable_grad():
             run = reference_program(self.inputs, [self.operation], tuple(self.starts), self.names, change)
