@@ -45,10 +45,10 @@ def _for_cudnn(bias, query, key):
 
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
     bias = _for_cudnn(bias, query, key)
-    found = compat.cudnn_attention(
+    results = compat.cudnn_attention(
         _rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale
     )
-    return found[0], found[1], found[6], found[7]
+    return results[0], results[1], results[6], results[7]
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
@@ -60,8 +60,8 @@ def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
 
 
 def _flash(query, key, value, bias, dropout_p, is_causal, scale):
-    found = compat.flash_attention(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
-    return found[0], found[1], found[6], found[7]
+    results = compat.flash_attention(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
+    return results[0], results[1], results[6], results[7]
 
 
 def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
@@ -137,10 +137,10 @@ def _efficient_backward(
 ):
     bias = _aligned(bias, query, key)
     operands = g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset
-    found = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
+    gradients = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
         *operands, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
     )
-    return found if of_bias else found[:3]
+    return gradients if of_bias else gradients[:3]
 
 
 def _efficient_of_groups(query, key, value, bias, dropout_p, is_causal, scale):
@@ -231,7 +231,7 @@ def attention_kernel(
         of_bias = (like(bias, (*query.shape[:3], key.shape[2])),) if len(rest) == 8 and rest[-1] else ()
         return like(query), like(key), like(value), *of_bias
 
-    made = [
+    kernels = [
         Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
@@ -240,7 +240,7 @@ def attention_kernel(
         label, lambda *args: meta(*args)[0], id=label, is_prim=True, tags=(OpTags.MATMUL_OP,),
         fn=without_grad or (lambda *args: forward(*args)[0]),
     )  # fmt: skip
-    for symbol in (alone, *made):
+    for symbol in (alone, *kernels):
         count = lambda operation: 2 * scores(*operation.args[:2], operation.args[5])  # noqa: E731
         cost.rules.set(Cost(multiply_adds=count, rate="attention"), symbol)
     last = Symbol(
@@ -260,7 +260,7 @@ def attention_kernel(
         last,
     )
 
-    kernel = Kernel(name, number, alone, *made, last, hidden, aligns)
+    kernel = Kernel(name, number, alone, *kernels, last, hidden, aligns)
     _register_derivatives(kernel)
     return kernel
 
@@ -272,13 +272,13 @@ def _register_derivatives(kernel: Kernel) -> None:
 
         @symbol.vjp
         def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
-            given = (
+            bias_or_none = (
                 aligned_bias(bias, key.shape[2]) if kernel.aligns and bias is not None and bias.requires_grad else bias
             )
-            out, *saved = symbol(query, key, value, given, dropout_p, is_causal, scale)
+            out, *saved = symbol(query, key, value, bias_or_none, dropout_p, is_causal, scale)
             g, *_ = yield out, *saved
             of_bias = (True,) if bias is not None and bias.requires_grad else ()
-            gradients = last(g, query, key, value, given, out, *saved, dropout_p, is_causal, scale, *of_bias)
+            gradients = last(g, query, key, value, bias_or_none, out, *saved, dropout_p, is_causal, scale, *of_bias)
             return *gradients[:3], sum_to(gradients[3], bias.shape) if of_bias else None
 
     @last.vjp
@@ -287,9 +287,9 @@ def _register_derivatives(kernel: Kernel) -> None:
         one."""
         if dropout_p > 0.0 or of_bias:
             return NotImplemented
-        given = yield last(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale)
+        cotangents = yield last(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale)
         return differentiated_by_products(
-            g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given
+            g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], cotangents
         )
 
 

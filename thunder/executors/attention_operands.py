@@ -30,23 +30,23 @@ def without_copies(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], c
     that was empty joins them with nothing. The result is laid out as the query is, which stays."""
     if choose(*_arguments(operation), bool(operation.kwargs.get("enable_gqa"))) is None:
         return operation
-    query, *given = operation.args[:3]
-    found = [_uncopied(x, producer) for x in given]
-    if all(a is b for a, b in zip(found, given, strict=True)):
+    query, *key_and_value = operation.args[:3]
+    uncopied = [_uncopied(x, producer) for x in key_and_value]
+    if all(a is b for a, b in zip(uncopied, key_and_value, strict=True)):
         return operation
-    return operation.replace(args=(query, *found, *operation.args[3:]))
+    return operation.replace(args=(query, *uncopied, *operation.args[3:]))
 
 
 def _uncopied(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> TensorProxy:
     operation = producer.get(x)
     if operation is None or operation.sym not in (ltorch.clone, ltorch.contiguous, ltorch.cat):
         return x
-    given = operation.args[0]
+    source = operation.args[0]
     if operation.sym is ltorch.cat:
-        parts = [t for t in given if len(t.shape) != 1 or t.shape[0] != 0]
-        given = parts[0] if len(parts) == 1 else None
-    fits = given is not None and given.dtype is x.dtype and given.requires_grad is x.requires_grad
-    return _uncopied(given, producer) if fits and _is_aligned(given, producer) else x
+        parts = [t for t in source if len(t.shape) != 1 or t.shape[0] != 0]
+        source = parts[0] if len(parts) == 1 else None
+    fits = source is not None and source.dtype is x.dtype and source.requires_grad is x.requires_grad
+    return _uncopied(source, producer) if fits and _is_aligned(source, producer) else x
 
 
 def _is_aligned(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> bool:
@@ -64,9 +64,9 @@ def _is_aligned(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> bool:
     with compat.DisableTorchFunction():
         for operation in reversed(views):
             run_line(operation, values, number_value)
-    found = values[x]
-    *steps, last = (found.storage_offset(), *found.stride())
-    return last == 1 and all(n * found.element_size() % ALIGNMENT == 0 for n in steps)
+    value = values[x]
+    *steps, last = (value.storage_offset(), *value.stride())
+    return last == 1 and all(n * value.element_size() % ALIGNMENT == 0 for n in steps)
 
 
 def grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
@@ -75,10 +75,10 @@ def grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: 
     query, key, value, attn_mask, dropout_p, is_causal = _arguments(operation)
     if operation.kwargs.get("enable_gqa") or len(query.shape) != 4:
         return None
-    found = [_repeated(x, producer) for x in (key, value)]
-    if any(f is None for f in found) or found[0][1] != found[1][1]:  # type: ignore[index]
+    repeated = [_repeated(x, producer) for x in (key, value)]
+    if any(f is None for f in repeated) or repeated[0][1] != repeated[1][1]:  # type: ignore[index]
         return None
-    (key, _), (value, _) = found  # type: ignore[misc]
+    (key, _), (value, _) = repeated  # type: ignore[misc]
     if (
         fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True)
         or choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None
@@ -93,14 +93,14 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
     if operation is None or len(x.shape) != 4:
         return None
     if operation.sym is ltorch.repeat_interleave:
-        given, times, dim = (*operation.args, None, None)[:3]
+        source, times, dim = (*operation.args, None, None)[:3]
         return (
-            (given, times)
+            (source, times)
             if type(times) is int
             and type(dim) is int
             and dim in (1, -3)
             and not operation.kwargs
-            and len(given.shape) == 4
+            and len(source.shape) == 4
             else None
         )
     if not operation.sym.reshapes:
@@ -114,12 +114,12 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
     ):
         return None
     b, h, n, t, d = spread.output.shape
-    given = inserted.args[0]
+    source = inserted.args[0]
     if not _inserts_third(inserted) or not (
-        equal_shapes(given.shape, (b, h, t, d)) and equal_shapes(x.shape, (b, h * n, t, d))
+        equal_shapes(source.shape, (b, h, t, d)) and equal_shapes(x.shape, (b, h * n, t, d))
     ):
         return None
-    return given, n
+    return source, n
 
 
 def _inserts_third(operation: BoundSymbol) -> bool:

@@ -63,9 +63,9 @@ def _settings_of_rows(count: int, width: int, padding: int) -> Settings:
     return (count, ceil_div(width, block)), (width, padding, MOST, 4, block), 4
 
 
-def _settings_of_long_rows(given: int, width: int, padding: int) -> Settings:
+def _settings_of_long_rows(count: int, width: int, padding: int) -> Settings:
     block = min(32, power_of_two(width))
-    return (ceil_div(given, MOST), ceil_div(width, block)), (width, padding, MOST, 256, block), 4
+    return (ceil_div(count, MOST), ceil_div(width, block)), (width, padding, MOST, 256, block), 4
 
 
 def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int, scale: bool) -> bool:

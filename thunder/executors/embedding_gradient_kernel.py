@@ -8,9 +8,9 @@ import triton.language as tl
 def _sum(g, order, begin, end, out, row, width, column, tokens: tl.constexpr, block: tl.constexpr):
     total = tl.zeros([block], tl.float32)
     for at in range(begin, end, tokens):
-        place = at + tl.arange(0, tokens)
-        token = tl.load(order + place, mask=place < end, other=0)
-        inside = (place < end)[:, None] & (column < width)[None, :]
+        position = at + tl.arange(0, tokens)
+        token = tl.load(order + position, mask=position < end, other=0)
+        inside = (position < end)[:, None] & (column < width)[None, :]
         total += tl.sum(tl.load(g + token[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32), 0)
     tl.store(out + row * width + column, total, mask=column < width)
 

@@ -147,8 +147,8 @@ def few_bits_linear_cpu(
 ) -> torch.Tensor:
     """The same on a CPU, for any number of rows and any format: some rows of the weight are made at a time."""
     rows, step = parts[0].shape[0], max(1, MADE // x.shape[-1])
-    made = (format.dequantize(*(p[i : i + step] for p in parts)).to(x.dtype) for i in range(0, rows, step))
-    out = torch.cat([F.linear(x, weight) for weight in made], -1)
+    weights = (format.dequantize(*(p[i : i + step] for p in parts)).to(x.dtype) for i in range(0, rows, step))
+    out = torch.cat([F.linear(x, weight) for weight in weights], -1)
     return out if bias is None else out + bias
 
 
@@ -169,8 +169,12 @@ class FewBitsExecutor(OperatorExecutor):
     def _has_few_bits(self, x, weight, *_, match: Match, **__) -> bool:
         """Whether a layer multiplies with a weight of which few bits are held. A weight whose layers are all taken is
         dead code."""
-        made = _made_weight(weight, match.flow)
-        return made is not None and not match.operation.output.requires_grad and self._takes(x, *made[:3]) is not None
+        dequantized = _made_weight(weight, match.flow)
+        return (
+            dequantized is not None
+            and not match.operation.output.requires_grad
+            and self._takes(x, *dequantized[:3]) is not None
+        )
 
     def _multiplied(self, x, weight, bias=None, *, match: Match):
         parts, format, shape, *_ = _made_weight(match.arguments[1], match.flow)  # type: ignore[misc]
@@ -212,10 +216,10 @@ class FewBitsExecutor(OperatorExecutor):
 
 def _made_weight(weight: TensorProxy, flow: Flow) -> tuple | None:
     """The arguments of the operation that makes a weight of few bits, which autocast may have cast."""
-    made = flow.producer(weight)
-    if made is not None and made.sym is ltorch.to:
-        made = flow.producer(made.args[0])
-    return made.args if made is not None and made.sym is dequantize else None
+    producer = flow.producer(weight)
+    if producer is not None and producer.sym is ltorch.to:
+        producer = flow.producer(producer.args[0])
+    return producer.args if producer is not None and producer.sym is dequantize else None
 
 
 def _multiplies_on_cpu(x: TensorProxy, rows: int) -> bool:

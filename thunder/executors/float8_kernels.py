@@ -80,11 +80,13 @@ def _write_rows(
     """One row with its scale: its largest number in one pass, in a second one, which finds the row in the cache, the
     result."""
     row = tl.program_id(0).to(tl.int64)
-    found = tl.full((block,), SMALLEST, tl.int32)
+    extremes = tl.full((block,), SMALLEST, tl.int32)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0)))
-    s = _scale(tl.max(found, 0), largest)
+        extremes = tl.maximum(
+            extremes, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0))
+        )
+    s = _scale(tl.max(extremes, 0), largest)
     tl.store(scale + row, s)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
@@ -109,14 +111,14 @@ def _write_columns(
 ):
     """Some columns, each with its scale, as rows of the transpose."""
     column = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
-    found = tl.full((tile, width), SMALLEST, tl.int32)
+    extremes = tl.full((tile, width), SMALLEST, tl.int32)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        found = tl.maximum(
-            found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0))
+        extremes = tl.maximum(
+            extremes, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0))
         )
-    s = _scale(tl.max(found, 0), largest)
+    s = _scale(tl.max(extremes, 0), largest)
     tl.store(scale + column, s, mask=column < k)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)

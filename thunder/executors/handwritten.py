@@ -82,11 +82,13 @@ class Handwritten:
         # a number of 1 is a constant, as for Triton: a stride of 1 makes wide loads
         kinds = ["" if c or n == 1 else "i" if -(1 << 31) <= n < 1 << 31 else "l"
                  for n, c in zip(numbers, constant[len(tensors) :], strict=True)]  # fmt: skip
-        given = [(_TYPES[kind], bool(kind) and n % ALIGNMENT == 0) for kind, n in zip(kinds, numbers, strict=True)]
+        number_types = [
+            (_TYPES[kind], bool(kind) and n % ALIGNMENT == 0) for kind, n in zip(kinds, numbers, strict=True)
+        ]
         behind = zip(names[len(tensors) :], numbers, kinds, strict=True)
         constants = tuple((name, n) for name, n, kind in behind if not kind)
         major, minor = torch.cuda.get_device_capability(device)
-        return kinds, Request(self.name, text, (*tensors, *given), warps, 10 * major + minor, constants)
+        return kinds, Request(self.name, text, (*tensors, *number_types), warps, 10 * major + minor, constants)
 
     @property
     def source(self) -> tuple[str, str]:
@@ -106,11 +108,11 @@ class CompilesKernels:
 _TYPES = {"i": "i32", "l": "i64", "": "constexpr"}
 
 
-def _constant(given: Any) -> Any:
+def _constant(constant: Any) -> Any:
     """A constant as Triton's interpreter takes it."""
     import triton.language as tl
 
-    return getattr(tl, given.removeprefix("tl.")) if type(given) is str else given
+    return getattr(tl, constant.removeprefix("tl.")) if type(constant) is str else constant
 
 
 @functools.cache
@@ -152,11 +154,11 @@ class Steps:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A dense tensor of this shape."""
-        made, shape = torch.empty(shape, dtype=dtype, device="meta"), tuple(shape)
-        name = self._name(made, "out")
+        result, shape = torch.empty(shape, dtype=dtype, device="meta"), tuple(shape)
+        name = self._name(result, "out")
         self._allocations.append(f"{name} = allocate({shape}, {strides_of(shape)}, {self._text(dtype)})")
         self._allocated.append(name)
-        return made
+        return result
 
     def constant(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor that depends on none of the arguments."""
@@ -165,10 +167,10 @@ class Steps:
 
     def call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """A function of PyTorch's. What kernels read is called for before the first launch."""
-        given = [self._text(x) for x in args] + [f"{k}={self._text(x)}" for k, x in kwargs.items()]
+        texts = [self._text(x) for x in args] + [f"{k}={self._text(x)}" for k, x in kwargs.items()]
         result = function(*args, **kwargs)
         lines = self._after if self._launches else self._before
-        lines.append(f"{self._target(result)} = {self._text(function)}({', '.join(given)})")
+        lines.append(f"{self._target(result)} = {self._text(function)}({', '.join(texts)})")
         return result
 
     def launch(self, kernel: Handwritten, tensors: Sequence[torch.Tensor], settings: Settings) -> None:
@@ -184,8 +186,8 @@ class Steps:
             lines = [*self._before, *self._allocations]
             for i, (kernel, tensors, (grid, numbers, warps)) in enumerate(self._launches):
                 kernels[f"kernel{i}"] = kernel.source
-                given = *map(self._text, tensors), *(self._text(_constant(n)) for n in numbers)
-                lines.append(interpreted_line(f"kernel{i}", grid, warps, given))
+                texts = *map(self._text, tensors), *(self._text(_constant(n)) for n in numbers)
+                lines.append(interpreted_line(f"kernel{i}", grid, warps, texts))
         else:
             lines = self._compiled(kernels, is_checked)
         text = function_text("launch", self._parameters, [*lines, *self._after, f"return {self._text(result)}"])
@@ -199,16 +201,16 @@ class Steps:
         misaligned = {n for n, t in read.items() if not is_checked and t.data_ptr() % ALIGNMENT}
         lines = [*self._before, *entry_lines([*read], self._parameters, index, is_checked), *self._allocations]
         lines += [f"stream = current_stream({index})", *(f"a_{n} = {n}.data_ptr()" for n in self._allocated)]
-        made: list[tuple[Any, list[str], Settings, list[str]]] = []
+        compiled: list[tuple[Any, list[str], Settings, list[str]]] = []
         for kernel, tensors, settings in self._launches:
             names = [*map(self._text, tensors)]
             aligned = [n not in misaligned for n in names]
             kinds, request = kernel.request([t.dtype for t in tensors], aligned, *settings[1:], self.device)
-            made.append((binary_of(request), names, settings, kinds))
-        for i, (binary, names, (grid, numbers, warps), kinds) in enumerate(made):
-            kernels[f"kernel{i}"] = found = binary.result()
-            given = [(kind, str(n)) for kind, n in zip(kinds, numbers, strict=True) if kind]
-            lines.append(launch_line(f"kernel{i}", found, grid, warps, names, given))
+            compiled.append((binary_of(request), names, settings, kinds))
+        for i, (binary, names, (grid, numbers, warps), kinds) in enumerate(compiled):
+            kernels[f"kernel{i}"] = loaded = binary.result()
+            number_texts = [(kind, str(n)) for kind, n in zip(kinds, numbers, strict=True) if kind]
+            lines.append(launch_line(f"kernel{i}", loaded, grid, warps, names, number_texts))
         return lines
 
     def _name(self, value: Any, stem: str) -> str:
@@ -247,9 +249,9 @@ class Launching(ByStrides, PerCall):
         self._unusual: dict[tuple, Callable] = {}
 
     def for_call(self) -> Launching:
-        found = Launching(self._function)
-        found.shared = self
-        return found
+        launching = Launching(self._function)
+        launching.shared = self
+        return launching
 
     def called(self) -> dict[str, Callable]:
         return {"unusual": self.unusual}
@@ -300,10 +302,10 @@ class Launching(ByStrides, PerCall):
         if check is None or all(isinstance(known, _Known) and known.kind is None for known in arguments):
             return check
         parameters = [f"in{i}" for i in range(len(arguments))]
-        tests, found, context = list[str](), list[str](), dict[str, Any](check=check)
+        tests, checked, context = list[str](), list[str](), dict[str, Any](check=check)
         for name, known in zip(parameters, arguments, strict=True):
-            _add_tests(name, known, tests, found, context)
-        tests.append(f"check({', '.join(found)})")
+            _add_tests(name, known, tests, checked, context)
+        tests.append(f"check({', '.join(checked)})")
         return compile_source(function_text("fits", parameters, [f"return {' and '.join(tests)}"]), "fits", context)
 
 

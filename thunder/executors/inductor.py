@@ -140,16 +140,16 @@ class InductorExecutor(FusionExecutor):
     def writing_over(
         self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
     ) -> tuple[Callable, dict[int, int]] | None:
-        found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
-        return (found, found.over) if found is not None and found.over else None
+        overwriting = function.writing_over(dying) if isinstance(function, InductorRegion) else None
+        return (overwriting, overwriting.over) if overwriting is not None and overwriting.over else None
 
 
 def _is_of_sizes(operation: BoundSymbol) -> bool:
     """Whether the symbolic numbers in an operation are sizes, which are at least 2."""
     if not has_numbers((operation.args, operation.kwargs, operation.output)):
         return True
-    found = numbers_in((operation.args, operation.kwargs, operation.output), [])
-    return all(n.decisions.is_size(name) for n in found for name in n.expression.symbols())
+    numbers = numbers_in((operation.args, operation.kwargs, operation.output), [])
+    return all(n.decisions.is_size(name) for n in numbers for name in n.expression.symbols())
 
 
 def _nothing() -> None:
@@ -194,10 +194,10 @@ class InductorRegion(FusedFunction):
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
             if isinstance(out, TensorProxy) and out.device.type == "cpu":
-                found = next(
+                source = next(
                     (i for i in late if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None
                 )
-                over |= {o: found} if found is not None else {}
+                over |= {o: source} if source is not None else {}
         return self._overwriting.setdefault(tuple(over.items()), InductorRegion(self.region, over))
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:

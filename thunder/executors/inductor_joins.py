@@ -56,7 +56,7 @@ class _ByParts(Interpreter):
         for dim in range(-1, -_rank(node) - 1, -1):
             cuts = _cuts_of_inputs(node, dim)
             if cuts and (places := _places(cuts, _shape(node)[dim], dim)):
-                return lambda: _laid_out_alike([self._computed(node, dim, *place) for place in places], dim, node)
+                return lambda: _laid_out_alike([self._computed(node, dim, *bounds) for bounds in places], dim, node)
         return None
 
     def _copy_of_join(self, node: Node) -> Callable | None:
@@ -82,7 +82,7 @@ class _ByParts(Interpreter):
             places = _places(set().union(*(_cuts(p, dim) for p in parts)), shape[inner], inner - rank, len(parts))
             if len(places) > 1 and len({hi - lo for lo, hi in places}) == 1:
                 return lambda: torch.cat(
-                    [self._part(p, dim, *place).permute(order) for p in parts for place in places], at
+                    [self._part(p, dim, *bounds).permute(order) for p in parts for bounds in places], at
                 ).reshape(shape)
         return lambda: torch.cat([self.env[p].permute(order) for p in parts], at)
 
@@ -102,8 +102,8 @@ class _ByParts(Interpreter):
             for part, start, end, origin in _members(node, dim):
                 if start <= lo and hi <= end:
                     return self._part(part, dim, lo - origin, hi - origin)
-            if (found := _shown(node, dim)) is not None:
-                part = self._part(*found, lo, hi)
+            if (shown := _shown(node, dim)) is not None:
+                part = self._part(*shown, lo, hi)
                 permuted = node.target is _ATEN.permute.default
                 return (
                     part.permute(_order(node))
@@ -147,7 +147,7 @@ def _cuts(node: Node, dim: int) -> set[int]:
             {origin + cut for part, _, _, origin in members for cut in _cuts(part, dim)}
             | {start for _, start, _, _ in members}
         ) - {0}
-    return _cuts(*found) if (found := _shown(node, dim)) is not None else set()
+    return _cuts(*shown) if (shown := _shown(node, dim)) is not None else set()
 
 
 def _cuts_of_inputs(node: Node, dim: int) -> set[int]:

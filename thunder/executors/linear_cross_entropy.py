@@ -245,13 +245,13 @@ def _chain(operation: BoundSymbol, flow: Flow) -> tuple[BoundSymbol, list[BoundS
         return None
     moves: list[BoundSymbol] = []
     value: Proxy = operation.args[0]
-    while flow.uses(value) == 1 and (made := flow.producer(value)) is not None:
-        if made.sym is ltorch.linear:
-            return (made, moves[::-1]) if _fits(made, moves[::-1], operation) else None
-        if not _keeps_rows(made):
+    while flow.uses(value) == 1 and (producer := flow.producer(value)) is not None:
+        if producer.sym is ltorch.linear:
+            return (producer, moves[::-1]) if _fits(producer, moves[::-1], operation) else None
+        if not _keeps_rows(producer):
             return None
-        moves.append(made)
-        value = made.args[0]
+        moves.append(producer)
+        value = producer.args[0]
     return None
 
 

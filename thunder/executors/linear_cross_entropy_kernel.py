@@ -32,13 +32,13 @@ def _over_rows(
         highest = tl.maximum(highest, z)
     best = tl.max(highest, 0)
     lse = best + tl.log(tl.sum(total * tl.exp(highest - best), 0))
-    kept = tl.load(keep + row) != 0
-    tl.store(losses + row, tl.where(kept, lse - tl.load(chosen + row).to(tl.float32), 0.0))
+    is_counted = tl.load(keep + row) != 0
+    tl.store(losses + row, tl.where(is_counted, lse - tl.load(chosen + row).to(tl.float32), 0.0))
     if gradient:
         index = tl.load(target + row)
-        factor = tl.where(kept, tl.load(scale).to(tl.float32), 0.0)
+        factor = tl.where(is_counted, tl.load(scale).to(tl.float32), 0.0)
         for start in range(0, classes, block):
             column = start + tl.arange(0, block)
             z = tl.load(logits + column, mask=column < classes, other=0.0).to(tl.float32)
             slope = tl.exp(z - lse) - tl.where(column == index, 1.0, 0.0)
-            tl.store(logits + column, tl.where(kept, slope * factor, 0.0), mask=column < classes)
+            tl.store(logits + column, tl.where(is_counted, slope * factor, 0.0), mask=column < classes)

@@ -86,9 +86,9 @@ class Finder:
             if b.sym.executor not in (None, torch_ex) or not self.is_here(b):
                 continue  # an executor with kernels of its own has taken it
             original = original_of(b)
-            found = product_of(original)
-            if found is not None:
-                self.product[i], self.original[i] = found, original
+            product = product_of(original)
+            if product is not None:
+                self.product[i], self.original[i] = product, original
 
     def groups(self) -> list[frozenset[int]]:
         """The groups, in the order of their products."""
@@ -115,8 +115,8 @@ class Finder:
         group = {product}
         waiting = [product]
         while waiting and len(group) < MOST:
-            made = self.operations[waiting.pop(0)].outputs
-            for c in sorted({c for v in made for c in self.consumers.get(v, ())} - group):
+            outputs = self.operations[waiting.pop(0)].outputs
+            for c in sorted({c for v in outputs for c in self.consumers.get(v, ())} - group):
                 more = self._joining(c, group)
                 if more is not None:
                     group |= more
@@ -165,22 +165,22 @@ class Finder:
 
     def _before(self, operand: Proxy, group: set[int]) -> set[int]:
         """The operations that compute an operand of less memory, as a dequantization does, for nothing else."""
-        found: set[int] = set()
+        before: set[int] = set()
         waiting = [operand]
         while waiting:
             v = waiting.pop()
             source = self.producer.get(v)
-            if source is None or source in group or source in found or not isinstance(v, TensorProxy):
+            if source is None or source in group or source in before or not isinstance(v, TensorProxy):
                 continue
-            inside = group | found
+            inside = group | before
             alone = v not in self.returned and all(c in inside for c in self.consumers[v])
             if alone and self._is_map(source, self.stretch[min(group)]) and len(self.operations[source].outputs) == 1:
-                found.add(source)
+                before.add(source)
                 waiting += self.operations[source].inputs
-        read = tensors_in(v for i in found for v in self.operations[i].inputs if self.producer.get(v) not in found)
-        computes = any(not self.operations[i].sym.reshapes for i in found)
+        read = tensors_in(v for i in before for v in self.operations[i].inputs if self.producer.get(v) not in before)
+        computes = any(not self.operations[i].sym.reshapes for i in before)
         is_less = isinstance(operand, TensorProxy) and sum(map(nbytes, read)) < nbytes(operand)
-        return found if computes and is_less else set()
+        return before if computes and is_less else set()
 
     def _depends(self, value: Proxy, group: frozenset[int]) -> bool:
         """Whether a value that a group does not make depends on one that it does."""

@@ -69,16 +69,16 @@ def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal
         for t in tensors
     )
     backends = compat.attention_backends()
-    found = usable(described, dropout_p, is_causal, enable_gqa, backends)
-    if found is CUDNN and has_numbers((query, key)) and dropout_p == 0.0 and backends[-1] is None:
+    kernel = usable(described, dropout_p, is_causal, enable_gqa, backends)
+    if kernel is CUDNN and has_numbers((query, key)) and dropout_p == 0.0 and backends[-1] is None:
         others = *backends[:3], False, *backends[4:]
         if attn_mask is None:
-            return BY_SIZE if usable(described, dropout_p, is_causal, enable_gqa, others) is FLASH else found
+            return BY_SIZE if usable(described, dropout_p, is_causal, enable_gqa, others) is FLASH else kernel
         of_query, *rest = described
         as_many = [((*shape[:1], of_query[0][1], *shape[2:]), *more) for shape, *more in rest[:2]]
         second = usable((of_query, *as_many, *rest[2:]), dropout_p, is_causal, False, others)
-        return BY_SIZE if second is EFFICIENT else found
-    return found
+        return BY_SIZE if second is EFFICIENT else kernel
+    return kernel
 
 
 @functools.lru_cache(maxsize=1024)
@@ -209,16 +209,16 @@ class SDPAExecutor(OperatorExecutor):
     def _executed(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
-        kernel, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return kernel.with_dropout(*given)[0] if dropout_p > 0.0 else kernel.without_grad(*given)
+        kernel, operands = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return kernel.with_dropout(*operands)[0] if dropout_p > 0.0 else kernel.without_grad(*operands)
 
     def _differentiated(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
         from thunder.core.transforms import get_grad, put_grads
 
-        kernel, given = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(*given)
+        kernel, operands = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(*operands)
         out, *saved = next(steps)
         try:
             steps.send((get_grad(out), *(None for _ in saved)))
@@ -228,11 +228,13 @@ class SDPAExecutor(OperatorExecutor):
 
     def _without_repetitions(self, match: Match) -> BoundSymbol:
         """Attention that reads its operands without copies, and no repeated keys and values."""
-        made = without_copies(match.operation, match.flow.producers, self._choose)
-        fewer = grouped(made, match.flow.producers, self._choose)
+        uncopied = without_copies(match.operation, match.flow.producers, self._choose)
+        fewer = grouped(uncopied, match.flow.producers, self._choose)
         if fewer is None:
-            return made
-        return made.replace(args=(made.args[0], *fewer, *made.args[3:]), kwargs={**made.kwargs, "enable_gqa": True})
+            return uncopied
+        return uncopied.replace(
+            args=(uncopied.args[0], *fewer, *uncopied.args[3:]), kwargs={**uncopied.kwargs, "enable_gqa": True}
+        )
 
     def _is_kernel_now(self, operation: BoundSymbol) -> bool:
         """Without grad, attention is written as its kernel already here, so that layers share what is made of a
@@ -241,13 +243,13 @@ class SDPAExecutor(OperatorExecutor):
         return without_grad and self._checker(*operation.args, **operation.kwargs)
 
     def _changes(self, *_, match: Match, **__) -> bool:
-        made = self._without_repetitions(match)
-        return made is not match.operation or self._is_kernel_now(made)
+        changed = self._without_repetitions(match)
+        return changed is not match.operation or self._is_kernel_now(changed)
 
     def _changed(self, *_, match: Match, **__):
-        made = self._without_repetitions(match)
-        run = self._executed if self._is_kernel_now(made) else made.sym
-        return run(*made.args, **made.kwargs)
+        changed = self._without_repetitions(match)
+        run = self._executed if self._is_kernel_now(changed) else changed.sym
+        return run(*changed.args, **changed.kwargs)
 
 
 sdpa_ex = SDPAExecutor("sdpa", version=torch.__version__)

@@ -21,14 +21,14 @@ class TorchExecutor(Executor):
     capturable = True
 
     def implementation(self, operation: BoundSymbol) -> Implementation | None:
-        found = super().implementation(operation)
-        if found is not None:
-            return found
+        implementation = super().implementation(operation)
+        if implementation is not None:
+            return implementation
         symbol = operation.sym
         if symbol.fn is None or symbol.executor is not None:
             return None
-        made = self.implmap[symbol.id] = Implementation(_execution_symbol(symbol), None, None)
-        return made
+        implementation = self.implmap[symbol.id] = Implementation(_execution_symbol(symbol), None, None)
+        return implementation
 
 
 def _execution_symbol(symbol: Symbol) -> Symbol:

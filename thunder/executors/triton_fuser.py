@@ -147,11 +147,11 @@ class TritonFuser(TritonExecutor):
         if not fused:
             return trace
         by_first = {finder.operations[min(g)]: b for g, b in fused.items()}
-        made: list[BoundSymbol] = []
+        written: list[BoundSymbol] = []
         for region in product_regions.in_order(finder):
             operation = by_first.get(region.bound_symbols[0])
-            made += [operation] if operation is not None else region.bound_symbols
-        return trace.replace(bound_symbols=made)
+            written += [operation] if operation is not None else region.bound_symbols
+        return trace.replace(bound_symbols=written)
 
     def takes_chain(self, operations: Sequence[BoundSymbol]) -> bool:
         if not all(map(self.can_fuse, operations)):
@@ -172,7 +172,7 @@ class TritonFuser(TritonExecutor):
         if not chains:
             return trace
         read = {v for b in trace.bound_symbols for v in b.inputs}.union(trace.output_proxies)
-        made = []
+        written = []
         for b in trace.bound_symbols:
             if b in chains:
                 region = Region([b], read.intersection(b.outputs))
@@ -181,8 +181,8 @@ class TritonFuser(TritonExecutor):
                 b = self.register_temporary_operation(
                     f"TritonAttention{chains[b]}", run, inputs=region.inputs, outputs=region.outputs, bsyms=[b]
                 )
-            made.append(b)
-        return trace.replace(bound_symbols=made)
+            written.append(b)
+        return trace.replace(bound_symbols=written)
 
     def _multiplies(self, operation: BoundSymbol) -> bool:
         return self.is_on_one(operation) and self.has_triton()
@@ -421,11 +421,11 @@ class TileRegion(LaunchedRegion):
         """The launches with the tiles that another process has measured."""
         if strides in self._fastest or self.region.numbers or self.is_planned:
             return launches
-        kept = disk_cache.load(self._key_of_tiles(sources))
-        if kept is None:
+        stored = disk_cache.load(self._key_of_tiles(sources))
+        if stored is None:
             return launches
         result = []
-        for launch, tile in zip(launches, json.loads(kept[1].read_bytes()), strict=True):
+        for launch, tile in zip(launches, json.loads(stored[1].read_bytes()), strict=True):
             known = {other.kernels[0][1]: other for other in launch.alternatives(self.machine)} if tile else {}
             result.append(known.get(tuple(tile), launch) if tile else launch)
         self._fastest[strides] = result

@@ -646,13 +646,13 @@ class _Writer:
 
     def roots(self) -> dict[int, list[Node]]:
         """By sweep, the values that it computes."""
-        found: dict[int, list[Node]] = {}
+        by_stage: dict[int, list[Node]] = {}
         for node, body in self.kernel.rows.items():
-            found.setdefault(self.stages[node], []).append(body)
+            by_stage.setdefault(self.stages[node], []).append(body)
         for c in (*self.kernel.columns, *self.kernel.writes):
             if self.is_inner(c):
-                found.setdefault(self.kernel._stage_of(c.value, self.stages), []).append(c.value)
-        return dict(sorted(found.items()))
+                by_stage.setdefault(self.kernel._stage_of(c.value, self.stages), []).append(c.value)
+        return dict(sorted(by_stage.items()))
 
     def is_inner(self, c: Column | Write) -> bool:
         """Whether it is done for each element of a row: a scatter also adds what is the same for all of them."""

@@ -148,11 +148,11 @@ class Index:
         """(q, r) with self = by * q + r, where r has the terms that are not divisible."""
         divided, others = {}, {}
         for a, f in self.terms.items():
-            found = quotient(f, by)
-            if found is None:
+            divided_factor = quotient(f, by)
+            if divided_factor is None:
                 others[a] = f
             else:
-                divided[a] = found
+                divided[a] = divided_factor
         constant = floor(self.constant, by)
         constant = 0 if constant is None else constant
         return Index(divided, constant), Index(others, self.constant - by * constant)
@@ -271,10 +271,10 @@ def split(linear: Index, shape: Sequence[int | Extent]) -> tuple[Index, ...]:
     )
 
 
-def join(place: Sequence[Index], strides: Sequence[int | Extent]) -> Index:
+def join(indices: Sequence[Index], strides: Sequence[int | Extent]) -> Index:
     """The place in memory, from the place in each dimension."""
     total = Index.of(0)
-    for index, step in zip(place, strides, strict=True):
+    for index, step in zip(indices, strides, strict=True):
         if step:
             total = total + index * step
     return total

@@ -100,9 +100,9 @@ def _parts_in_order(graph: Graph, node: Node, present: set[Node]) -> list[tuple[
     none, with False."""
     by: dict[Variable, Index] = {}
     for v in node.axes:
-        found = range_of(node, v)
-        if found is not None:
-            _, _, shift, sign, _, _ = found
+        bounds = range_of(node, v)
+        if bounds is not None:
+            _, _, shift, sign, _, _ = bounds
             by[v] = (Index.of(v) + -shift) * sign
     there: dict[Node, Node] = {}
     graph.substitute(node, by, there)

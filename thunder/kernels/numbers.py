@@ -30,10 +30,10 @@ class Numbers:
     def __init__(self, region: Region):
         numbers = region.numbers
         self.names = tuple(f"n{i}" for i in range(len(numbers)))
-        place = {n.name: name for n, name in zip(numbers, self.names, strict=True)}
-        self._new = {name: place[n.name] for name, n in region.number_names.items()}
+        name_of = {n.name: name for n, name in zip(numbers, self.names, strict=True)}
+        self._new = {name: name_of[n.name] for name, n in region.number_names.items()}
         self._seen = {name: number_value(n) for name, n in region.number_names.items()}
-        atoms = {n.name: Atom(place[n.name], 2, number_value(n)) for n in numbers if n.decisions.is_size(n.name)}
+        atoms = {n.name: Atom(name_of[n.name], 2, number_value(n)) for n in numbers if n.decisions.is_size(n.name)}
         self.sizes = [Extent.of(atom) for atom in atoms.values()]
         self._sizes = {name: atoms[n.name] for name, n in region.number_names.items() if n.name in atoms}
         self._atoms: dict[tuple[Expression, int], Atom] = {}
@@ -43,9 +43,9 @@ class Numbers:
         """A number that is known to be at least `least`."""
         if not isinstance(x, NumberProxy):
             return x
-        found = self._polynomial(x.expression)
-        if found is not None and (found if isinstance(found, int) else found.low) >= least:
-            return found
+        polynomial = self._polynomial(x.expression)
+        if polynomial is not None and (polynomial if isinstance(polynomial, int) else polynomial.low) >= least:
+            return polynomial
         key = x.expression, least
         if key not in self._atoms:
             self._atoms[key] = Atom(f"m{len(self._atoms)}", least, self.seen(x))
@@ -65,8 +65,8 @@ class Numbers:
             return x
         if x.python_type is float:
             return self._floats.setdefault(x.expression, Scalar(f"f{len(self._floats)}"))
-        found = self._polynomial(x.expression)
-        return found if found is not None else self.extent(x, _ANY)
+        polynomial = self._polynomial(x.expression)
+        return polynomial if polynomial is not None else self.extent(x, _ANY)
 
     def shape(self, shape: Sequence) -> tuple:
         return tuple(self.extent(n, 1) for n in shape)
@@ -92,7 +92,7 @@ class Numbers:
 
     def values(self, numbers: Sequence) -> Mapping[str, Any]:
         """What each atom is where the region is called with these numbers."""
-        given = dict(zip(self.names, numbers, strict=True))
-        return given | {
-            atom.name: expression.renamed(self._new).evaluate(given) for (expression, _), atom in self._atoms.items()
+        by_name = dict(zip(self.names, numbers, strict=True))
+        return by_name | {
+            atom.name: expression.renamed(self._new).evaluate(by_name) for (expression, _), atom in self._atoms.items()
         }

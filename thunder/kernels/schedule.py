@@ -181,7 +181,7 @@ def _in_memory_order(
     axes: Sequence[Variable], accesses: Sequence[tuple[Mapping[Variable, Size], int]]
 ) -> list[Variable]:
     """Axes from the slowest to the fastest, by a vote of the accesses, which are weighed by their elements."""
-    place = {a: i for i, a in enumerate(axes)}
+    position = {a: i for i, a in enumerate(axes)}
 
     def compare(a: Variable, b: Variable) -> float:
         votes = 0
@@ -191,7 +191,7 @@ def _in_memory_order(
                 votes += weight if x < y else -weight
             elif bool(x) != bool(y) and max(x, y) == 1:  # read in order along one, and not at all along the other
                 votes += weight if x == 1 else -weight
-        return votes or place[a] - place[b]
+        return votes or position[a] - position[b]
 
     return sorted(axes, key=functools.cmp_to_key(compare))
 
@@ -271,7 +271,7 @@ def mapping(item: Item, cuts: set[Size], total: Size, row: Size | None) -> dict[
     """The index of each axis of an item's nodes in terms of a kernel's loops."""
     loops = loops_of(cuts)
     scale = exact(total, item.total)
-    place = {n: number for number, n in enumerate(_chain(cuts))}
+    position = {n: number for number, n in enumerate(_chain(cuts))}
     after, inner = {}, total
     for loop in loops:
         inner = exact(inner, loop.size)
@@ -282,7 +282,7 @@ def mapping(item: Item, cuts: set[Size], total: Size, row: Size | None) -> dict[
         inner = exact(outer, a.size)
         index = Index.of(0)
         for loop in loops:
-            if place[inner] <= place[after[loop]] < place[outer]:
+            if position[inner] <= position[after[loop]] < position[outer]:
                 index = index + Index.of(loop) * exact(after[loop], inner)
         own[a] = index
         outer = inner
@@ -464,21 +464,21 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
     narrow: dict[Variable, Index] = {}
     wide: dict[Variable, Index] = {}
     ranges = {v: range_of(node, v) for v in _axes_in_order(node)}
-    apart = {v: _divisor_of(node, v) for v, found in ranges.items() if found is None}
+    apart = {v: _divisor_of(node, v) for v, bounds in ranges.items() if bounds is None}
     parts: dict[Part, Index] = {}
     for part in _parts_of(node, apart):
         v = axis("e", len(at), part.high + 1)
         at[v], parts[part] = Index({part: 1}, 0), Index.of(v)
     divided = {v for part in parts for v in variables_of(part.index)}
     for v in ranges.keys() - divided:
-        found = ranges[v]
-        if found is None:
+        bounds = ranges[v]
+        if bounds is None:
             by, shift, size = apart[v]
             own = axis("e", len(at), size)
             narrow[v] = Index.of(own) * by + -shift
             at[own] = (Index.of(v) + shift) // by
             continue
-        low, high, shift, sign, index, size = found
+        low, high, shift, sign, index, size = bounds
         inner = axis("e", (len(at), "part"), high - low + 1)
         narrow[v] = (Index.of(inner) + (low - shift)) * sign
         own = axis("e", len(at), size)
@@ -777,7 +777,7 @@ class Assembly:
     def needed(self) -> list[Item]:
         """The reductions that this kernel reads from memory."""
         values = [*map(self.raw, self.group.items), *(n for n, _ in self.written())]
-        found: dict[Item, None] = {}
+        items: dict[Item, None] = {}
         stack, seen = values, set[Node]()
         while stack:
             n = stack.pop()
@@ -785,10 +785,10 @@ class Assembly:
                 continue
             seen.add(n)
             if n in self.foreign:
-                found[self.foreign[n][0]] = None
+                items[self.foreign[n][0]] = None
             elif n.op not in BINDERS:
                 stack += n.args
-        return [*found]
+        return [*items]
 
     def at(self, raw: Node) -> Node:
         """A value over the kernel's loops, with what other kernels have computed loaded."""
@@ -890,9 +890,9 @@ def _merged(
 
 def apart_loops(values: Sequence[Node], indices: Sequence[Index]) -> set[Variable]:
     """The loops that stay as they are: a value asks where it is in one, or an index divides it."""
-    asked = [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
+    indices_read = [n.what if n.op == "index" else n.what[0] for n in in_order(values) if n.op in ("index", "concat")]
     divided = [a.index for i in indices for a in i.terms if isinstance(a, Part)]
-    return {v for i in (*asked, *divided) for v in variables_of(i)}
+    return {v for i in (*indices_read, *divided) for v in variables_of(i)}
 
 
 def joinable(

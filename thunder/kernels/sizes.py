@@ -97,8 +97,8 @@ def _terms(n: int | Extent):
 
 
 def _made(terms: dict) -> int | Extent:
-    kept = {m: c for m, c in terms.items() if c}
-    return kept.get((), 0) if not kept or kept.keys() == {()} else Extent(kept)
+    nonzero = {m: c for m, c in terms.items() if c}
+    return nonzero.get((), 0) if not nonzero or nonzero.keys() == {()} else Extent(nonzero)
 
 
 def at_least(a: int | Extent, b: int | Extent) -> bool:
@@ -120,12 +120,12 @@ def _divided(n: int | Extent, by: int | Extent) -> tuple[int | Extent, int | Ext
     rest: int | Extent = 0
     while n:
         monomial, k = _leading(n)
-        found = _without(monomial, lead)
-        if found is None or not k // c:
+        quotient_monomial = _without(monomial, lead)
+        if quotient_monomial is None or not k // c:
             term = _made({monomial: k})
             rest, n = rest + term, n - term
         else:
-            term = _made({found: k // c})
+            term = _made({quotient_monomial: k // c})
             whole, n = whole + term, n - by * term
             if k % c:
                 left = _made({monomial: k % c})

@@ -43,20 +43,20 @@ def split_reductions(
     """
     graph = program.graph
     users = _users_of_reductions(program)
-    kept: dict[Node, Node] = {}
+    canonical_of: dict[Node, Node] = {}
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
         if node.op != "reduce" or _binds_scans(node):
             return node
         if whole and (canonical := canonical_form(graph, n)[0]) in whole:
-            kept[canonical_form(graph, node)[0]] = canonical
+            canonical_of[canonical_form(graph, node)[0]] = canonical
             return node
         return _split(graph, node, strides, machine, users.get(n, ()))
 
     known: dict[Node, Node] = {}
     stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
-    return Program(graph, program.inputs, stores), kept
+    return Program(graph, program.inputs, stores), canonical_of
 
 
 def _binds_scans(node: Node) -> bool:

@@ -241,12 +241,12 @@ def _best_kernels(
 ) -> tuple[list[tuple[Kernel, Tile]], frozenset[Node]]:
     """The kernels of a program with their tiles. whole: the sums that are not split; those of them that are over rows,
     and that a kernel of these rows adds up as well, are returned."""
-    program, kept = split_reductions(program, strides, machine, whole)
+    program, canonical_of = split_reductions(program, strides, machine, whole)
     apart: frozenset = frozenset()
-    kernels = _kernels(program, dict(strides), machine, apart, alone, kept)
+    kernels = _kernels(program, dict(strides), machine, apart, alone, canonical_of)
     while more := _faster_apart(kernels.of_groups, machine) - apart:
         apart |= more
-        kernels = _kernels(program, dict(strides), machine, apart, alone, kept)
+        kernels = _kernels(program, dict(strides), machine, apart, alone, canonical_of)
     return kernels.result, kernels.merged
 
 

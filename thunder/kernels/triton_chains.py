@@ -61,10 +61,10 @@ class ChainWriter(Writer):
         else:
             name = f"w{v.size}"
         width = max(16, power_of_two(v.size))
-        place = "[:, None]" if name[:2] == "kb" else "[None, :]"
+        subscript = "[:, None]" if name[:2] == "kb" else "[None, :]"
         if name not in self.top.names:
             self.top.names[name] = name
-            self.top.lines.append(f"{name} = tl.arange(0, {width}){place}")
+            self.top.lines.append(f"{name} = tl.arange(0, {width}){subscript}")
             if width != v.size:
                 self.top.lines.append(f"{name}_inside = {name} < {v.size}")
         return (v,), name

@@ -37,9 +37,9 @@ def kinds_of(words: str) -> dict[str, str]:
     if ":" not in words:
         assert words in WORDS, f"autocast is one of {', '.join(WORDS)}, not {words!r}"
         return {"cpu": words, "cuda": words}
-    found = dict(part.split(":") for part in words.split())
-    assert all(w in WORDS for w in found.values()), f"autocast is made of {', '.join(WORDS)}, not {words!r}"
-    return found
+    kinds = dict(part.split(":") for part in words.split())
+    assert all(w in WORDS for w in kinds.values()), f"autocast is made of {', '.join(WORDS)}, not {words!r}"
+    return kinds
 
 
 class Policy:

@@ -16,8 +16,8 @@ def _slope(function: Callable, *values: float) -> float:
     """The derivative of a function of numbers by its first one."""
     with compat.probing(grad=True):
         first, *others = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in values)
-        (found,) = torch.autograd.grad(function(first.requires_grad_(), *others), first)
-        return found.item()
+        (slope,) = torch.autograd.grad(function(first.requires_grad_(), *others), first)
+        return slope.item()
 
 
 def is_differentiated(function: Callable) -> bool:

@@ -151,9 +151,9 @@ def map_result(function: Callable, value: Any) -> Any:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors in a result, in order."""
-    found: list[torch.Tensor] = []
-    map_result(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, value)
-    return found
+    tensors: list[torch.Tensor] = []
+    map_result(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, value)
+    return tensors
 
 
 def call(
@@ -166,14 +166,14 @@ def call(
     program. kinds: of autocast, see `compat.autocast_on`. grad: whether grad mode is on. shown: see `_showing`. looks:
     whether to look for tensors that the function stores elsewhere, which takes a walk over all objects.
     """
-    given = {path: value_at(args, kwargs, path) for path in tensors}
+    by_path = {path: value_at(args, kwargs, path) for path in tensors}
     states = states_of_generators()
     with torch.set_grad_enabled(grad), compat.autocast_on(kinds) if kinds else contextlib.nullcontext():
-        apart = [path for path in wanted if not _is_followed(given[path])]
-        args, kwargs = _with_gradients(given, wanted, args, kwargs)
+        apart = [path for path in wanted if not _is_followed(by_path[path])]
+        args, kwargs = _with_gradients(by_path, wanted, args, kwargs)
         before = _contents_of(args, kwargs)
-        edges = {path: get_gradient_edge(given[path]) for path in wanted}
-        known = [args, kwargs, given, *before.values(), *_containers_in([*args, *kwargs.values()])]
+        edges = {path: get_gradient_edge(by_path[path]) for path in wanted}
+        known = [args, kwargs, by_path, *before.values(), *_containers_in([*args, *kwargs.values()])]
         with _showing(shown) as left:
             try:
                 value = function(*args, **kwargs)
@@ -181,13 +181,13 @@ def call(
                 return Outcome(error=error)
     drawn = tuple((g, now) for g, state in states if not torch.equal(state, now := g.get_state()))
     written = _written_to(before, _contents_of(args, kwargs), grad)
-    entries = tuple((x, path) for path, x in given.items())
+    entries = tuple((x, path) for path, x in by_path.items())
     held = _held(value, written, bool(left), {id(x) for x, _ in entries})
     if looks and not any(map(holds_gradients, _closed(value))):
         known += [before, entries, *entries]
         inside = _nodes_between([*tensors_in(value), *held], edges.values())
         reentrant = any(node.name() == "CheckpointFunctionBackward" for node in inside)
-        if reentrant or _keeps([given[path] for path in apart], inside, [value, written, held], known):
+        if reentrant or _keeps([by_path[path] for path in apart], inside, [value, written, held], known):
             set_back(states)
             return Outcome(keeps=True)
     if held or written or left:
@@ -197,16 +197,16 @@ def call(
         return Outcome(Held(value), graph, (), leaves, f"{kind_of(value)} that {beside}", drawn, None, beside)
     if not _is_fresh(value):
         return Outcome(Held(value), kind=kind_of(value), generators=drawn)
-    return _outcome_of_fresh(value, given, wanted, drawn)
+    return _outcome_of_fresh(value, by_path, wanted, drawn)
 
 
 def _with_gradients(
-    given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], args: tuple, kwargs: dict
+    by_path: dict[tuple, torch.Tensor], wanted: Sequence[tuple], args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
-    """The arguments with tensors that autograd follows at the wanted paths. They take their places in `given` too."""
-    apart = [path for path in wanted if not _is_followed(given[path])]
-    for path, entry in zip(apart, grafted([given[path] for path in apart]) if apart else (), strict=True):
-        given[path] = entry
+    """The arguments with tensors that autograd follows at the wanted paths. They take their places in `by_path` too."""
+    apart = [path for path in wanted if not _is_followed(by_path[path])]
+    for path, entry in zip(apart, grafted([by_path[path] for path in apart]) if apart else (), strict=True):
+        by_path[path] = entry
         if type(path[0]) is str:
             kwargs = _replaced(kwargs, path, entry)
         else:
@@ -223,14 +223,14 @@ def _is_followed(x: torch.Tensor) -> bool:
     return view.next_functions[0][0] is not None
 
 
-def _outcome_of_fresh(value: Any, given: dict[tuple, torch.Tensor], wanted: Sequence[tuple], drawn: tuple) -> Outcome:
-    """What a call has given that left nothing behind: the program opens its containers. given: the tensors among its
+def _outcome_of_fresh(value: Any, by_path: dict[tuple, torch.Tensor], wanted: Sequence[tuple], drawn: tuple) -> Outcome:
+    """What a call has given that left nothing behind: the program opens its containers. by_path: the tensors among its
     arguments, by their paths. wanted: those that have a gradient. drawn: the generators that it has drawn from."""
-    paths = {id(x): path for path, x in given.items()}
+    paths = {id(x): path for path, x in by_path.items()}
     value = map_result(lambda x: Argument(paths[id(x)]) if id(x) in paths else x, value)
     results = tensors_in(value)
     connected = tuple(i for i, x in enumerate(results) if x.requires_grad)
-    outputs, inputs = [results[i] for i in connected], [given[path] for path in wanted]
+    outputs, inputs = [results[i] for i in connected], [by_path[path] for path in wanted]
     leaves = _leaves_behind(outputs, inputs)
     graph = Graph([*inputs, *leaves], outputs) if outputs else None
     apart = map_result(lambda x: x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x, value)
@@ -792,8 +792,8 @@ def happened(outcome: Outcome, args: tuple, kwargs: dict) -> Any:
         return _with_beside(outcome, outcome.beside, args, kwargs)
     value = outcome.value
     if outcome.graph is not None and torch.is_grad_enabled():
-        given = [value_at(args, kwargs, path) for path in paths_of(args, kwargs, torch.Tensor)]
-        inputs = [*(x for x in given if x.requires_grad), *outcome.leaves]
+        operands = [value_at(args, kwargs, path) for path in paths_of(args, kwargs, torch.Tensor)]
+        inputs = [*(x for x in operands if x.requires_grad), *outcome.leaves]
         results = dict(zip(outcome.connected, _Connected.apply(outcome.graph, *inputs), strict=True))
         position = itertools.count()
         value = map_result(lambda x: results.get(next(position), x) if isinstance(x, torch.Tensor) else x, value)

@@ -73,11 +73,11 @@ def wrong_shape(who: str, index: int, got: Sequence, expected: Sequence) -> str:
     return invalid(who, index) + f"got {list(got)} but expected shape compatible with {list(expected)}"
 
 
-def may_be_summed_to(given: tuple, shape: tuple) -> bool:
+def may_be_summed_to(own_shape: tuple, shape: tuple) -> bool:
     """Whether a tensor of this shape broadcasts to the given one, as far as sizes are known."""
-    if len(shape) > len(given):
+    if len(shape) > len(own_shape):
         return False
-    sizes = zip(shape, given[len(given) - len(shape) :], strict=True)
+    sizes = zip(shape, own_shape[len(own_shape) - len(shape) :], strict=True)
     return all(m == 1 or m == n for m, n in sizes if type(m) is int and type(n) is int)
 
 

@@ -147,9 +147,9 @@ def typed_on_meta(function: Callable) -> Callable:
         device, recorder = same_device(*tensors), current_recorder()
         grad = recorder is not None and recorder.context.grad_enabled
 
-        def given(x):
-            found = without_memory(x)
-            return found.requires_grad_(grad and x.requires_grad) if isinstance(x, TensorProxy) else found
+        def on_meta(x):
+            meta_value = without_memory(x)
+            return meta_value.requires_grad_(grad and x.requires_grad) if isinstance(x, TensorProxy) else meta_value
 
         def typed(x):
             if not isinstance(x, torch.Tensor):
@@ -158,7 +158,7 @@ def typed_on_meta(function: Callable) -> Callable:
             return TensorProxy(shape=tuple(x.shape), dtype=dtype, device=device, requires_grad=x.requires_grad)
 
         with compat.probing(grad), compat.quiet():
-            return map_structure(typed, function(*map_structure(given, args), **map_structure(given, kwargs)))
+            return map_structure(typed, function(*map_structure(on_meta, args), **map_structure(on_meta, kwargs)))
 
     return meta
 
@@ -181,19 +181,19 @@ def differentiates_fakes(values) -> bool:
 def saved_by_autograd(operation: BoundSymbol, value: TensorProxy) -> bool:
     """Whether PyTorch's derivative of an operation keeps the memory of an argument or a result. True where PyTorch does
     not tell."""
-    function, made, kept = operation.sym.fn, dict[Any, torch.Tensor](), set[int]()
+    function, examples, storages = operation.sym.fn, dict[Any, torch.Tensor](), set[int]()
     if function is None or operation.sym.is_prim or not differentiates_fakes(operation.inputs):
         return True
 
     def argument(x):
         if not isinstance(x, TensorProxy):
             return example(x, value=number_value)
-        if x not in made:
-            made[x] = example(x, value=number_value, requires_grad=x.requires_grad)
-        return made[x]
+        if x not in examples:
+            examples[x] = example(x, value=number_value, requires_grad=x.requires_grad)
+        return examples[x]
 
     def keep(x: torch.Tensor) -> torch.Tensor:
-        kept.add(x.untyped_storage()._cdata)
+        storages.add(x.untyped_storage()._cdata)
         return x
 
     try:
@@ -204,8 +204,8 @@ def saved_by_autograd(operation: BoundSymbol, value: TensorProxy) -> bool:
                 )
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         return True
-    made |= zip(operation.outputs, (x for x in leaves(results) if isinstance(x, torch.Tensor)), strict=False)
-    return value not in made or made[value].untyped_storage()._cdata in kept
+    examples |= zip(operation.outputs, (x for x in leaves(results) if isinstance(x, torch.Tensor)), strict=False)
+    return value not in examples or examples[value].untyped_storage()._cdata in storages
 
 
 def _proxy_of(x: torch.Tensor, requires_grad: bool) -> TensorProxy:
@@ -219,17 +219,17 @@ def _typed_on_fakes(mode: compat.FakeTensorMode, function, name: str, args: tupl
     grad = recorder is not None and recorder.context.grad_enabled
     tracks = differentiates_fakes((args, kwargs))
     known: dict[int, TensorProxy] = {}
-    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
+    fakes: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
-    def made(x):
+    def fake(x):
         if not isinstance(x, TensorProxy):
             return mode.from_tensor(x) if isinstance(x, torch.Tensor) else example(x)
-        given.append(example(x, requires_grad=grad and tracks and x.requires_grad))
-        known[id(given[-1])] = x
-        return given[-1]
+        fakes.append(example(x, requires_grad=grad and tracks and x.requires_grad))
+        known[id(fakes[-1])] = x
+        return fakes[-1]
 
     with compat.quiet_fake_tensors(), compat.probing(grad), mode:
-        out = function(*map_structure(made, args), **map_structure(made, kwargs))
+        out = function(*map_structure(fake, args), **map_structure(fake, kwargs))
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
@@ -242,7 +242,7 @@ def _typed_on_fakes(mode: compat.FakeTensorMode, function, name: str, args: tupl
         proxy = _proxy_of(x, x.requires_grad if tracks else grad and any(p.requires_grad for p in known.values()))
         if recorder is not None and recorder.memory is not None:
             storage = x.untyped_storage()._cdata
-            for argument in given:
+            for argument in fakes:
                 if argument.untyped_storage()._cdata == storage:
                     recorder.memory.share(proxy, known[id(argument)])
         return proxy
@@ -259,22 +259,22 @@ def _typed_on_zeros(function: Callable, name: str, args: tuple, kwargs: dict) ->
     Raises CaptureError where a gradient would have to pass through such a tensor, where something is written to it, and
     where the program asks for a value.
     """
-    given = proxies_in(kwargs, proxies_in(args, []))
+    proxies = proxies_in(kwargs, proxies_in(args, []))
     if name.endswith("_") and not name.endswith("__"):
         refuse_write(name)
     recorder = current_recorder()
     differentiable = (
         recorder is not None
         and recorder.context.grad_enabled
-        and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
+        and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies)
     )
     known: dict[int, Proxy] = {}
 
     def zeros(x):
-        made = example(x, torch.zeros)
+        example_of_zeros = example(x, torch.zeros)
         if isinstance(x, Proxy):
-            known[id(made)] = x
-        return made
+            known[id(example_of_zeros)] = x
+        return example_of_zeros
 
     with compat.probing(draws=True, own_rules=True):
         examples = map_structure(zeros, (args, kwargs))

@@ -283,8 +283,8 @@ def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
                 .type()
                 .replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
             )
-        made = torch.empty(0, device="cpu").type(dtype)
-    return ltorch.to(a, device=made.device, dtype=made.dtype)
+        typed = torch.empty(0, device="cpu").type(dtype)
+    return ltorch.to(a, device=typed.device, dtype=typed.dtype)
 
 
 METHODS["type"] = torch_type
@@ -302,12 +302,12 @@ def sym_min(a, b):
 
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
-    found = getattr(torch.Tensor, name, None)
-    if found is None:
+    attribute = getattr(torch.Tensor, name, None)
+    if attribute is None:
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    if callable(found):
-        return lambda *args, **kwargs: call_torch(found, (a, *args), kwargs)
-    return call_torch(found.__get__, (a,), {})
+    if callable(attribute):
+        return lambda *args, **kwargs: call_torch(attribute, (a, *args), kwargs)
+    return call_torch(attribute.__get__, (a,), {})
 
 
 METHODS.fallback = _attribute

@@ -94,10 +94,10 @@ def _make(function) -> Symbol:
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         typed = noting(f"the fake implementation of {identity}", meta)
-        made = Symbol(name, typed, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-        made.declared_outside = True
-        return made
-    made = Symbol(
+        symbol = Symbol(name, typed, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        symbol.declared_outside = True
+        return symbol
+    symbol = Symbol(
         name,
         meta,
         module=path[0] if path else None,
@@ -106,8 +106,8 @@ def _make(function) -> Symbol:
         tags=(OpTags.OPAQUE,) if _is_pure(function) else (OpTags.OPAQUE, OpTags.DONT_DCE),
         fn=function,
     )
-    made.typed_by_running = True  # which results require grad is known as well
-    return made
+    symbol.typed_by_running = True  # which results require grad is known as well
+    return symbol
 
 
 def _is_pure(function) -> bool:
@@ -181,11 +181,11 @@ def written_by_builtin(function, args: tuple, kwargs: dict) -> list[TensorProxy]
 
 
 def _written(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
-    found: list = []
+    written: list = []
     for i, argument in enumerate(function._schema.arguments):
         if _is_written(argument):
-            proxies_in(args[i] if i < len(args) else kwargs.get(argument.name), found)
-    return found
+            proxies_in(args[i] if i < len(args) else kwargs.get(argument.name), written)
+    return written
 
 
 def _is_written(argument) -> bool:

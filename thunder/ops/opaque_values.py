@@ -81,9 +81,9 @@ def _watching() -> type:
 
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
             kwargs = kwargs or {}
-            for place, argument in enumerate(operation._schema.arguments):
+            for position, argument in enumerate(operation._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    written = args[place] if place < len(args) else kwargs.get(argument.name)
+                    written = args[position] if position < len(args) else kwargs.get(argument.name)
                     for x in written if isinstance(written, (tuple, list)) else (written,):
                         if isinstance(x, torch.Tensor) and not self.watched.isdisjoint({id(x), *_storages(x)}):
                             refuse_write(self.name)

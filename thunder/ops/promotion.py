@@ -67,10 +67,10 @@ def result_type(*operands) -> dtype:
         elif is_number(x):
             d = number_dtype(x)
             wrapped = d if wrapped is None else dtypes.promote(wrapped, d)
-    found = _combine(_combine(dimensioned, zero_dim), wrapped)
-    if found is None:
+    combined = _combine(_combine(dimensioned, zero_dim), wrapped)
+    if combined is None:
         raise TypeError("at least one tensor or number is needed to find a result type")
-    return found
+    return combined
 
 
 def to_float(d: dtype) -> dtype:

@@ -23,20 +23,20 @@ class Graph:
 
     __slots__ = ("inputs", "outputs", "found")
 
-    def __init__(self, inputs: list, outputs: list[torch.Tensor], found: list | None = None):
-        self.inputs, self.outputs, self.found = inputs, outputs, found
+    def __init__(self, inputs: list, outputs: list[torch.Tensor], gradients: list | None = None):
+        self.inputs, self.outputs, self.found = inputs, outputs, gradients
 
 
-def _tensors_in(value, found: list) -> list:
+def _tensors_in(value, tensors: list) -> list:
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
     elif isinstance(value, (tuple, list)):
         for x in value:
-            _tensors_in(x, found)
+            _tensors_in(x, tensors)
     elif isinstance(value, dict):
         for x in value.values():
-            _tensors_in(x, found)
-    return found
+            _tensors_in(x, tensors)
+    return tensors
 
 
 def derivative_of(symbol: Symbol, functional: bool = False):
@@ -92,12 +92,12 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
         return (shape, x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else number_value(x)
 
     key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
-    found = _REACHED.get(key)
-    if found is None:
-        found = _REACHED[key] = _differentiated_on_examples(symbol, wanted, args, kwargs)
+    reached = _REACHED.get(key)
+    if reached is None:
+        reached = _REACHED[key] = _differentiated_on_examples(symbol, wanted, args, kwargs)
         if len(_REACHED) > 1024:
             _REACHED.pop(next(iter(_REACHED)))
-    return found
+    return reached
 
 
 def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
@@ -114,18 +114,18 @@ def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwar
         fakes = functools.partial(example, value=number_value)
         ways.append((lambda: compat.FakeTensorMode(allow_non_fake_inputs=True), fakes))
         ways.append((contextlib.nullcontext, real))
-    for mode, made in ways:
+    for mode, convert in ways:
         inputs: list[torch.Tensor] = []
         try:
-            probing = compat.probing(grad=True, draws=made is real)
+            probing = compat.probing(grad=True, draws=convert is real)
             with probing, mode(), compat.quiet():
-                given = _with_inputs(
+                operands = _with_inputs(
                     wanted,
-                    map_structure(made, args),
-                    map_structure(made, kwargs),
+                    map_structure(convert, args),
+                    map_structure(convert, kwargs),
                     lambda x, inputs=inputs: inputs.append(x.requires_grad_()) or x,
                 )
-                results = symbol.fn(*given[0], **given[1])  # type: ignore[misc]
+                results = symbol.fn(*operands[0], **operands[1])  # type: ignore[misc]
                 outputs = [o for o in _tensors_in(results, []) if o.requires_grad]
                 gradients = torch.autograd.grad(
                     outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True
@@ -144,7 +144,7 @@ def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwar
             CaptureError,
         ):
             # PyTorch's decompositions, which fake tensors run, refuse or divide by 0 where kernels do not
-            if made is not without:
+            if convert is not without:
                 break
     return wanted
 
@@ -158,8 +158,8 @@ def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tu
             return as_torch(x)
         return replaced(x) if next(position) in wanted else x
 
-    given = tuple(x if type(x) in _AS_THEY_ARE else map_structure(convert, x) for x in args)
-    return given, map_structure(convert, kwargs)
+    replaced_args = tuple(x if type(x) in _AS_THEY_ARE else map_structure(convert, x) for x in args)
+    return replaced_args, map_structure(convert, kwargs)
 
 
 _AS_THEY_ARE = {int, float, bool, str, type(None)}  # most arguments, in each call
@@ -189,9 +189,9 @@ class _Inputs(torch.autograd.Function):
     them as a list, so that no graph behind them is reached; `leaf` makes it require grad."""
 
     @staticmethod
-    def forward(ctx, leaf, inputs, found):
+    def forward(ctx, leaf, inputs, gradients):
         ctx.set_materialize_grads(False)
-        ctx.found = found
+        ctx.found = gradients
         return tuple([x.detach() for x in inputs])
 
     @staticmethod
@@ -227,13 +227,13 @@ def run_with_whole_graph(function: Callable, wanted: tuple, args: tuple, kwargs:
     name does not ask each node, thousands of a recurrent layer, whether one of them needs it."""
     if compat.in_functorch():  # whose transforms take a function of autograd apart
         return run_with_graph(function, wanted, args, kwargs)
-    inputs, found = list[torch.Tensor](), list[torch.Tensor | None]()
+    inputs, gradients = list[torch.Tensor](), list[torch.Tensor | None]()
     _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x) or x)
     with torch.enable_grad():
-        given = iter(_Inputs.apply(inputs[0].detach().requires_grad_(), inputs, found))
-        args, kwargs = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+        connected = iter(_Inputs.apply(inputs[0].detach().requires_grad_(), inputs, gradients))
+        args, kwargs = _with_inputs(wanted, args, kwargs, lambda x: next(connected))
         out = function(*args, **kwargs)
-    graph = Graph(inputs, _tensors_in(out, []), found)
+    graph = Graph(inputs, _tensors_in(out, []), gradients)
     return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), graph
 
 
@@ -246,8 +246,8 @@ def run_backward(graph: Graph, cotangents: tuple):
     if graph.found is None:
         return _gradients(pairs, graph.inputs, compat.keeps_graph())
     compat.run_backward(*zip(*pairs, strict=True), compat.keeps_graph())
-    found, graph.found[:] = graph.found[:] or [None] * len(graph.inputs), ()
-    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))
+    gradients, graph.found[:] = graph.found[:] or [None] * len(graph.inputs), ()
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, gradients, strict=True))
 
 
 def _make_derivative(symbol: Symbol):
@@ -293,10 +293,10 @@ def _make_derivative(symbol: Symbol):
 def vjp_of(symbol: Symbol) -> Symbol:
     """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's
     arguments. cotangents: one, or None, for each tensor."""
-    made = _VJPS.get(symbol)
-    if made is None:
-        made = _VJPS[symbol] = _vjp_of(symbol)
-    return made
+    vjp = _VJPS.get(symbol)
+    if vjp is None:
+        vjp = _VJPS[symbol] = _vjp_of(symbol)
+    return vjp
 
 
 _VJPS: dict[Symbol, Symbol] = {}
@@ -308,10 +308,10 @@ def run_vjp(function: Callable, wanted: tuple, args: tuple, kwargs: dict, cotang
     _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
 
     def of_inputs(*inputs):
-        given = iter(inputs)
-        args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
-        found = _tensors_in(function(*args_, **kwargs_), [])
-        return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
+        tensors = iter(inputs)
+        args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(tensors))
+        results = _tensors_in(function(*args_, **kwargs_), [])
+        return tuple(o for o, g in zip(results, cotangents, strict=True) if g is not None)
 
     before = _generators(inputs)
     again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
@@ -380,8 +380,8 @@ def _gradients(pairs: list[tuple], inputs: list[torch.Tensor], keep: bool, again
     """The gradients for pairs of an output and its cotangent; zeros where none of them depends on an input, which
     require no grad as those of materialize_grads=True do in torch 2.9."""
     outputs, cotangents = zip(*pairs)
-    found = compat.gradients(outputs, cotangents, inputs, keep, again)
-    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
+    gradients = compat.gradients(outputs, cotangents, inputs, keep, again)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True))
 
 
 def _detached_meta(symbol: Symbol, args, kwargs):

@@ -48,21 +48,21 @@ def lookup(function) -> Callable | None:
     """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where
     it has no definition here."""
     try:
-        found = _BY_TORCH.get(function)
+        operation = _BY_TORCH.get(function)
     except TypeError:  # unhashable: no function of torch's
         return None
-    if found is None and SUBSTITUTES and isinstance(function, (compat.OpOverloadPacket, compat.OpOverload)):
+    if operation is None and SUBSTITUTES and isinstance(function, (compat.OpOverloadPacket, compat.OpOverload)):
         return SUBSTITUTES.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
-    return found
+    return operation
 
 
 def operation_of(function: Callable) -> Symbol | None:
     """The operation that a torch function stands for; where the arguments decide which, the one of its name, and else
     the usual one. None for other functions."""
-    found = lookup(function)
-    if found is not None and not isinstance(found, Symbol):
-        found = LTORCH.get(getattr(function, "__name__", ""), getattr(found, "__wrapped__", None))
-    return found if isinstance(found, Symbol) else None
+    operation = lookup(function)
+    if operation is not None and not isinstance(operation, Symbol):
+        operation = LTORCH.get(getattr(function, "__name__", ""), getattr(operation, "__wrapped__", None))
+    return operation if isinstance(operation, Symbol) else None
 
 
 def inplace_of(function) -> Symbol | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 def named(args: tuple, kwargs: dict, *names: str) -> tuple[dict, dict]:
     """The arguments that have one of these names, or its place, by name and in this order; and the other keywords."""
-    given = dict(zip(names, args, strict=False))
-    return given | {n: kwargs[n] for n in names if n in kwargs}, {k: v for k, v in kwargs.items() if k not in names}
+    by_position = dict(zip(names, args, strict=False))
+    return by_position | {n: kwargs[n] for n in names if n in kwargs}, {
+        k: v for k, v in kwargs.items() if k not in names
+    }
 
 
 def packed(args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -63,9 +63,9 @@ def value_of_sizes(a: TensorProxy, read: Callable[[torch.Tensor], int]) -> int |
         with compat.DisableTorchFunction():
             return int(read(_run_fixed(operations, tensor, dict(zip(names, values, strict=True)))))
 
-    found = Computed(function).of(names)
-    value = found.evaluate(decisions.values)
-    decisions.decide(found, "==", constant(value))
+    computed = Computed(function).of(names)
+    value = computed.evaluate(decisions.values)
+    decisions.decide(computed, "==", constant(value))
     return value
 
 
@@ -92,7 +92,7 @@ def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> tor
     """numbers: the values of symbolic ones, by their names."""
     values: dict = {}
 
-    def given(x):
+    def number(x):
         if isinstance(x, NumberProxy):
             return x.expression.evaluate(numbers)
         x = values[x] if isinstance(x, TensorProxy) else as_torch(x)
@@ -102,7 +102,7 @@ def _run_fixed(operations: list, a: TensorProxy, numbers: dict[str, int]) -> tor
 
     with compat.DisableTorchFunction(), torch.no_grad():
         for operation in operations:
-            result = operation.sym.fn(*map_structure(given, operation.args), **map_structure(given, operation.kwargs))
+            result = operation.sym.fn(*map_structure(number, operation.args), **map_structure(number, operation.kwargs))
             values |= zip(
                 operation.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True
             )
@@ -198,13 +198,13 @@ def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
     def read(rest: tuple):
         if rest:
             return [read(rest[1:]) for _ in range(rest[0])]
-        made, number = made_number(recorder, _KINDS[a.dtype.category], f"a value of {a.name}")
+        unbacked, number = made_number(recorder, _KINDS[a.dtype.category], f"a value of {a.name}")
         numbers.append(number)
-        return made
+        return unbacked
 
-    symbol.record(recorder, (a,), {}, made := read(shape))
-    given = iter(numbers)
-    return map_structure(lambda _: next(given), made)
+    symbol.record(recorder, (a,), {}, results := read(shape))
+    numbers_left = iter(numbers)
+    return map_structure(lambda _: next(numbers_left), results)
 
 
 def _read(name: str) -> Symbol:
@@ -227,11 +227,11 @@ def item(a: TensorProxy):
     recorder = current_recorder()
     if recorder is None:
         return _read_numbers(_item, a, ())
-    made = _made(recorder, recorder.latest(a))
-    if (known := recorder.read_numbers.get(made)) is not None:
+    tensor = _made(recorder, recorder.latest(a))
+    if (known := recorder.read_numbers.get(tensor)) is not None:
         return known.number()
     number = _read_numbers(_item, a, ())
-    recorder.read_numbers[made] = recorder.bound_symbols[-1].output
+    recorder.read_numbers[tensor] = recorder.bound_symbols[-1].output
     return number
 
 

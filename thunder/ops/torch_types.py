@@ -19,8 +19,8 @@ def to_torch_dtype(x) -> torch.dtype | None:
     """The torch dtype for a thunder dtype, a torch dtype, a Python number type or None."""
     if x is None or isinstance(x, torch.dtype):
         return x
-    found = _TO_TORCH.get(x)
-    return _TO_TORCH[to_dtype(x)] if found is None else found  # type: ignore[index]
+    torch_dtype = _TO_TORCH.get(x)
+    return _TO_TORCH[to_dtype(x)] if torch_dtype is None else torch_dtype  # type: ignore[index]
 
 
 def to_torch_device(x) -> torch.device | None:
@@ -28,10 +28,10 @@ def to_torch_device(x) -> torch.device | None:
     if x is None or isinstance(x, torch.device):
         return x
     device = to_device(x)
-    found = _DEVICES.get(device)  # type: ignore[arg-type]
-    if found is None:
-        found = _DEVICES[device] = torch.device(device.name)  # type: ignore[index, union-attr]
-    return found
+    torch_device = _DEVICES.get(device)  # type: ignore[arg-type]
+    if torch_device is None:
+        torch_device = _DEVICES[device] = torch.device(device.name)  # type: ignore[index, union-attr]
+    return torch_device
 
 
 def require_fit(d: dtype, *values) -> None:

@@ -23,20 +23,20 @@ from thunder.programs.text import Damaged
 def add_command(commands: Any) -> None:
     """Adds `cache` to the commands of an ArgumentParser."""
     parser = commands.add_parser("cache", help="programs on disk: list, explain, compare, remove them")
-    parser.set_defaults(command=lambda given: list_programs())
+    parser.set_defaults(command=lambda options: list_programs())
     below = parser.add_subparsers(title="commands")
-    below.add_parser("ls", help="all programs").set_defaults(command=lambda given: list_programs())
+    below.add_parser("ls", help="all programs").set_defaults(command=lambda options: list_programs())
     explain = below.add_parser("explain", help="why programs of a function are found here, or not")
     explain.add_argument("name", nargs="?", default="", help="part of the name of a function or of a file")
-    explain.set_defaults(command=lambda given: explain_programs(given.name))
+    explain.set_defaults(command=lambda options: explain_programs(options.name))
     diff = below.add_parser("diff", help="what differs between two programs")
     diff.add_argument("programs", nargs=2, help="parts of the names of files")
-    diff.set_defaults(command=lambda given: compare(*given.programs))
+    diff.set_defaults(command=lambda options: compare(*options.programs))
     remove = below.add_parser("rm", help="remove programs")
     remove.add_argument("programs", nargs="*", help="parts of the names of files or functions")
     remove.add_argument("--all", action="store_true")
     remove.add_argument("--unusable", action="store_true", help="what is damaged, or was made for other versions")
-    remove.set_defaults(command=lambda given: remove_programs(given.programs, given.all, given.unusable))
+    remove.set_defaults(command=lambda options: remove_programs(options.programs, options.all, options.unusable))
 
 
 # ------------------------------------------------------------------------------------------------------- what there is
@@ -91,9 +91,9 @@ def list_programs() -> None:
 def _shape(document: Mapping | None) -> str:
     if document is None or "questions" not in document:
         return ""
-    asked, backward = document["questions"], ", a backward" if document["backward"] else ""
+    questions, backward = document["questions"], ", a backward" if document["backward"] else ""
     operations = sum(" = " in line for line in document["computation"]["text"].split("\n"))
-    return f"{operations} operations{backward}, {len(asked['asked'])} questions, {len(asked['inputs'])} inputs"
+    return f"{operations} operations{backward}, {len(questions['asked'])} questions, {len(questions['inputs'])} inputs"
 
 
 def explain_programs(part: str) -> None:

@@ -145,33 +145,33 @@ def _lines(captured: Any, trace: Trace) -> dict[str, list]:
     return {str(n - before): list(captured.where(b.location)) for n, b in owners if b.location is not None}
 
 
-def _connection(given: Connection) -> dict:
-    tensors = [i for i, a in enumerate(given.computation.args) if isinstance(a, TensorProxy)]
-    saved = [list(pair) for pair in given.inputs.saved]
-    kept = [i for i in tensors if i not in {i for i, _ in saved}]
+def _connection(connection: Connection) -> dict:
+    tensors = [i for i, a in enumerate(connection.computation.args) if isinstance(a, TensorProxy)]
+    saved = [list(pair) for pair in connection.inputs.saved]
+    unsaved = [i for i in tensors if i not in {i for i, _ in saved}]
     say = Describer()
     return {
-        "result": given.result[given.result.index("def ") :],
-        "objects": {name: written_object(x) for name, x in given.objects.items()},
-        "own": given.own, "shown": given.shown, "requires_grad": given.requires_grad,
-        "inputs": [kept, saved, list(given.inputs.numbers)],
-        "random": None if given.random is None else [say(device) for device in given.random],
-        "dense": given.dense, "derived": given.derived, "names": given.names, "fuses": given.fuses,
-        "unreached": given.unreached,
+        "result": connection.result[connection.result.index("def ") :],
+        "objects": {name: written_object(x) for name, x in connection.objects.items()},
+        "own": connection.own, "shown": connection.shown, "requires_grad": connection.requires_grad,
+        "inputs": [unsaved, saved, list(connection.inputs.numbers)],
+        "random": None if connection.random is None else [say(device) for device in connection.random],
+        "dense": connection.dense, "derived": connection.derived, "names": connection.names, "fuses": connection.fuses,
+        "unreached": connection.unreached,
     }  # fmt: skip
 
 
-def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict:
+def _plain(connection: Connection, options: JitOptions, decisions: Decisions) -> dict:
     """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
     differentiate it, as text: for derivatives that the document does not hold."""
-    computation = given.computation
-    kept = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
-    for b in kept:
+    computation = connection.computation
+    operations = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
+    for b in operations:
         if LTORCH.get(b.sym.name) is not b.sym and PRIMS.get(b.sym.name) is not b.sym:
             raise Unspeakable(f"the operation {b.sym.name} has a derivative of its own")
-    outputs = tuple(o for o in given.cut.outputs if o.requires_grad)
-    kept = _detaching(kept, computation.names)
-    program = dce(computation.replace(name="plain", bound_symbols=kept, output=outputs, info=TraceInfo()))
+    outputs = tuple(o for o in connection.cut.outputs if o.requires_grad)
+    operations = _detaching(operations, computation.names)
+    program = dce(computation.replace(name="plain", bound_symbols=operations, output=outputs, info=TraceInfo()))
     executors = tuple(get_always_executors())
     alone = dataclasses.replace(options, executors=executors, transforms=(), numerics=NUMERICS_OPTIONS.CLOSE)
     with decisions.anew({}) as more:
@@ -183,7 +183,7 @@ def _plain(given: Connection, options: JitOptions, decisions: Decisions) -> dict
 
 def _detaching(operations: Sequence[BoundSymbol], names: Names) -> list[BoundSymbol]:
     """Operations for PyTorch to differentiate: what the user computed without grad is detached."""
-    detach, made = ltorch.detach, []
+    detach, detached = ltorch.detach, []
     for b in operations:
         stops = b.sym is not detach and any(isinstance(i, TensorProxy) and i.requires_grad for i in b.inputs)
         stopped = {
@@ -192,9 +192,9 @@ def _detaching(operations: Sequence[BoundSymbol], names: Names) -> list[BoundSym
             if stops and isinstance(o, TensorProxy) and not o.requires_grad and not b.has_input(o)
             if o.dtype.category >= 2  # others have no gradients
         }
-        made.append(b.swap(stopped))
-        made += [detach.bind(new, output=o, context=b.context) for o, new in stopped.items()]
-    return made
+        detached.append(b.swap(stopped))
+        detached += [detach.bind(new, output=o, context=b.context) for o, new in stopped.items()]
+    return detached
 
 
 # -------------------------------------------------------------------------------------------------------- from text
@@ -226,7 +226,7 @@ class TextTrace(Trace):
         raise text_only()
 
     @bound_symbols.setter
-    def bound_symbols(self, found: tuple) -> None:
+    def bound_symbols(self, symbols: tuple) -> None:
         pass
 
 
@@ -257,9 +257,9 @@ class Loaded:
         """The user's line that the failing bound symbol came from, where it still stands there."""
         function = trace._callable
         failing = failing_line(function, traceback) if function is not None else None
-        found = self._lines.get(str(failing.tb_lineno)) if failing is not None else None
-        same = found is not None and linecache.getline(found[0], found[1]).strip() == found[3].strip()
-        return tuple(found) if same else None
+        line = self._lines.get(str(failing.tb_lineno)) if failing is not None else None
+        same = line is not None and linecache.getline(line[0], line[1]).strip() == line[3].strip()
+        return tuple(line) if same else None
 
 
 def check_texts(document: Mapping) -> None:
@@ -318,17 +318,17 @@ def _connected(
 ) -> Callable:
     """The forward and the backward of a document, connected to autograd."""
     said = document["connection"]
-    kept, saved, numbers = said["inputs"]
+    unsaved, saved, numbers = said["inputs"]
     nothing: Any = None  # there are no traces of it
     connection = Connection(
         said["result"], objects_of(said["objects"]), said["own"], said["shown"], said["requires_grad"],
-        InputsBehind(kept, [(i, place) for i, place in saved], numbers),
+        InputsBehind(unsaved, [(i, index) for i, index in saved], numbers),
         None if said["random"] is None else [named(device) for device in said["random"]],
         said["dense"], said["derived"], said["names"], said["fuses"], nothing, nothing, nothing,
         unreached=said["unreached"],
     )  # fmt: skip
     check_computation(connection.result, "result", connection.objects)
-    apart, arguments = apart_from_autocast(connection), len(kept) + len(saved) + len(numbers)
+    apart, arguments = apart_from_autocast(connection), len(unsaved) + len(saved) + len(numbers)
 
     def without(missing: Sequence[int]) -> Callable | None:
         text = document["without"].get(key_of_missing(missing))
@@ -347,16 +347,16 @@ def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Call
     """The gradients as PyTorch computes them, from the arguments and the cotangents that are not missing."""
     compute = function_of(plain)
 
-    def run(*given):
-        inputs, cotangents = given[:arguments], given[arguments:]
+    def run(*operands):
+        inputs, cotangents = operands[:arguments], operands[arguments:]
         again, differentiable = torch.is_grad_enabled(), [i for i, x in enumerate(inputs) if x.requires_grad]
         with torch.enable_grad():
             outputs = [o for i, o in enumerate(compute(*inputs)) if i not in missing]
-            found = torch.autograd.grad(
+            computed = torch.autograd.grad(
                 outputs, [inputs[i] for i in differentiable], cotangents, allow_unused=True, create_graph=again
             )
         gradients: list[torch.Tensor | None] = [None] * arguments
-        for i, gradient in zip(differentiable, found, strict=True):
+        for i, gradient in zip(differentiable, computed, strict=True):
             gradients[i] = gradient
         return tuple(gradients)
 

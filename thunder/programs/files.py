@@ -152,12 +152,12 @@ def _hash(content: bytes | memoryview, key: bytes | None) -> str:
 
 def _check_owner(path: Path, forbidden: int) -> None:
     """Raises Damaged where others may have written a file or a directory."""
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode) and not stat.S_ISDIR(os.stat(path).st_mode):
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode) and not stat.S_ISDIR(os.stat(path).st_mode):
         raise Damaged(f"{path.name} is a link")
-    if stat.S_ISLNK(found.st_mode):
-        found = os.stat(path)
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if stat.S_ISLNK(status.st_mode):
+        status = os.stat(path)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise Damaged(f"{path.name} is neither a file nor a directory")
-    if hasattr(os, "getuid") and (found.st_uid not in (os.getuid(), 0) or found.st_mode & forbidden):
+    if hasattr(os, "getuid") and (status.st_uid not in (os.getuid(), 0) or status.st_mode & forbidden):
         raise Damaged(f"{path} belongs to another user, or others may write to it")

@@ -45,9 +45,9 @@ def _executing() -> frozenset[Callable]:
 @functools.cache
 def _own_operators() -> frozenset[str]:
     """The names of the operators that operations of thunder's are executed by."""
-    found = {f for f in CARRIED_OUT if isinstance(f, (compat.OpOverload, compat.OpOverloadPacket))}
-    found |= {f for f in _executing() if isinstance(f, (compat.OpOverload, compat.OpOverloadPacket))}
-    return frozenset(map(_name, found))
+    operators = {f for f in CARRIED_OUT if isinstance(f, (compat.OpOverload, compat.OpOverloadPacket))}
+    operators |= {f for f in _executing() if isinstance(f, (compat.OpOverload, compat.OpOverloadPacket))}
+    return frozenset(map(_name, operators))
 
 
 def _name(operator: Any) -> str:

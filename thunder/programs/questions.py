@@ -74,12 +74,12 @@ class _Writer:
         self._open: set[int] = set()  # constants that are being found
 
     def source(self, source: Source) -> int:
-        found = self._known.get(source)
-        if found is None:
+        number = self._known.get(source)
+        if number is None:
             row = [*self._row(source), *([source.label] if source.label else [])]
-            found = self._known[source] = len(self.rows)
+            number = self._known[source] = len(self.rows)
             self.rows.append(row)
-        return found
+        return number
 
     def _row(self, source: Source) -> list:
         key = source.key
@@ -109,17 +109,17 @@ class _Writer:
         return [[name, self.source(source)] for name, source in sources]
 
     def _constant(self, name: str) -> int:
-        found = self._constants.get(name)
-        if found is None:
+        number = self._constants.get(name)
+        if number is None:
             value = self.c.world.constants[name]
             if id(value) in self._open:
                 raise Unspeakable(f"the program depends on an object of {type(value).__name__} that only it refers to")
             self._open.add(id(value))
             said = self.place(value)
             self._open.discard(id(value))
-            found = self._constants[name] = len(self.constants)
+            number = self._constants[name] = len(self.constants)
             self.constants.append(said)
-        return found
+        return number
 
     def place(self, value: Any) -> list:
         """How another process finds the like of an object: by its name, or where it stands."""
@@ -136,8 +136,12 @@ class _Writer:
             if find_named(name, "__name__") is not MISSING and value is vars(_module(name)):
                 return ["globals", name]
         said = Describer()(value)
-        found, kind = named(said), type(value)
-        if same_value(found, value) or kind is functools.partial is type(found) and found.func is value.func:
+        value_now, kind = named(said), type(value)
+        if (
+            same_value(value_now, value)
+            or kind is functools.partial is type(value_now)
+            and value_now.func is value.func
+        ):
             return ["named", said]
         if type(value) is types.CellType and id(value) in c.outside.cells:
             owner = c.outside.cells[id(value)]
@@ -178,10 +182,10 @@ def _part(fn: Any, name: str) -> Any:
 
 
 def _module(name: str) -> types.ModuleType:
-    found = named(["module", name])
-    if found is MISSING:
+    module = named(["module", name])
+    if module is MISSING:
         raise Mismatch(f"the module {name} is not imported")
-    return found
+    return module
 
 
 def _called(value: Any) -> str:
@@ -190,8 +194,8 @@ def _called(value: Any) -> str:
 
 
 def _is_key(key: Any, said: Any) -> bool:
-    found = named(said)
-    return found is key or type(found) is type(key) and found == key
+    key_now = named(said)
+    return key_now is key or type(key_now) is type(key) and key_now == key
 
 
 def check_call(owner: Any, path: str) -> None:
@@ -213,7 +217,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     _refuse_what_is_left_out(c)
     write, say = _Writer(c), Describer()
     changed = settings_changed(c.world)
-    asked = []
+    guards = []
     for (source, question, operand), want in c.world.observed.items():
         if source in changed:
             continue
@@ -221,7 +225,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
             raise Unspeakable(f"its guard {question.name!r} has no form on disk")
         try:
             about = ["source", write.source(operand)] if type(operand) is Source else ["value", say(operand)]
-            asked.append([write.source(source), question.name, say(want), *(about if operand is not None else ())])
+            guards.append([write.source(source), question.name, say(want), *(about if operand is not None else ())])
         except Unspeakable as error:
             raise Unspeakable(f"{c.world.describe(source)}: {error}") from None
     tensors = [
@@ -235,7 +239,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     places = {name: write.place(x) for name, x in objects.items()}
     return {
         "parameters": list(c.world.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
-        "sources": write.rows, "constants": write.constants, "asked": asked, "tensors": tensors, "real": real,
+        "sources": write.rows, "constants": write.constants, "asked": guards, "tensors": tensors, "real": real,
         "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
         "required": required,
         "numbers": write.names(c.numbers.sources.items()),
@@ -316,9 +320,9 @@ class Replay:
             self._sources.append(self._made(*row))
         with compat.DisableTorchFunction():  # questions are no operations of the program
             for source in map(self.source, self.said["pinned"]):
-                found = self.outside.pinned[source] = self.value(source)
-                if not isinstance(found, torch.nn.Module):
-                    raise Mismatch(f"{self.world.describe(source)} was a module, is {type(found).__name__}")
+                model = self.outside.pinned[source] = self.value(source)
+                if not isinstance(model, torch.nn.Module):
+                    raise Mismatch(f"{self.world.describe(source)} was a module, is {type(model).__name__}")
             self._ask(say)
             self._look_at_tensors(say)
             self._numbers()
@@ -331,7 +335,7 @@ class Replay:
 
     def objects(self) -> dict[str, Any]:
         """What the epilogue names."""
-        return {name: self.found(place) for name, place in self.said["objects"].items()}
+        return {name: self.found(description) for name, description in self.said["objects"].items()}
 
     def _call_shape(self) -> None:
         args, kwargs = self.request.args, self.request.kwargs
@@ -346,14 +350,14 @@ class Replay:
         source, question = None, ""
         try:
             for number, question, want, *about in self.said["asked"]:
-                source, asked = sources[number], QUESTIONS[question]
+                source, question_object = sources[number], QUESTIONS[question]
                 operand = other = None
                 if about:
                     operand = sources[about[1]] if about[0] == "source" else named(about[1])
                     other = self.value(operand) if type(operand) is Source else operand
-                found = asked.ask(self.value(source), other)
-                observe(source, asked, operand, found)
-                if (now := say(found)) != want:
+                answer = question_object.ask(self.value(source), other)
+                observe(source, question_object, operand, answer)
+                if (now := say(answer)) != want:
                     raise Mismatch(f"the answer to {question!r} was {_short(want)}, is {_short(now)}")
         except (Unspeakable, Mismatch) as error:
             what = str(error)
@@ -396,8 +400,10 @@ class Replay:
             except (TypeError, ValueError, ArithmeticError):  # as where the prologue's check raises
                 fits = False
             if not fits:
-                found = ", ".join(f"{self.world.describe(s)} is {self.world.values[s]!r}" for s in sources.values())
-                raise Mismatch(f"{key[0]} {relation} {key[2]} was {outcome}, and {found}")
+                values_now = ", ".join(
+                    f"{self.world.describe(s)} is {self.world.values[s]!r}" for s in sources.values()
+                )
+                raise Mismatch(f"{key[0]} {relation} {key[2]} was {outcome}, and {values_now}")
             decisions.relations[key] = outcome
         decisions.close()
 
@@ -415,8 +421,8 @@ class Replay:
         if source in values:
             return values[source]
         if base is None:
-            found = self.found(self.said["constants"][source.key])
-            self.world.pin(source.key, found)
+            value = self.found(self.said["constants"][source.key])
+            self.world.pin(source.key, value)
         else:
             owner = self.value(base)
             if step == "call":
@@ -429,9 +435,9 @@ class Replay:
             elif step == "number":
                 for _, number in source.key.sources:
                     self.value(number)
-            found = source.fetch(owner, values)
-        self.world.note(source, found)
-        return found
+            value = source.fetch(owner, values)
+        self.world.note(source, value)
+        return value
 
     def source(self, number: int) -> Source:
         return self._sources[number]
@@ -458,31 +464,31 @@ class Replay:
             raise Mismatch("a path that begins nowhere")
         return Source(None, "const", key, label)
 
-    def found(self, place: list) -> Any:
+    def found(self, description: list) -> Any:
         """The object of this process that stands where `_Writer.place` says. Raises Mismatch where nothing does."""
-        kind, *rest = place
+        kind, *rest = description
         if kind == "hooks":
             return [
                 getattr(compat, name) if owner == "all" and name in _GLOBAL_HOOKS else self._hooks_at(owner, name)
                 for owner, name in rest
             ]
         if kind == "fn" and rest[0] in _FUNCTION_PARTS:
-            found = _part(self.request.fn, rest[0])
+            value = _part(self.request.fn, rest[0])
         elif kind == "overrides":
             return self.request.overrides[rest[0]]
         elif kind == "globals":
             return vars(_module(rest[0]))
         elif kind == "at":
-            found = self.value(self.source(rest[0]))
+            value = self.value(self.source(rest[0]))
         elif kind == "type of":
-            found = type(self.value(self.source(rest[0])))
+            value = type(self.value(self.source(rest[0])))
         elif kind == "cell of":
-            found = self.found(rest[0]).__closure__[rest[1]]
+            value = self.found(rest[0]).__closure__[rest[1]]
         else:
-            found = named(rest[0])
-        if found is MISSING:
+            value = named(rest[0])
+        if value is MISSING:
             raise Mismatch(f"{_short(rest[0])} is not found: it changed, or what has it is not imported yet")
-        return found
+        return value
 
     def _hooks_at(self, owner: int, name: str) -> Any:
         if name not in HOOKS:

@@ -47,8 +47,8 @@ class Regions:
 
     def _add(self, b: BoundSymbol, trace: Trace) -> None:
         executor, function = b.sym.executor, b.sym.fn
-        kept = self._allowed and isinstance(executor, FusionExecutor) and executor.as_text(function) is not None
-        if not kept:
+        is_text = self._allowed and isinstance(executor, FusionExecutor) and executor.as_text(function) is not None
+        if not is_text:
             raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
         program = trace.replace(
             name="operations", args=b.inputs, bound_symbols=b.subsymbols, output=b.outputs, info=TraceInfo()
@@ -74,12 +74,12 @@ def _kept(said: dict, unusual: Callable[[], None]) -> FusedFunction:
     executor = get_executor(said["executor"])
     if not isinstance(executor, FusionExecutor):
         raise Damaged(f"it has regions of {said['executor']}, which is no fusion executor here")
-    made: list[Callable] = []
+    function: list[Callable] = []
 
     def operations(*inputs):
-        if not made:
-            made.append(function_of(said["operations"]))
-        return made[0](*inputs)
+        if not function:
+            function.append(function_of(said["operations"]))
+        return function[0](*inputs)
 
     return executor.from_text(said, operations, unusual)
 

@@ -63,8 +63,8 @@ def keep_code(codes: dict[str, str], text: str, function: Callable) -> None:
 
 def kept_code(codes: Mapping[str, str], text: str) -> types.CodeType | None:
     """What Python compiled a text to, in the process that wrote `codes`."""
-    found = codes.get(digest(text))
-    return None if found is None else marshal.loads(base64.b64decode(found))
+    code = codes.get(digest(text))
+    return None if code is None else marshal.loads(base64.b64decode(code))
 
 
 def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
@@ -79,8 +79,8 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
         return ["constant", written_text(x.trace, {}, regions)]
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
     said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
-    found = _found(said, regions)
-    if not _same(found, x):
+    value_now = _found(said, regions)
+    if not _same(value_now, x):
         kind = "the function" if callable(x) else "an object"
         raise Unspeakable(f"an operation refers to {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
     if not _may_be_named(x):
@@ -90,10 +90,12 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     return said
 
 
-def _same(found: Any, x: Any) -> bool:
-    if type(found) is type(x) is functools.partial:
-        return found.func is x.func and len(found.args) == len(x.args) and all(map(_same, found.args, x.args))
-    return found is x or type(found) is type(x) and found == x
+def _same(value_now: Any, x: Any) -> bool:
+    if type(value_now) is type(x) is functools.partial:
+        return (
+            value_now.func is x.func and len(value_now.args) == len(x.args) and all(map(_same, value_now.args, x.args))
+        )
+    return value_now is x or type(value_now) is type(x) and value_now == x
 
 
 @functools.cache
@@ -115,8 +117,8 @@ def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
         symbol = {"prims": PRIMS, "ltorch": LTORCH}.get(parts[0], {}).get(parts[1])
         return MISSING if symbol is None or symbol.fn is None else symbol.fn
     if kind == "per call" and len(parts) == 2 and str(parts[0]).startswith(("thunder.executors.", "thunder.ops.")):
-        found = find_named(*map(str, parts))
-        return found.for_call() if isinstance(found, PerCall) else MISSING
+        function = find_named(*map(str, parts))
+        return function.for_call() if isinstance(function, PerCall) else MISSING
     if kind == "constant" and len(parts) == 1:
         return Constant(None, function_of(parts[0], {"codes": {}, "regions": regions}))
     return named(said)
@@ -192,24 +194,24 @@ def _check_dotted(word: str) -> None:
     root, *path = word.split(".")
     if root not in _ROOTS:
         raise Damaged(f"its text asks a value for an attribute: {word}")
-    found: Any = _ROOTS[root]
+    value: Any = _ROOTS[root]
     for name in path:
-        if name.startswith("_") and not _may_be_private(found, name):
+        if name.startswith("_") and not _may_be_private(value, name):
             raise Damaged(f"its text names {word}")
-        found = getattr(found, name, None)
-    known = isinstance(found, _CONSTANTS) or found is torch.device
-    if not known and not is_operation(found) and not _is_math(found):
+        value = getattr(value, name, None)
+    known = isinstance(value, _CONSTANTS) or value is torch.device
+    if not known and not is_operation(value) and not _is_math(value):
         raise Damaged(f"its text names {word}, which is no operation")
 
 
 def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingProxyType({})) -> dict[str, Any]:
     """The objects that a text names. Raises Damaged for one that is not found."""
-    found = {}
+    objects = {}
     for name, what in said.items():
-        found[name] = x = _found(what, regions)
+        objects[name] = x = _found(what, regions)
         if not name.isidentifier() or name.startswith("__") or name in _ROOTS or not _may_be_named(x):
             raise Damaged(f"its text names {what!r} {name}, which is no operation of thunder's here")
-    return found
+    return objects
 
 
 def _may_be_named(x: Any) -> bool:
@@ -293,12 +295,12 @@ def _check_call(called: ast.expr, objects: dict[str, Any]) -> None:
         raise Damaged(f"its epilogue calls {ast.unparse(called)}")
 
 
-def _check_operation(given: list[ast.expr], objects: dict[str, Any]) -> None:
+def _check_operation(call: list[ast.expr], objects: dict[str, Any]) -> None:
     """Raises Damaged where a function that is called in a grad mode is none of PyTorch's, or of thunder's, on
     tensors."""
-    function = objects.get(given[0].id) if given and isinstance(given[0], ast.Name) else None
+    function = objects.get(call[0].id) if call and isinstance(call[0], ast.Name) else None
     if not is_operation(function):
-        raise Damaged(f"its epilogue calls {ast.unparse(given[0]) if given else 'nothing'}, which is no operation")
+        raise Damaged(f"its epilogue calls {ast.unparse(call[0]) if call else 'nothing'}, which is no operation")
 
 
 def _may_build(x: Any) -> bool:

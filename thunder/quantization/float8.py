@@ -35,5 +35,5 @@ class Float8Weights(ScaledRows):
         return not any(n % 16 for n in shape) and has_products(to_torch_device(x.device))
 
     def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
-        given = quantized(x, float8_e4m3fn, True, False)
-        return product(given.rows, given.scale, held, scale, x.dtype, True)
+        quantized_input = quantized(x, float8_e4m3fn, True, False)
+        return product(quantized_input.rows, quantized_input.scale, held, scale, x.dtype, True)

@@ -101,24 +101,24 @@ class QuantizedWeights(Transform):
         self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
     ) -> tuple:
         parameters = computation_trace.info.parameters
-        found = {
+        paths = {
             a: parameters[a.name]
             for a in computation_trace.args
             if isinstance(a, TensorProxy) and self._holds(model, parameters.get(a.name))
         }
-        made: dict[Proxy, tuple] = {}
-        for a, path in found.items():
+        parts_of: dict[Proxy, tuple] = {}
+        for a, path in paths.items():
             held, *names = _names(self, path)
             value = model.get_parameter(held)
             first = TensorProxy(
                 computation_trace.names.claim(f"{a.name}_held"), shape=tuple(value.shape),
                 dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
             )  # fmt: skip
-            made[a] = (first,)
+            parts_of[a] = (first,)
             for name in names:
                 prologue_trace, computation_trace, part = with_parameter(prologue_trace, computation_trace, model, name)
-                made[a] += (part,)
-        changed = _with_weights(computation_trace, self, made) if made else computation_trace
+                parts_of[a] += (part,)
+        changed = _with_weights(computation_trace, self, parts_of) if parts_of else computation_trace
         return prologue_trace, changed, epilogue_trace
 
     def _holds(self, model, path: str | None) -> bool:
@@ -169,12 +169,12 @@ def _own_weights(model, filter: Callable | None) -> list[tuple[str, torch.Tensor
     ]
 
 
-def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tuple]) -> Trace:
+def _with_weights(trace: Trace, format: QuantizedWeights, parts_of: dict[Proxy, tuple]) -> Trace:
     """The program on what is held: each weight is made right before its first use."""
     context = next((o.context for o in trace.bound_symbols if o.context is not None), None) or Context(trace.names)
     context = context.replace(autocast=None, checkpoint=())
-    frozen = {a: a.replace(requires_grad=False) for a in made}
-    waiting, parts = dict(made), dict(made)
+    frozen = {a: a.replace(requires_grad=False) for a in parts_of}
+    waiting, parts = dict(parts_of), dict(parts_of)
     operations: list[BoundSymbol] = []
     for operation in trace.bound_symbols:
         if operation.sym is ltorch.to and operation.args[0] in parts:  # of autocast
@@ -189,8 +189,8 @@ def _with_weights(trace: Trace, format: QuantizedWeights, made: dict[Proxy, tupl
                 operations.append(bound)
         operations.append(operation.swap(frozen))
     paths = trace.info.parameters
-    info = trace.info.replace(parameters={**paths, **{held.name: paths[a.name] for a, (held, *_) in made.items()}})
-    args = [made[a][0] if isinstance(a, Proxy) and a in made else a for a in trace.args]
+    info = trace.info.replace(parameters={**paths, **{held.name: paths[a.name] for a, (held, *_) in parts_of.items()}})
+    args = [parts_of[a][0] if isinstance(a, Proxy) and a in parts_of else a for a in trace.args]
     return connected(trace.replace(args=args, bound_symbols=operations, info=info), set(frozen.values()))
 
 
@@ -204,8 +204,8 @@ def _multiplied(
     shape, out = tuple(weight.shape), operation.output
     if not format.multiplies(x, shape):
         return None
-    given = x, bias[0] if bias else None, parts[weight], format, shape, to_torch_dtype(out.dtype)
-    bound = quantized_linear.bind(*given, output=out, context=context)
+    operands = x, bias[0] if bias else None, parts[weight], format, shape, to_torch_dtype(out.dtype)
+    bound = quantized_linear.bind(*operands, output=out, context=context)
     bound.location = operation.location
     return bound
 

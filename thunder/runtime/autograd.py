@@ -33,8 +33,8 @@ class ThunderFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, given, *inputs):
-        outputs, tensors, ctx.call = given
+    def forward(ctx, outcome, *inputs):
+        outputs, tensors, ctx.call = outcome
         ctx.materialize_grads = False
         if tensors:
             ctx.save_for_backward(*tensors)
@@ -45,47 +45,47 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         tensors = ctx.saved_tensors
-        program, others, kept, versions, numbers, generators, joins, hooked, wholes = ctx.call
+        program, others, inputs, versions, numbers, generators, joins, hooked, wholes = ctx.call
         for whole, version in wholes:
             _check_version(whole, version, whole._version)
         if program.derived:
-            for result, place, sharing in getattr(ctx, "watched", ()):  # not by a transform of torch.func's
-                _check_unobserved(result(), place, any(cotangents[i] is not None for i in sharing))
+            for result, index, sharing in getattr(ctx, "watched", ()):  # not by a transform of torch.func's
+                _check_unobserved(result(), index, any(cotangents[i] is not None for i in sharing))
         others = list(others)
-        for place, begin, join in reversed(joins):
-            others[place], tensors = join(tensors[begin:]), tensors[:begin]
+        for index, begin, join in reversed(joins):
+            others[index], tensors = join(tensors[begin:]), tensors[:begin]
         ctx.maybe_clear_saved_tensors()
         if not compat.keeps_graph():
             ctx.call = None
-        given = [cotangents[i] for i in program.differentiable]
+        own_cotangents = [cotangents[i] for i in program.differentiable]
         del cotangents
-        missing = tuple([i for i, c in enumerate(given) if c is None])
-        run = _chosen(program, given, missing, numbers)
+        missing = tuple([i for i, c in enumerate(own_cotangents) if c is None])
+        run = _chosen(program, own_cotangents, missing, numbers)
         if run is program.backward and program.make_parts and (hasattr(ctx, "left") or compat.keeps_graph()):
-            parts = _parts(ctx, program, given, numbers)
+            parts = _parts(ctx, program, own_cotangents, numbers)
             if parts is not None:
-                run, given = parts
+                run, own_cotangents = parts
         if run is None:  # a program from disk has no backward for each case
-            values = program.values(tensors, kept, versions, numbers)
-            return (None, *_differentiable_gradients(program, values, numbers, generators, given, missing))
+            values = program.values(tensors, inputs, versions, numbers)
+            return (None, *_differentiable_gradients(program, values, numbers, generators, own_cotangents, missing))
         for i in program.dense:
-            given[i] = _written_out(given[i])
+            own_cotangents[i] = _written_out(own_cotangents[i])
         saved = [list(tensors), others]
-        del tensors, others, kept
+        del tensors, others, inputs
         with (
             compat.saved_by_hooks() if hooked else contextlib.nullcontext(),
             backward_of(ctx, program.tensors) if program.tensors else contextlib.nullcontext(),
         ):
-            found = run(saved, given)
+            gradients = run(saved, own_cotangents)
         program.check_order()
-        return (None, *found)
+        return (None, *gradients)
 
 
-def _chosen(program: _Program, given: list, missing: tuple, numbers: Sequence) -> Callable | None:
+def _chosen(program: _Program, cotangents: list, missing: tuple, numbers: Sequence) -> Callable | None:
     """The backward for these cotangents; None for one that can be differentiated."""
     if torch.is_grad_enabled():
         return None
-    batches = compat.in_forward_mode() or any(map(compat.is_batch, given))
+    batches = compat.in_forward_mode() or any(map(compat.is_batch, cotangents))
     if torch.is_anomaly_enabled() and program.make_watched and not batches:
         return program.once("watched", program.make_watched, missing, numbers)
     make = program.batched if batches else program.without
@@ -108,7 +108,7 @@ class _Left:
         return wanted <= self.later and all(c is known and c._version == v for (known, v), c in pairs)
 
 
-def _parts(ctx, program: _Program, given: list, numbers: Sequence) -> tuple[Callable, list] | None:
+def _parts(ctx, program: _Program, own_cotangents: list, numbers: Sequence) -> tuple[Callable, list] | None:
     """The program, and its cotangents, of a backward that autograd wants some gradients of and others later."""
     edges = dict(zip(program.places, ctx.next_functions, strict=True))
     wanted = {i for i, edge in edges.items() if edge[0] is not None and compat.will_run(edge)}
@@ -116,31 +116,31 @@ def _parts(ctx, program: _Program, given: list, numbers: Sequence) -> tuple[Call
     left: _Left | None = getattr(ctx, "left", None)
     if left is not None:
         del ctx.left
-        if left.goes_on(wanted, given):
-            return left.second, [*given, *left.handed]
+        if left.goes_on(wanted, own_cotangents):
+            return left.second, [*own_cotangents, *left.handed]
     if not wanted or not later or not compat.keeps_graph():
         return None
     parts = program.once("parts", program.make_parts, tuple(sorted(later)), numbers)
     if parts is None:
         return None
     first, second, count = parts
-    left = ctx.left = _Left(later, given, second)
+    left = ctx.left = _Left(later, own_cotangents, second)
 
     def run(saved: list, cotangents: list) -> tuple:
-        found = first(saved, cotangents)
-        end = len(found) - count
-        left.handed = found[end:]
-        return found[:end]
+        gradients = first(saved, cotangents)
+        end = len(gradients) - count
+        left.handed = gradients[end:]
+        return gradients[:end]
 
-    return run, given
+    return run, own_cotangents
 
 
-def _check_unobserved(result: torch.Tensor | None, place: int, has_others: bool) -> None:
+def _check_unobserved(result: torch.Tensor | None, index: int, has_others: bool) -> None:
     """Raise where the gradient of a result is looked at, and other results that are computed from it have cotangents:
     results of one call have one node, so that it would lack what these add to it."""
     if has_others and result is not None and (result.retains_grad or result._backward_hooks):
         raise RuntimeError(
-            f"retain_grad() or a hook on result {place} of a compiled function, of shape {list(result.shape)}: other "
+            f"retain_grad() or a hook on result {index} of a compiled function, of shape {list(result.shape)}: other "
             "results of the same call are computed from it, and their share of its gradient is not known outside of "
             "the function. Call retain_grad() or register_hook() inside of the function"
         )
@@ -150,16 +150,16 @@ def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]
     """The tensors with those of saved collections among them, and for each collection (its place, the place of its
     first tensor, the function that joins its tensors again)."""
     tensors, others, joins = list(tensors), list(others), list[tuple]()
-    for place, value in enumerate(others):
+    for index, value in enumerate(others):
         if isinstance(value, SavedTogether):
-            joins.append((place, len(tensors), value.joining()))
+            joins.append((index, len(tensors), value.joining()))
             tensors += value
-            others[place] = None
+            others[index] = None
     return tensors, others, joins
 
 
 def _differentiable_gradients(
-    program: _Program, values: dict, numbers: Sequence, generators: Sequence, given: list, missing: tuple
+    program: _Program, values: dict, numbers: Sequence, generators: Sequence, cotangents: list, missing: tuple
 ) -> tuple:
     """The gradients, connected to autograd: to the inputs and to the cotangents. values: the inputs, by place."""
     if program.random is None:
@@ -170,7 +170,7 @@ def _differentiable_gradients(
         )
     run, needed = program.again(missing, numbers)
     with _restored(program.random, generators):
-        return run(*(values[i] for i in needed), *(c for c in given if c is not None))
+        return run(*(values[i] for i in needed), *(c for c in cotangents if c is not None))
 
 
 def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
@@ -283,15 +283,15 @@ class _Program:
         if getattr(node, "_forward_cls", None) is ThunderFunction:  # not one of a transform of torch.func's
             node.watched = [(weakref.ref(outputs[i]), i, others) for i, others in self.derived]
 
-    def values(self, tensors: Sequence, kept: Sequence, versions: Sequence[int], numbers: Sequence) -> dict:
+    def values(self, tensors: Sequence, inputs: Sequence, versions: Sequence[int], numbers: Sequence) -> dict:
         """The inputs of a call that its backward is recomputed from, by place. Raises where one was written to."""
-        for x, version, now in zip(kept, versions, _versions(kept), strict=True):
+        for x, version, now in zip(inputs, versions, _versions(inputs), strict=True):
             _check_version(x, version, now)
         kept_at, saved_at, numbers_at = self.inputs
         return (
-            dict(zip(kept_at, kept, strict=True))
+            dict(zip(kept_at, inputs, strict=True))
             | dict(zip(numbers_at, numbers, strict=True))
-            | {i: tensors[place] for i, place in saved_at}
+            | {i: tensors[index] for i, index in saved_at}
         )
 
     def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
@@ -299,13 +299,13 @@ class _Program:
         values = dict(zip(self.names, numbers, strict=True))
         with self.lock:
             known = self.made.setdefault((kind, missing), [])
-            for relations, made in known:
+            for relations, function in known:
                 if hold(relations, values):
-                    return made
+                    return function
             with self.decisions.anew(values) as relations, compiling():
-                made = make(missing)
-            known.insert(0, (relations, made))
-            return made
+                function = make(missing)
+            known.insert(0, (relations, function))
+            return function
 
     def without(self, missing: tuple, numbers: Sequence) -> Callable | None:
         """The backward for outputs that play no part; None where `again` has to do."""
@@ -368,14 +368,24 @@ def connected(
         hooked, joins = saved_hooks(False) is not None, ()
         if hooked:
             tensors, others, joins = _apart(tensors, others)
-        kept = take_kept(inputs) if take_kept is not None else ()
+        saved_inputs = take_kept(inputs) if take_kept is not None else ()
         numbers = take_numbers(inputs) if take_numbers is not None else ()
         if program.local is None:
             program.local = [i for i, _ in program.inputs[1] if getattr(inputs[i], "local_of", None) is not None]
         # autograd counts the writes to a DTensor, not to its local tensor
         wholes = [(whole := inputs[i].local_of, whole._version) for i in program.local]  # type: ignore[union-attr]
-        call = program, others, kept, kept and _versions(kept), numbers, generators, joins, hooked, wholes
-        given = outputs, tensors, call
+        call = (
+            program,
+            others,
+            saved_inputs,
+            saved_inputs and _versions(saved_inputs),
+            numbers,
+            generators,
+            joins,
+            hooked,
+            wholes,
+        )
+        outcome = outputs, tensors, call
         linked = inputs
         if unreached:
             linked = [None if i in unreached else x for i, x in enumerate(inputs)]
@@ -383,7 +393,7 @@ def connected(
             program.meet(linked, order)
         if program.order:
             linked = _in_order(linked, program.order)
-        outputs = ThunderFunction.apply(given, *linked) if transforming() else apply(given, *linked)
+        outputs = ThunderFunction.apply(outcome, *linked) if transforming() else apply(outcome, *linked)
         if program.derived:
             program.watch(outputs)
         return rebuild(inputs, outputs)
@@ -411,12 +421,12 @@ def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Se
 
 def when_called(make: Callable[[], Callable]) -> Callable:
     """The function that `make` returns, which is made at its first call."""
-    made: list[Callable] = []
+    function: list[Callable] = []
 
     def run(*inputs):
-        if not made:
-            made.append(make())
-        return made[0](*inputs)
+        if not function:
+            function.append(make())
+        return function[0](*inputs)
 
     return run
 

@@ -148,15 +148,15 @@ def write_whole(path: Path, content: bytes) -> None:
 @functools.cache
 def _prune_once(directory: Path) -> None:
     """Removes the least recently read files until half of LIMIT is left, where there is more than LIMIT."""
-    found = []
+    entries = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
             with contextlib.suppress(OSError):  # another process removes as well
-                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-    total = sum(size for _, size, _ in found)
+                entries.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    total = sum(size for _, size, _ in entries)
     if total <= LIMIT:
         return
-    for _, size, path in sorted(found):
+    for _, size, path in sorted(entries):
         with contextlib.suppress(OSError):
             os.unlink(path)
         total -= size

@@ -110,11 +110,11 @@ def build(compiler: str) -> bytes | None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
     with disk_cache.scratch_directory() as directory:
-        made = Path(directory, "library.so")
+        library = Path(directory, "library.so")
         try:
-            command = [compiler, *flags, abi, str(_SOURCES / "module.cpp"), "-o", str(made), *libraries]
+            command = [compiler, *flags, abi, str(_SOURCES / "module.cpp"), "-o", str(library), *libraries]
             subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
-            return made.read_bytes()
+            return library.read_bytes()
         except (OSError, subprocess.SubprocessError):
             return None
 

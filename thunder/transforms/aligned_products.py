@@ -89,14 +89,14 @@ def aligned_products(trace: Trace, fuses: Callable[[BoundSymbol], bool]) -> Trac
 def _matrices(operations: Sequence[BoundSymbol]) -> dict[BoundSymbol, list[TensorProxy]]:
     """By product, its results and operands, or the bases of these."""
     source: dict[Proxy, Proxy] = {}
-    found: dict[BoundSymbol, list[TensorProxy]] = {}
+    matrices: dict[BoundSymbol, list[TensorProxy]] = {}
     for b in operations:
         keeps_rows = products.takes_rows_apart.of(b.sym) and OpTags.MATMUL_OP not in b.sym.tags
         if (keeps_rows or _is_view(b)) and isinstance(b.args[0], TensorProxy):
             source |= dict.fromkeys(b.outputs, source.get(b.args[0], b.args[0]))
         if OpTags.MATMUL_OP in b.sym.tags and products.takes_rows_apart.of(b.sym):
-            found[b] = tensors_in(source.get(v, v) for v in (*b.outputs, *b.inputs))
-    return found
+            matrices[b] = tensors_in(source.get(v, v) for v in (*b.outputs, *b.inputs))
+    return matrices
 
 
 def _is_view(operation: BoundSymbol) -> bool:
@@ -145,13 +145,13 @@ class _Half:
     def views_taken(self, value: Proxy, by_rows: bool = True) -> set[Proxy] | None:
         """The value and its views with the same rows; None where a consumer needs dense rows, or writes to them.
         by_rows: whether the last dimension of the value is that of its rows."""
-        found, waiting = set[Proxy](), [(value, by_rows)]
+        taken_views, waiting = set[Proxy](), [(value, by_rows)]
         while waiting:
             value, by_rows = waiting.pop()
             if value in self.returned or value.name in self.written:
                 return None
             if by_rows:
-                found.add(value)
+                taken_views.add(value)
             for operation in self.consumers.get(value, ()):
                 views = self._views(operation, value, by_rows)
                 if views is None:
@@ -159,7 +159,7 @@ class _Half:
                 waiting += views
             if value in self.saved and self.after is not None and self.after.views_taken(value, by_rows) is None:
                 return None
-        return found
+        return taken_views
 
     def _views(self, operation: BoundSymbol, value: Proxy, by_rows: bool) -> list[tuple[Proxy, bool]] | None:
         """The views of a value that an operation returns, with whether each has the rows of the value; None where the

@@ -54,8 +54,8 @@ class _Gradients:
         written = self.recorder.bound_symbols
         self.producers |= producers(written[self.seen :])
         self.seen = len(written)
-        found = part_of_zeros(gradient, self.producers)
-        return ltorch.add(known, gradient) if found is None else add_part(known, found[0], *found[1])
+        part = part_of_zeros(gradient, self.producers)
+        return ltorch.add(known, gradient) if part is None else add_part(known, part[0], *part[1])
 
     def add_zeros(self, value: Proxy) -> None:
         if value not in self.current:

@@ -94,8 +94,8 @@ HOOKS = tuple(name for name, value in vars(Transform).items() if callable(value)
 
 def asked(transform, hook: str) -> bool:
     """Whether a transform has a hook of its own."""
-    found = getattr(type(transform), hook, None)
-    return found is not None and found is not getattr(Transform, hook)
+    method = getattr(type(transform), hook, None)
+    return method is not None and method is not getattr(Transform, hook)
 
 
 def check_transforms(transforms: Sequence) -> tuple:
@@ -107,7 +107,7 @@ def check_transforms(transforms: Sequence) -> tuple:
         or not hasattr(transforms, "__iter__")
     ):
         raise OptionError(f"transforms= is a list of transforms, not a {type(transforms).__name__}: transforms=[...]")
-    for t in (given := tuple(transforms)):
+    for t in (checked := tuple(transforms)):
         if isinstance(t, type):
             raise OptionError(f"transforms= has the class {t.__name__}: give an instance, {t.__name__}(...)")
         if not isinstance(t, Transform) and not any(asked(t, hook) for hook in HOOKS):
@@ -115,7 +115,7 @@ def check_transforms(transforms: Sequence) -> tuple:
                 f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: "
                 f"{', '.join(HOOKS)}"
             )
-    return given
+    return checked
 
 
 def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
@@ -125,10 +125,10 @@ def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tu
     for t in transforms:
         asked_for = getattr(t, "executors", ())
         try:
-            found = resolve_executors(asked_for)
+            own_executors = resolve_executors(asked_for)
         except OptionError as error:
             raise OptionError(f"executors of the transform {type(t).__name__}: {error}") from None
-        brought += found[: len(tuple(dict.fromkeys(asked_for)))]  # the always-executors come behind
+        brought += own_executors[: len(tuple(dict.fromkeys(asked_for)))]  # the always-executors come behind
     return add_executor_lists(brought, executors)
 
 
@@ -150,33 +150,33 @@ def transform_traces(
             continue
         before = prologues[-1], computations[-1], epilogues[-1] if epilogues else None
         name = type(transform).__name__
-        found: list = []
+        changed_traces: list = []
 
-        def run(computation: Trace, transform=transform, before=before, name=name, found=found):
-            found[:] = _three(
+        def run(computation: Trace, transform=transform, before=before, name=name, changed_traces=changed_traces):
+            changed_traces[:] = _three(
                 name,
                 transform.transform_traces_pre_prologue(
                     before[0], computation, before[2], executors_list=executors, model=model
                 ),
             )
-            return found[1]
+            return changed_traces[1]
 
         with named(f"{name}.transform_traces_pre_prologue"):
             changed = timed_pass(f"Transform {name}", before[1], run)
-        for made, was, traces in ((found[0], before[0], prologues), (found[2], before[2], epilogues)):
-            if made is not was and made is not None:
-                made = made.trace() if isinstance(made, TraceBuilder) else made
-                traces.append(made.replace(provenance=changed.provenance))
-        if found[1] is not before[1]:
+        for new, was, traces in ((changed_traces[0], before[0], prologues), (changed_traces[2], before[2], epilogues)):
+            if new is not was and new is not None:
+                new = new.trace() if isinstance(new, TraceBuilder) else new
+                traces.append(new.replace(provenance=changed.provenance))
+        if changed_traces[1] is not before[1]:
             computations.append(changed)
-        given, wanted = _results(prologues[-1]), len(computations[-1].args)
-        if given is not None and given != wanted:
+        returned, wanted = _results(prologues[-1]), len(computations[-1].args)
+        if returned is not None and returned != wanted:
             raise OptionError(
-                f"after {name}.transform_traces_pre_prologue the prologue returns {given} values and the computation "
-                f"has {wanted} arguments: "
+                f"after {name}.transform_traces_pre_prologue the prologue returns {returned} values and the "
+                f"computation has {wanted} arguments: "
                 "a new argument needs a new value of the prologue (thunder.transforms.base.with_parameter)"
             )
-        if found[1] is not before[1] and is_outside(type(transform)):
+        if changed_traces[1] is not before[1] and is_outside(type(transform)):
             with named(f"{name}.transform_traces_pre_prologue"):
                 check(changed)
 
@@ -216,8 +216,8 @@ class _Check:
         self.expected = _facts(value)
 
     def __call__(self, value, name: str) -> str | None:
-        found = _facts(value) if hasattr(value, "dtype") else None
-        return None if found == self.expected else f"parameter {name} was {self.expected[:3]}, is {found and found[:3]}"
+        facts = _facts(value) if hasattr(value, "dtype") else None
+        return None if facts == self.expected else f"parameter {name} was {self.expected[:3]}, is {facts and facts[:3]}"
 
 
 def _facts(value) -> tuple:
@@ -241,8 +241,8 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
             requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
-    given = (read, overrides, name, _Check(value), model.held_of(name))
-    operation = BoundSymbol(_read_parameter, given, {}, None, inputs=(), outputs=())
+    operands = (read, overrides, name, _Check(value), model.held_of(name))
+    operation = BoundSymbol(_read_parameter, operands, {}, None, inputs=(), outputs=())
     info = computation.info.replace(parameters={**computation.info.parameters, variable: name})
     return (
         prologue.replace(bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))),
@@ -254,11 +254,11 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
 def connected(computation: Trace, frozen: Set[Proxy] = frozenset()) -> Trace:
     """The trace after a change of its arguments: results require grad where their operands do. frozen: values that no
     longer require grad, so that results of them alone do not either."""
-    made: dict[Proxy, Proxy] = {}
+    replaced: dict[Proxy, Proxy] = {}
     operations = []
     for operation in computation.bound_symbols:
-        changed = not made.keys().isdisjoint(operation.inputs)
-        operation, symbol = operation.swap(made), operation.sym
+        changed = not replaced.keys().isdisjoint(operation.inputs)
+        operation, symbol = operation.swap(replaced), operation.sym
         grad_enabled = operation.context is None or operation.context.grad_enabled
         wanted = grad_enabled and not symbol.typed_by_running and symbol.connects(
             operation.args, operation.kwargs, operation.inputs
@@ -271,9 +271,9 @@ def connected(computation: Trace, frozen: Set[Proxy] = frozenset()) -> Trace:
                 if is_inexact(o.dtype) and i not in symbol.nondifferentiable
             }
             operation = operation.swap(new)
-            made.update(new)
+            replaced.update(new)
         operations.append(operation)
-    output = map_structure(lambda x: made.get(x, x) if isinstance(x, Proxy) else x, computation.output)
+    output = map_structure(lambda x: replaced.get(x, x) if isinstance(x, Proxy) else x, computation.output)
     return computation.replace(bound_symbols=operations, output=output)
 
 

@@ -97,10 +97,10 @@ class _Batch:
         del self.recorder.bound_symbols[before:]
         return None
 
-    def fits(self, operation: BoundSymbol, found: list) -> bool:
-        return len(found) == len(operation.outputs) and all(
+    def fits(self, operation: BoundSymbol, results: list) -> bool:
+        return len(results) == len(operation.outputs) and all(
             isinstance(f, TensorProxy) and f.shape == (self.size, *o.shape) and f.dtype is o.dtype
-            for f, o in zip(found, operation.outputs, strict=True)
+            for f, o in zip(results, operation.outputs, strict=True)
         )
 
     def by_torch(self, operation: BoundSymbol):
@@ -175,36 +175,44 @@ class _Batch:
                         gradients = done.value
                 operations = recorder.bound_symbols
                 table = run(operations[:forward], dict(zip(mapped, values, strict=True)))
-                made = map_structure(lambda o: _in_batch(o, table, size) if isinstance(o, TensorProxy) else o, result)
-                given = yield made
-                flat = (g for g in leaves(given) if g is not None)
+                batched_result = map_structure(
+                    lambda o: _in_batch(o, table, size) if isinstance(o, TensorProxy) else o, result
+                )
+                received = yield batched_result
+                flat = (g for g in leaves(received) if g is not None)
                 table |= zip(cotangents.values(), flat, strict=True)
                 table = run(operations[forward:], table)
-                found = {a: g for a, g in zip(operation.args, gradients, strict=False) if isinstance(g, TensorProxy)}
-                return tuple(_in_batch(found[p], table, size) if p in found else None for p in mapped)
+                by_argument = {
+                    a: g for a, g in zip(operation.args, gradients, strict=False) if isinstance(g, TensorProxy)
+                }
+                return tuple(_in_batch(by_argument[p], table, size) if p in by_argument else None for p in mapped)
 
             return batched_rule
 
         def meta(*values):
-            found = map_structure(lambda o: like(o, (size, *o.shape)) if isinstance(o, TensorProxy) else o, outputs)
-            for o in proxies_in(found, []):
+            results = map_structure(lambda o: like(o, (size, *o.shape)) if isinstance(o, TensorProxy) else o, outputs)
+            for o in proxies_in(results, []):
                 o.requires_grad = False  # until it is recorded with grad
-            return found
+            return results
 
         name, key = f"vmap_of_{symbol.name}", ("vmap_of", symbol.id, id(operation))
-        made = Symbol(name, meta, id=key, decomposition=decomposition)
-        made.tags, made.own_derivative, made.nondifferentiable = symbol.tags, True, symbol.nondifferentiable
+        batched_symbol = Symbol(name, meta, id=key, decomposition=decomposition)
+        batched_symbol.tags, batched_symbol.own_derivative, batched_symbol.nondifferentiable = (
+            symbol.tags,
+            True,
+            symbol.nondifferentiable,
+        )
         if symbol.grad_rule is not None:
-            made.grad_rule = by(symbol.grad_rule)
+            batched_symbol.grad_rule = by(symbol.grad_rule)
         if (rule := derivatives.functional.of(symbol)) is not None:
-            derivatives.functional.set(by(rule), made)
-        return made(*(_in_batch(p, self.moved, size) for p in mapped))
+            derivatives.functional.set(by(rule), batched_symbol)
+        return batched_symbol(*(_in_batch(p, self.moved, size) for p in mapped))
 
 
 def _placeholder(o: TensorProxy, recorder: Recorder) -> TensorProxy:
-    made = like(o)
-    made.name = recorder.context.names.make()
-    return made
+    placeholder = like(o)
+    placeholder.name = recorder.context.names.make()
+    return placeholder
 
 
 def _in_batch(value: TensorProxy, table: dict, size) -> TensorProxy:
@@ -225,10 +233,10 @@ _KEPT = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.DETACHED, OpTags.VIEW, OpTags
 def mapped_symbol(symbol: Symbol) -> Symbol:
     """`vmap_of_X(mapped, size, randomness, args, kwargs)`: X for each element. mapped: for each tensor among the
     arguments, whether its first dimension is the batch."""
-    made = _MAPPED.get(symbol)
-    if made is None:
-        made = _MAPPED[symbol] = _mapped_symbol(symbol)
-    return made
+    mapped = _MAPPED.get(symbol)
+    if mapped is None:
+        mapped = _MAPPED[symbol] = _mapped_symbol(symbol)
+    return mapped
 
 
 def _mapped_symbol(symbol: Symbol) -> Symbol:
@@ -240,16 +248,16 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
         structure: list = []
 
         def one(_, *values):
-            given = iter(values)
-            args_, kwargs_ = _replaced(mapped, args, kwargs, lambda x: next(given), torch.Tensor)
+            rest = iter(values)
+            args_, kwargs_ = _replaced(mapped, args, kwargs, lambda x: next(rest), torch.Tensor)
             leaves, spec = compat.tree_flatten(symbol.fn(*args_, **kwargs_))  # type: ignore[misc]
             structure[:] = [spec, leaves]
             return tuple(x for x in leaves if isinstance(x, torch.Tensor))
 
         device = values[0].device if values else None
-        found = iter(torch.func.vmap(one, randomness=randomness)(torch.empty(size, device=device), *values))
+        results = iter(torch.func.vmap(one, randomness=randomness)(torch.empty(size, device=device), *values))
         spec, leaves = structure
-        return compat.tree_unflatten([next(found) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        return compat.tree_unflatten([next(results) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
 
     def meta(mapped, size, randomness, args, kwargs):
         args, kwargs = _replaced(mapped, args, kwargs, lambda x: like(x, x.shape[1:]), TensorProxy)
@@ -257,16 +265,16 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
             out = (symbol.meta or symbol.decomposition)(*args, **kwargs)  # type: ignore[misc]
         return map_structure(lambda x: like(x, (size, *x.shape)) if isinstance(x, TensorProxy) else x, out)
 
-    made = Symbol(
+    mapped_form = Symbol(
         f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
     )
-    made.declared_outside = symbol.declared_outside  # its author's rule for vmap may run
+    mapped_form.declared_outside = symbol.declared_outside  # its author's rule for vmap may run
     detaches = symbol.detaches
     if detaches is not None:
-        made.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
-    derivatives.once_differentiable.set(derivatives.once_differentiable.of(symbol), made)
-    made.nondifferentiable = symbol.nondifferentiable
-    return made
+        mapped_form.detaches = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
+    derivatives.once_differentiable.set(derivatives.once_differentiable.of(symbol), mapped_form)
+    mapped_form.nondifferentiable = symbol.nondifferentiable
+    return mapped_form
 
 
 def _replaced(mapped: tuple, args, kwargs, function: Callable, kind: type) -> tuple:

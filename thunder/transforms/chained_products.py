@@ -268,13 +268,13 @@ class _Chain:
             return None
         if producer is None or not _is_elementwise(self.program.operations[producer]):
             return {value}
-        found = set[TensorProxy]()
+        leaves = set[TensorProxy]()
         for v in self.program.operations[producer].inputs:
             below = self._leaves(v, depth + 1)
             if below is None:
                 return {value}
-            found |= below
-        return found if sum(map(nbytes, found)) < nbytes(value) else {value}
+            leaves |= below
+        return leaves if sum(map(nbytes, leaves)) < nbytes(value) else {value}
 
     def fits(self, fuser: Any) -> bool:
         """Whether a fuser has kernels."""

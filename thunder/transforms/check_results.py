@@ -124,8 +124,8 @@ class _Check:
 
     def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         operation = self.operation
-        given = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        versions = [None if x.is_inference() else x._version for x in given]
+        operands = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        versions = [None if x.is_inference() else x._version for x in operands]
         result = operation.sym.fn(*args, **kwargs)  # type: ignore[misc]
         # a function that is called for its effect may return anything
         if operation.output is not None:
@@ -134,7 +134,7 @@ class _Check:
             if (problem := _strides_differ(operation, result, args, kwargs)) is not None:
                 raise self.error(f"{problem}: correct its fake implementation (register_fake)")
         if self.is_pure():
-            if any(v is not None and v != x._version for v, x in zip(versions, given, strict=True)):
+            if any(v is not None and v != x._version for v, x in zip(versions, operands, strict=True)):
                 raise self.error(
                     "wrote to an argument: return a new tensor (x.clone()), or define it by torch.library.custom_op "
                     "with mutates_args="
@@ -142,7 +142,7 @@ class _Check:
             layouts = {x.layout for x in leaves(result) if isinstance(x, torch.Tensor)} - {torch.strided}
             if layouts:
                 raise self.error(f"returned a tensor of layout {min(map(str, layouts))}, which no meta rule says")
-            if (problem := _sharing(result, given)) is not None:
+            if (problem := _sharing(result, operands)) is not None:
                 raise self.error(f"{problem}: return a copy (result.clone())")
         if len(self.seen) < self.wanted:
             self.seen.add(hashable(sizes))
@@ -221,12 +221,12 @@ def _strides_differ(operation: BoundSymbol, result: Any, args: tuple, kwargs: di
     return None
 
 
-def _sharing(result: Any, given: list[torch.Tensor]) -> str | None:
+def _sharing(result: Any, operands: list[torch.Tensor]) -> str | None:
     """In words, which memory a result shares that it does not say to share."""
-    memory = {x.untyped_storage().data_ptr(): "an argument" for x in given if x.layout is torch.strided}
+    memory = {x.untyped_storage().data_ptr(): "an argument" for x in operands if x.layout is torch.strided}
     for x in leaves(result):
-        if isinstance(x, torch.Tensor) and x.layout is torch.strided and (place := x.untyped_storage().data_ptr()):
-            if place in memory:
-                return f"returned a tensor that shares memory with {memory[place]}"
-            memory[place] = "another result"
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided and (address := x.untyped_storage().data_ptr()):
+            if address in memory:
+                return f"returned a tensor that shares memory with {memory[address]}"
+            memory[address] = "another result"
     return None

@@ -63,9 +63,9 @@ def constants(trace: Trace) -> Trace:
     values = _values(trace, producers)
     if not values or sum(map(nbytes, values)) > LARGEST:
         return trace
-    made = [_constant(value, trace, [*dict.fromkeys(producers.values())]) for value in values]
+    constant_symbols = [_constant(value, trace, [*dict.fromkeys(producers.values())]) for value in values]
     computed = {id(producers[value]) for value in values}
-    return dce(trace.replace(bound_symbols=[*made, *(b for b in operations if id(b) not in computed)]))
+    return dce(trace.replace(bound_symbols=[*constant_symbols, *(b for b in operations if id(b) not in computed)]))
 
 
 def _is_pure(operation: BoundSymbol) -> bool:
@@ -85,11 +85,11 @@ def _is_pure(operation: BoundSymbol) -> bool:
 def _handed_on(operations: Sequence[BoundSymbol], returned: Any) -> set[Proxy]:
     """The values in whose memory a result of a program is, or that it writes to, or that others may keep."""
     bases = alias_bases(operations, maybe=True)
-    found = {bases[p] for p in proxies_in(returned, [])}
+    handed_on = {bases[p] for p in proxies_in(returned, [])}
     for b in operations:
         if not EFFECTS.isdisjoint(b.sym.tags) or not _is_plain(b.sym):
-            found.update(bases[i] for i in b.inputs)
-    return found
+            handed_on.update(bases[i] for i in b.inputs)
+    return handed_on
 
 
 def _is_plain(symbol: Symbol) -> bool:
@@ -114,8 +114,8 @@ def _values(trace: Trace, producers: dict[Proxy, BoundSymbol]) -> list[TensorPro
         names = {p.name for p in _handed_on(backward.bound_symbols, backward.output)}
         exposed |= {bases[p] for p in saved if p.name in names}
     read = {*saved, *(i for b in trace.bound_symbols if not any(o in producers for o in b.outputs) for i in b.inputs)}
-    found = [o for o, b in producers.items() if o in read and not any(bases[x] in exposed for x in b.outputs)]
-    return [o for o in found if isinstance(o, TensorProxy)]
+    values = [o for o, b in producers.items() if o in read and not any(bases[x] in exposed for x in b.outputs)]
+    return [o for o in values if isinstance(o, TensorProxy)]
 
 
 def _constant(value: TensorProxy, trace: Trace, operations: list[BoundSymbol]) -> BoundSymbol:
@@ -125,5 +125,5 @@ def _constant(value: TensorProxy, trace: Trace, operations: list[BoundSymbol]) -
     )  # fmt: skip
     symbol = Symbol("constant", lambda: like(value), is_prim=True, fn=Constant(program))
     (last,) = marked(program.bound_symbols[-1:], 0)  # it stands before all phases
-    made = BoundSymbol(symbol, (), {}, value, context=last.context, location=last.location)
-    return made.replace(subsymbols=program.bound_symbols)
+    constant = BoundSymbol(symbol, (), {}, value, context=last.context, location=last.location)
+    return constant.replace(subsymbols=program.bound_symbols)

@@ -104,5 +104,5 @@ def _shared(trace: Trace, scope: Callable[[BoundSymbol], Hashable]) -> Trace:
             return out.write(operation)
         out.alias(dict(zip(operation.outputs, first.outputs, strict=True)))
 
-    made = rewrite(trace, once, optional=True)
-    return made if len(made.bound_symbols) < len(trace.bound_symbols) else trace
+    rewritten = rewrite(trace, once, optional=True)
+    return rewritten if len(rewritten.bound_symbols) < len(trace.bound_symbols) else trace

@@ -129,18 +129,18 @@ class CUDAGraphTransform(Transform):
         regions = self._regions(flow)
         recorded = [self._is_recorded(region) for region in regions]
         flow.find(regions, recorded)
-        counter, made = itertools.count(), []
+        counter, written = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if is_recorded:
                 name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
-                made.append(self._graph(name, region, flow))
+                written.append(self._graph(name, region, flow))
             else:
-                made += [
+                written += [
                     self._explained(operation) for operation in region.bound_symbols if not flow.is_taken(operation)
                 ]
         if flow.saved:
             trace = trace.replace(output=(trace.output[0], flow.saved_beside_graphs()))
-        return del_last_used(trace.replace(bound_symbols=_deleted(made, flow.taken)))
+        return del_last_used(trace.replace(bound_symbols=_deleted(written, flow.taken)))
 
     def _regions(self, flow: _Flow) -> list[Region]:
         operations, output = flow.operations, flow.trace.output_proxies
@@ -279,13 +279,14 @@ def _gathered(
 
 def _deleted(operations: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
     """The operations, with a `del` behind the last use of each collection, whose memory may then be overwritten."""
-    found = list(operations)
+    with_deletions = list(operations)
     for c in collections:
         last = max(
-            (i for i, operation in enumerate(found) if c in operation.inputs or c in operation.outputs), default=-1
+            (i for i, operation in enumerate(with_deletions) if c in operation.inputs or c in operation.outputs),
+            default=-1,
         )
-        found.insert(last + 1, BoundSymbol(python_del, (c,), {}, None, inputs=(c,), outputs=()))
-    return found
+        with_deletions.insert(last + 1, BoundSymbol(python_del, (c,), {}, None, inputs=(c,), outputs=()))
+    return with_deletions
 
 
 def _is_foreign(symbol: Symbol) -> bool:
@@ -341,7 +342,7 @@ def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], outp
 def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
     """The groups with a product of its own group where it ends one and the program returns its large result, which
     would be copied out of the memory of a graph."""
-    found: list[list[int]] = []
+    split: list[list[int]] = []
     for group in groups:
         at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in operations[group[n]].sym.tags), 0)
         operation = operations[group[at]]
@@ -352,10 +353,10 @@ def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leavin
             and sum(map(nbytes, operation.outputs)) >= LARGE
         ):
             operations[group[at]] = _with_reason(operation, "its result would be copied")
-            found += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
+            split += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
         else:
-            found.append(group)
-    return found
+            split.append(group)
+    return split
 
 
 def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
@@ -366,12 +367,12 @@ def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
 
 def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
     """The bases of values, with those of in-place results, and the bases that operations write to."""
-    bases, found = alias_bases(operations, maybe=True), set()
+    bases, written = alias_bases(operations, maybe=True), set()
     for operation in operations:
         if OpTags.IN_PLACE not in operation.sym.tags:
             continue
         for result, target in overwritten(operation):
-            found.add(bases[target])
+            written.add(bases[target])
             if result is not None:  # its memory is that of the target
                 bases[result] = bases[target]
 
@@ -380,4 +381,4 @@ def _memory(operations: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[
             value = base
         return value
 
-    return {value: last(value) for value in bases}, found
+    return {value: last(value) for value in bases}, written

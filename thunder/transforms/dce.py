@@ -26,12 +26,12 @@ def dce_of_captured(trace: Trace) -> Trace:
     live = leading_to(trace.bound_symbols, trace.output_proxies, _has_effect)
     if len(live) == len(trace.bound_symbols):
         return trace.replace(bound_symbols=live)
-    alive, made = set(map(id, live)), []
+    alive, live_or_tried = set(map(id, live)), []
     for operation in trace.bound_symbols:
-        made.append(operation)
+        live_or_tried.append(operation)
         if id(operation) not in alive and may_raise(operation):
-            made.append(tried.bind(operation.outputs[0], output=None, context=operation.context))
-    return dce(trace.replace(bound_symbols=made))
+            live_or_tried.append(tried.bind(operation.outputs[0], output=None, context=operation.context))
+    return dce(trace.replace(bound_symbols=live_or_tried))
 
 
 def _has_effect(operation: BoundSymbol) -> bool:

@@ -93,8 +93,8 @@ class Derivative:
     @property
     def saves(self) -> bool:
         """Whether it reads tensors of the forward."""
-        made = {o for b in self.backward for o in b.outputs} | {placeholder for _, placeholder in self.gets}
-        return any(isinstance(i, TensorProxy) and i not in made for b in self.backward for i in b.inputs)
+        own_values = {o for b in self.backward for o in b.outputs} | {placeholder for _, placeholder in self.gets}
+        return any(isinstance(i, TensorProxy) and i not in own_values for b in self.backward for i in b.inputs)
 
 
 def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, gets: list, puts: list):
@@ -110,9 +110,9 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
         if not isinstance(value, TensorProxy) or value.dtype.category < 2:
             return None
         if value not in placeholders:
-            made = placeholders[value] = like(value)
-            made.name = recorder.context.names.make()
-            made.requires_grad = recorder.context.grad_enabled and value.requires_grad
+            placeholder = placeholders[value] = like(value)
+            placeholder.name = recorder.context.names.make()
+            placeholder.requires_grad = recorder.context.grad_enabled and value.requires_grad
         return placeholders[value]
 
     cotangents = map_structure(cotangent, result)
@@ -256,30 +256,30 @@ def _renamed(
     """By value of a rule, the value that takes its place in the program."""
     written = (o for b in operations for o in b.outputs)
     renamed = dict(zip(written, (o for b in adopted for o in b.outputs), strict=True))
-    found = {new: old for new, old in zip(result, outputs, strict=True) if new is not old}
-    return found | renamed
+    of_results = {new: old for new, old in zip(result, outputs, strict=True) if new is not old}
+    return of_results | renamed
 
 
 def _conjugated(operations: list[BoundSymbol], flowing: set, recorder: Recorder) -> list[BoundSymbol]:
     """The operations of a rule; those that depend on a cotangent read the conjugates of their other operands. flowing:
     the cotangents, to which the values that depend on them are added."""
     conjugates: dict[Proxy, Proxy] = {}
-    found: list[BoundSymbol] = []
+    conjugated: list[BoundSymbol] = []
     for b in operations:
         flows = not flowing.isdisjoint(b.inputs)
         if flows and not facts.conjugates.of(b.sym):
             for value in b.inputs:
                 if value not in flowing and value not in conjugates and _is_complex(value):
                     conjugates[value] = ltorch.conj(value)
-                    found.append(recorder.bound_symbols[-1])
+                    conjugated.append(recorder.bound_symbols[-1])
             b = b.swap(conjugates)
             if any(type(x) is complex for x in leaves((b.args, b.kwargs))):
                 args, kwargs = map_structure(_conjugate, b.args), map_structure(_conjugate, b.kwargs)
                 b = b.replace(args=args, kwargs=kwargs)
         if flows:
             flowing.update(b.outputs)
-        found.append(b)
-    return found
+        conjugated.append(b)
+    return conjugated
 
 
 def _conjugate(x):
@@ -342,10 +342,10 @@ def _rule_for(
     if functional and not inexact and (again := facts.functional.of(operation.sym)) is not None:
         return again, True
     for executor in executors:
-        found = executor.implementation(operation)
-        if found is not None and found.grad_transform is not None:
-            return found.grad_transform, False
-        if found is not None or operation.sym.executor is executor:
+        implementation = executor.implementation(operation)
+        if implementation is not None and implementation.grad_transform is not None:
+            return implementation.grad_transform, False
+        if implementation is not None or operation.sym.executor is executor:
             break
     if (
         inexact
@@ -443,8 +443,8 @@ def derivatives(
         derivatives(operation.subsymbols[0], executors, out, functional, exact)
         return
     rule = _rule_for(operation, executors, functional, inexact)
-    if rule is not None and (made := _differentiated(operation, *rule)) is not None:
-        out.append(made)
+    if rule is not None and (derivative := _differentiated(operation, *rule)) is not None:
+        out.append(derivative)
     elif _is_pytorchs(operation, executors, inexact):
         out.append(differentiate(operation, pytorch_derivative.derivative_of(operation.sym, functional), True))
     elif operation.sym.decomposition is not None and operation.subsymbols:

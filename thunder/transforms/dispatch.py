@@ -29,8 +29,8 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
     left: dict[BoundSymbol, None] = {}
-    made = rewrite(trace, lambda operation, out: _place(operation, tuple(executors), out, left))
-    return made.replace(info=made.info.replace(fusible=frozenset(left))) if left else made
+    dispatched = rewrite(trace, lambda operation, out: _place(operation, tuple(executors), out, left))
+    return dispatched.replace(info=dispatched.info.replace(fusible=frozenset(left))) if left else dispatched
 
 
 def _without_lists(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
@@ -55,25 +55,25 @@ def _lists(trace: Trace, fuser: FusionExecutor) -> set[BoundSymbol]:
     if not lists:
         return set()
     taken = [operation for operation in trace.bound_symbols if fuser.takes(operation)]
-    made = {o for operation in taken for o in operation.outputs}
+    outputs = {o for operation in taken for o in operation.outputs}
     read = {i for operation in taken for i in operation.inputs}
-    return {b for b in lists if not made.isdisjoint(b.inputs) or not read.isdisjoint(b.outputs)}
+    return {b for b in lists if not outputs.isdisjoint(b.inputs) or not read.isdisjoint(b.outputs)}
 
 
 def fuse(trace: Trace, fusers: Sequence[FusionExecutor]) -> list[Trace]:
     """Forms regions of fusible operations, one fusion executor after the other. Returns a trace of each, and one before
     in which lists are decomposed."""
-    made = [trace]
+    traces = [trace]
     if any(derivatives.composed.of(operation.sym) for operation in trace.info.fusible):
-        made.append(timed_pass("Decompose Lists", trace, lambda t: _without_lists(t, fusers)))
+        traces.append(timed_pass("Decompose Lists", trace, lambda t: _without_lists(t, fusers)))
     for fuser in fusers:
         title = "Fusion" if len(fusers) == 1 else f"Fusion by {fuser.name}"
         if not is_outside(type(fuser)):
-            made.append(timed_pass(title, made[-1], fuser.fusion_pass))
+            traces.append(timed_pass(title, traces[-1], fuser.fusion_pass))
             continue
         with named(f"the fusion executor {fuser.name}"):
-            made.append(check_change(made[-1], timed_pass(title, made[-1], fuser.fusion_pass)))
-    return made[1:]
+            traces.append(check_change(traces[-1], timed_pass(title, traces[-1], fuser.fusion_pass)))
+    return traces[1:]
 
 
 def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
@@ -89,8 +89,8 @@ def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
         is_placed = symbol.is_fusion or symbol.executor is not None and operation not in fusible
         out.write(operation) if is_placed else _place(operation, others, out, {})
 
-    made = rewrite(trace, rule)
-    return made.replace(info=made.info.replace(fusible=frozenset()))
+    dispatched = rewrite(trace, rule)
+    return dispatched.replace(info=dispatched.info.replace(fusible=frozenset()))
 
 
 def _place(
@@ -99,22 +99,24 @@ def _place(
     """Writes the operations that execute `operation`."""
     symbol = operation.sym
     for executor in executors:
-        found = executor.implementation(operation)
+        implementation = executor.implementation(operation)
         if isinstance(executor, FusionExecutor):
-            if found is not None and found.execution_transform is not None:
-                if _rewrites(operation, executor, found.execution_transform, executors, out, left):
+            if implementation is not None and implementation.execution_transform is not None:
+                if _rewrites(operation, executor, implementation.execution_transform, executors, out, left):
                     return
             elif executor.takes(operation):
                 left[operation] = None
                 return out.write(operation)
-        elif found is not None and found.executes and executor.get_fuel():
-            if found.symbol is not None and found.execution_transform is None:
-                _check_meta(operation, executor, found.symbol)
-                return out.write(operation.replace(sym=found.symbol, subsymbols=(operation,)))
-            assert found.execution_transform is not None, "an implementation has a symbol or an execution transform"
-            if _rewrites(operation, executor, found.execution_transform, executors, out, left):
+        elif implementation is not None and implementation.executes and executor.get_fuel():
+            if implementation.symbol is not None and implementation.execution_transform is None:
+                _check_meta(operation, executor, implementation.symbol)
+                return out.write(operation.replace(sym=implementation.symbol, subsymbols=(operation,)))
+            assert implementation.execution_transform is not None, (
+                "an implementation has a symbol or an execution transform"
+            )
+            if _rewrites(operation, executor, implementation.execution_transform, executors, out, left):
                 return
-        elif found is None and executor.takes_primitives and _is_implemented(operation.primitive, executor):
+        elif implementation is None and executor.takes_primitives and _is_implemented(operation.primitive, executor):
             break
         if symbol.executor is executor:
             return out.write(operation)
@@ -168,8 +170,8 @@ def _check_meta(operation: BoundSymbol, executor: Executor, symbol: Symbol) -> N
 
 
 def _is_implemented(primitive: BoundSymbol | None, executor: Executor) -> bool:
-    found = None if primitive is None else executor.implementation(primitive)
-    return found is not None and found.executes
+    implementation = None if primitive is None else executor.implementation(primitive)
+    return implementation is not None and implementation.executes
 
 
 def _rewrites(

@@ -43,17 +43,17 @@ def _written(g, shape, indices, *, match: Match):
 def _is_distinct(index: Any, flow: Flow) -> bool:
     """Whether no value of a vector is there twice: places that sorting gives, ranges, permutations, and a vector all of
     which is overwritten with such values at such places, as programs invert a permutation."""
-    made = flow.producer(index) if isinstance(index, TensorProxy) and len(index.shape) == 1 else None
-    if made is None:
+    producer = flow.producer(index) if isinstance(index, TensorProxy) and len(index.shape) == 1 else None
+    if producer is None:
         return False
-    if made.sym in (ltorch.sort, ltorch.argsort):
-        return index is made.outputs[-1]
-    if made.sym is ltorch.arange:  # from 0 on: a negative index is a place as well
-        start, _, step = made.args
+    if producer.sym in (ltorch.sort, ltorch.argsort):
+        return index is producer.outputs[-1]
+    if producer.sym is ltorch.arange:  # from 0 on: a negative index is a place as well
+        start, _, step = producer.args
         return type(start) is int and type(step) is int and start >= 0 and step > 0
-    if made.sym is ltorch.randperm:
+    if producer.sym is ltorch.randperm:
         return True
-    return all(_is_distinct(x, flow) for x in _overwritten(made)) if made.sym is ltorch.setitem else False
+    return all(_is_distinct(x, flow) for x in _overwritten(producer)) if producer.sym is ltorch.setitem else False
 
 
 def _overwritten(assignment: BoundSymbol) -> tuple:
@@ -68,8 +68,8 @@ def _overwritten(assignment: BoundSymbol) -> tuple:
 def _inverse(index: TensorProxy, match: Match) -> TensorProxy | None:
     """The inverse of a permutation that the program has computed already."""
     flow = match.flow
-    made = flow.producer(index)
-    inverted = None if made is None else _inverted(made, flow)
+    producer = flow.producer(index)
+    inverted = None if producer is None else _inverted(producer, flow)
     if inverted is not None:
         return inverted
     before = (c for c in flow.consumers(index) if flow.position(c) < flow.position(match.operation))
@@ -79,10 +79,10 @@ def _inverse(index: TensorProxy, match: Match) -> TensorProxy | None:
 def _inverted(b: BoundSymbol, flow: Flow) -> TensorProxy | None:
     """The permutation whose inverse an operation writes: to each place of it, the number of the place."""
     key, value = _overwritten(b) if b.sym is ltorch.setitem else (None, None)
-    made = flow.producer(value) if value is not None else None
-    if made is None or made.sym is not ltorch.arange:
+    producer = flow.producer(value) if value is not None else None
+    if producer is None or producer.sym is not ltorch.arange:
         return None
-    start, _, step = made.args
+    start, _, step = producer.args
     counts = type(start) is type(step) is int and (start, step) == (0, 1)
     return key if counts and _is_distinct(key, flow) else None
 

@@ -100,8 +100,8 @@ def _joined(*_, match: Match) -> TensorProxy:
     at: dict[tuple[int, int], TensorProxy] = {}
     for p in parts:
         value = ltorch.unsqueeze(p.value, dim) if p.selected and not stacked else p.value
-        place = p.start, p.end
-        at[place] = ltorch.add(at[place], value) if place in at else value
+        bounds = p.start, p.end
+        at[bounds] = ltorch.add(at[bounds], value) if bounds in at else value
     pieces, end = [], 0
     for (start, stop), value in [*sorted(at.items(), key=lambda item: item[0]), ((shape[dim], shape[dim]), None)]:
         if start > end:

@@ -32,9 +32,9 @@ _NUMBERS = {int, float}
 
 def keep_numbers(trace: Trace) -> Trace:
     """The trace with a tensor in the place of each number that a kernel would convert in each call."""
-    made: dict[tuple, torch.Tensor] = {}  # by the text of a number: 0.0 and -0.0 are equal
-    operations = [_kept(b, made) if _takes_number(b) else b for b in trace.bound_symbols]
-    return trace.replace(bound_symbols=operations) if made else trace
+    tensors: dict[tuple, torch.Tensor] = {}  # by the text of a number: 0.0 and -0.0 are equal
+    operations = [_kept(b, tensors) if _takes_number(b) else b for b in trace.bound_symbols]
+    return trace.replace(bound_symbols=operations) if tensors else trace
 
 
 def _takes_number(operation: BoundSymbol) -> bool:
@@ -56,23 +56,23 @@ def _kind(operation: BoundSymbol) -> dtype | None:
     return kinds.pop() if on_cpu and len(kinds) == 1 and kinds <= _KINDS.keys() else None
 
 
-def _kept(operation: BoundSymbol, made: dict[tuple, torch.Tensor]) -> BoundSymbol:
+def _kept(operation: BoundSymbol, tensors: dict[tuple, torch.Tensor]) -> BoundSymbol:
     args, kind = list(operation.args), _kind(operation)
     assert kind is not None, "it takes a number"
     for i in kernels.converts_numbers.of(original_of(operation).sym):
         if type(number := args[i]) in _NUMBERS:
             key = repr(number), kind
-            if key not in made:
-                made[key] = _tensor(number, kind)
-            args[i] = made[key]
+            if key not in tensors:
+                tensors[key] = _tensor(number, kind)
+            args[i] = tensors[key]
     return operation.replace(args=tuple(args), subsymbols=operation.subsymbols)
 
 
 def _tensor(number: int | float, kind: dtype) -> torch.Tensor:
     """A tensor of no dimensions, converted as kernels convert numbers."""
     with compat.without_function_modes(), torch.inference_mode(False):
-        made = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
-        return made.to(to_torch_dtype(kind))
+        tensor = torch.tensor(number, dtype=torch.int64 if type(number) is int else torch.float64, device="cpu")
+        return tensor.to(to_torch_dtype(kind))
 
 
 def _name(x: torch.Tensor) -> str:

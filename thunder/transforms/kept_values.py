@@ -45,7 +45,7 @@ def kept_values(
     flow = _Lifetimes(trace, chosen, fuses, number)
     memory, half = flow.occupancy(), flow.half
     peak = memory.peak
-    kept: set[Proxy] = set()
+    saved: set[Proxy] = set()
     for (always, *_), group in sorted(flow.groups(at_any_peak).items(), key=lambda item: nbytes(item[1][0])):
         spans = [(flow.last[value] + 1, flow.again[value][0] - 1) for value in group]
         changed = memory.copied()
@@ -56,9 +56,9 @@ def kept_values(
         in_forward, in_backward = max(filled[begin:half], default=0), max(filled[half : end + 1], default=0)
         if always or in_forward <= peak and in_backward <= ROOM * peak:
             memory = changed
-            kept.update(group)
-    of_kept = {o for b in flow.operations[:half] if b.sym.reshapes and b.args[0] in kept for o in b.outputs}
-    return chosen.intersection(kept | of_kept)
+            saved.update(group)
+    of_kept = {o for b in flow.operations[:half] if b.sym.reshapes and b.args[0] in saved for o in b.outputs}
+    return chosen.intersection(saved | of_kept)
 
 
 class _Lifetimes:
@@ -107,24 +107,24 @@ class _Lifetimes:
 
     def groups(self, at_any_peak: Callable[[BoundSymbol], bool]) -> dict[tuple, list[TensorProxy]]:
         """The values that both forward and backward would write, in groups of equal operations, types and shapes."""
-        found: dict[tuple, list[TensorProxy]] = {}
+        groups: dict[tuple, list[TensorProxy]] = {}
         for value, i in self.produced.items():
             operation = self.operations[i]
             twice = value in self.chosen and value in self.written and value in self.again and not self.apart[i]
             if twice and (operation.context is None or not operation.context.checkpoint):
                 kind = at_any_peak(operation), operation.sym, value.dtype, *map(number_value, value.shape)
-                found.setdefault(kind, []).append(value)
-        return found
+                groups.setdefault(kind, []).append(value)
+        return groups
 
 
 def _sources(
     forward: Sequence[BoundSymbol], bases: dict[Proxy, Proxy], chosen: frozenset[Proxy]
 ) -> dict[Proxy, frozenset[Proxy]]:
     """By recomputed value, the values in memory that its recomputation reads."""
-    found: dict[Proxy, frozenset[Proxy]] = {}
+    sources: dict[Proxy, frozenset[Proxy]] = {}
     for operation in forward:
-        if made := [o for o in operation.outputs if o in chosen]:
+        if outputs := [o for o in operation.outputs if o in chosen]:
             read_from = {bases[i] for i in operation.inputs}
-            read = frozenset().union(*(found[r] if r in found else (r,) for r in read_from))
-            found |= dict.fromkeys(made, read)
-    return found
+            read = frozenset().union(*(sources[r] if r in sources else (r,) for r in read_from))
+            sources |= dict.fromkeys(outputs, read)
+    return sources

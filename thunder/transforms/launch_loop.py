@@ -80,11 +80,11 @@ def _numbered(trace: Trace, lines: list[str]) -> dict[BoundSymbol, range] | None
     line = len(lines) - sum(map(len, texts)) - 1
     if lines[line:-1] != [f"  {text}\n" for own in texts for text in own]:
         return None
-    found = {}
+    lines_of = {}
     for operation, own in zip(trace.bound_symbols, texts, strict=True):
-        found[operation] = range(line + 1, line + 1 + len(own))
+        lines_of[operation] = range(line + 1, line + 1 + len(own))
         line += len(own)
-    return found
+    return lines_of
 
 
 def _lines_and_loops(
@@ -112,14 +112,14 @@ def _run_text(text: str, filename: str, inputs: list) -> Any:
 
 def _loops(operations: Sequence[BoundSymbol], observer: _Observer) -> list[_Loop]:
     """The runs of bound symbols that a loop takes, with the `del` statements behind each."""
-    found = [_Loop()]
+    loops = [_Loop()]
     at = 0
     while at < len(operations):
         end = next((i for i in range(at + 1, len(operations)) if operations[i].sym is not python_del), len(operations))
-        if not found[-1].add(operations[at], operations[at + 1 : end], observer) and found[-1].instructions:
-            found.append(_Loop())
+        if not loops[-1].add(operations[at], operations[at + 1 : end], observer) and loops[-1].instructions:
+            loops.append(_Loop())
         at = end
-    return [loop for loop in found if len(loop.instructions) >= FEWEST]
+    return [loop for loop in loops if len(loop.instructions) >= FEWEST]
 
 
 class _Observer:
@@ -182,8 +182,8 @@ class _Observer:
         root, *path = f"{symbol.module}.{symbol.name}".split(".")
         if root not in ("torch", "Tensor"):
             return None
-        found = functools.reduce(getattr, path, self._names[root])
-        return found if isinstance(found, (*_IN_C, types.FunctionType, compat.OpOverload)) else None
+        function = functools.reduce(getattr, path, self._names[root])
+        return function if isinstance(function, (*_IN_C, types.FunctionType, compat.OpOverload)) else None
 
     def _real(self, x: Any) -> Any:
         """The value of an argument; a tensor without memory in the place of one of the program's."""
@@ -218,10 +218,10 @@ def _name_of(function: Any) -> str:
 def _results(operation: BoundSymbol) -> list[TensorProxy | None] | None:
     """The results of a bound symbol, None for one that its line drops. None where they are not a list of tensors."""
     output = operation.output
-    found = [] if output is None else list(output) if isinstance(output, (tuple, list)) else [output]
-    if any(isinstance(x, (tuple, list, dict)) for x in found):
+    outputs = [] if output is None else list(output) if isinstance(output, (tuple, list)) else [output]
+    if any(isinstance(x, (tuple, list, dict)) for x in outputs):
         return None
-    results = [x if isinstance(x, Proxy) else None for x in found]
+    results = [x if isinstance(x, Proxy) else None for x in outputs]
     return results if all(x is None or type(x) is TensorProxy for x in results) else None  # type: ignore[return-value]
 
 

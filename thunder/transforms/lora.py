@@ -73,8 +73,8 @@ class LoRA(Transform):
             options = {"dtype": self.dtype or layer.weight.dtype, "device": layer.weight.device}
             a = torch.empty(self.r, layer.in_features, **options)
             torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))
-            made = (a, torch.zeros(layer.out_features, self.r, **options))
-            for name, value in zip(_names(path), made, strict=True):
+            matrices = (a, torch.zeros(layer.out_features, self.r, **options))
+            for name, value in zip(_names(path), matrices, strict=True):
                 model.set_parameter(name, torch.nn.Parameter(value))
 
     def transform_traces_pre_prologue(
@@ -87,18 +87,20 @@ class LoRA(Transform):
         matrices: dict[str, list[TensorProxy]] = {}
         for weight in sorted({paths[name] for name in used if paths.get(name) in weights}):
             for name in _names(weights[weight]):
-                prologue_trace, computation_trace, made = with_parameter(prologue_trace, computation_trace, model, name)
-                matrices.setdefault(weight, []).append(made)
+                prologue_trace, computation_trace, matrix = with_parameter(
+                    prologue_trace, computation_trace, model, name
+                )
+                matrices.setdefault(weight, []).append(matrix)
         source: dict[Proxy, Proxy] = {}
 
         def rule(operation: BoundSymbol, out: Rewriter) -> None:
             if operation.sym is ltorch.to and isinstance(operation.output, TensorProxy):
                 source[operation.output] = source.get(operation.args[0], operation.args[0])
             weight = operation.args[1] if operation.sym is ltorch.linear else None
-            found = matrices.get(paths.get(source.get(weight, weight).name, "")) if weight is not None else None
-            if found is None:
+            pairs = matrices.get(paths.get(source.get(weight, weight).name, "")) if weight is not None else None
+            if pairs is None:
                 return out.write(operation)
-            out.trace(lambda x, w, b=None: ltorch.linear(x, w, b) + self._product(x, *found), operation)
+            out.trace(lambda x, w, b=None: ltorch.linear(x, w, b) + self._product(x, *pairs), operation)
 
         return prologue_trace, connected(rewrite(computation_trace, rule)), epilogue_trace
 
@@ -136,12 +138,12 @@ class LoRA(Transform):
 
     def merged(self, compiled) -> dict[str, torch.Tensor]:
         """The state dict of the wrapped module with the products added to its weights, for a plain copy of it."""
-        made = compiled.original_state_dict()
+        state = compiled.original_state_dict()
         for path, _ in self._layers(compiled):
             a, b = (compiled.get_parameter(name).detach().float() for name in _names(path))
             name = f"{path}.weight" if path else "weight"
-            made[name] = (made[name].float() + self.scale * (b @ a)).to(made[name].dtype)
-        return made
+            state[name] = (state[name].float() + self.scale * (b @ a)).to(state[name].dtype)
+        return state
 
 
 def _names(path: str) -> list[str]:

@@ -54,8 +54,8 @@ def partition(joint: Trace) -> Trace:
         backward_operations = [b.swap(table) for b in backward_operations]
         gradients = tuple(table.get(g, g) for g in gradients)
     backward_operations, gradients = _in_memory_of_their_own(joint, backward_operations, gradients)
-    given = set(cotangents)
-    saved = [p for p in live_ins(backward_operations, gradients) if p not in given]
+    cotangent_set = set(cotangents)
+    saved = [p for p in live_ins(backward_operations, gradients) if p not in cotangent_set]
     tensors = [p for p in saved if isinstance(p, TensorProxy)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
     others = [p for p in saved if not isinstance(p, TensorProxy)] + _numbers(joint, backward_operations)
@@ -168,9 +168,9 @@ def saved_collections(backward: Trace) -> Trace:
         operation for operation in backward.bound_symbols if operation.sym not in (unpack_sequence, clear_symbol)
     ]
     backward = backward.replace(info=backward.info.replace(saved_as=((), ())))
-    made = _backward_trace(backward, operations, tensors, others, cut.cotangents, backward.output)
-    cut = dataclasses.replace(cut, backward=made, saved_tensors=tensors, saved_others=others)
-    return made.replace(info=made.info.replace(cut=cut))
+    unpacked = _backward_trace(backward, operations, tensors, others, cut.cotangents, backward.output)
+    cut = dataclasses.replace(cut, backward=unpacked, saved_tensors=tensors, saved_others=others)
+    return unpacked.replace(info=unpacked.info.replace(cut=cut))
 
 
 def views_of_outputs(forward: Trace) -> list[int]:
@@ -331,10 +331,10 @@ def _backward_trace(
     trace: Trace, operations: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple
 ) -> Trace:
     """The trace of a backward, which begins by unpacking saved values and cotangents."""
-    saved, given = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
+    saved, cotangent_list = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
     head = _unpack((c0 if tensors else None, c1 if others else None), saved)
-    head += _unpack(cotangents, given)
+    head += _unpack(cotangents, cotangent_list)
     head += _unpack(tensors, c0) if tensors else []
     head += _unpack(others, c1) if others else []
     for collection in others:
@@ -342,7 +342,7 @@ def _backward_trace(
             head += _unpack(collection.collection, collection)
     return trace.replace(
         name="backward_fn",
-        args=(saved, given),
+        args=(saved, cotangent_list),
         bound_symbols=[*head, *operations],
         output=gradients,
         tags={TraceTag.BACKWARD},

@@ -59,11 +59,11 @@ def phases(trace: Trace, number: int | None = None) -> Phases:
 def marked(operations: Iterable[BoundSymbol], backward: int) -> list[BoundSymbol]:
     """The bound symbols with the number of a backward in their contexts."""
     contexts: dict = {}
-    made = []
+    marked_operations = []
     for operation in operations:
         if operation.context is not None and phase_of(operation) != backward:
             if operation.context not in contexts:
                 contexts[operation.context] = operation.context.replace(backward=backward)
             operation = operation.replace(context=contexts[operation.context])
-        made.append(operation)
-    return made
+        marked_operations.append(operation)
+    return marked_operations

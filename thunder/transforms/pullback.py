@@ -76,13 +76,13 @@ class Pullback:
         seeds = [(o, g) for o, g in zip(self.level.outputs, cotangents, strict=True) if g is not None]
         with recording(_writer(recorder)) as backward:
             grads = self.linear.backward(seeds, backward)
-        found = [grads.get(a) for a in (self.level.arguments if wanted is None else wanted)]
-        table, operations = dict(self.table), leading_to(backward.bound_symbols, found)
+        gradients = [grads.get(a) for a in (self.level.arguments if wanted is None else wanted)]
+        table, operations = dict(self.table), leading_to(backward.bound_symbols, gradients)
         if self.used:
             operations = renamed(operations, recorder.context.names, table)
         self.used = True
         write(recorder, operations, table)
-        return [table.get(g, g) for g in found]
+        return [table.get(g, g) for g in gradients]
 
 
 def pushforward(
@@ -116,8 +116,8 @@ def pushforward(
     typed(backward)
     transposed = Linearization(backward, executors, functional=True)
     with recording(_writer(recorder)) as again:
-        found = transposed.backward(gradients, again)
-    results = [None if c is None else found.get(c) for c in cotangents]
+        transposed_gradients = transposed.backward(gradients, again)
+    results = [None if c is None else transposed_gradients.get(c) for c in cotangents]
     write(recorder, linear.forward, table)
     write(recorder, leading_to([*starts, *transposed.forward, *again.bound_symbols], results), table)
     return [table.get(g, g) for g in results]
@@ -137,11 +137,15 @@ def gradients_of(
     arguments = [a for a in trace.args if isinstance(a, TensorProxy)]
     with recording(recorder):
         pullback = Pullback(Level(arguments, trace.bound_symbols, outputs), arguments, executors, recorder)
-        found = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
-    gradients = tuple(found.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args)
-    given = [c for c in cotangents if c is not None]
-    operations = with_sizes(recorder.bound_symbols, [*trace.args, *given], trace.names)
-    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=operations, output=gradients, name="gradients"))
+        by_argument = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
+    gradients = tuple(
+        by_argument.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args
+    )
+    present = [c for c in cotangents if c is not None]
+    operations = with_sizes(recorder.bound_symbols, [*trace.args, *present], trace.names)
+    return dce(
+        trace.replace(args=[*trace.args, *present], bound_symbols=operations, output=gradients, name="gradients")
+    )
 
 
 def _constant(values: Any) -> None:

@@ -28,19 +28,25 @@ class VJPDual(NamedTuple):
     residuals: Any
 
 
-def _operation(given: Any) -> Symbol:
+def _operation(function_or_id: Any) -> Symbol:
     """An operation given as itself, as its id (`ltorch.sin`, `prims.sin`) or as a torch function that stands for it."""
-    if isinstance(given, Symbol):
-        return given
-    if isinstance(given, str):
-        operation_id(given)  # raises where there is none
-    found = _by_id().get(given) if isinstance(given, str) else operation_of(given) if callable(given) else None
-    if found is None:
+    if isinstance(function_or_id, Symbol):
+        return function_or_id
+    if isinstance(function_or_id, str):
+        operation_id(function_or_id)  # raises where there is none
+    symbol = (
+        _by_id().get(function_or_id)
+        if isinstance(function_or_id, str)
+        else operation_of(function_or_id)
+        if callable(function_or_id)
+        else None
+    )
+    if symbol is None:
         raise TypeError(
-            f"{getattr(given, '__name__', repr(given))} is no operation of thunder's: give an operation "
-            "(thunder.torch.sin), its id ('ltorch.sin') or a torch function"
+            f"{getattr(function_or_id, '__name__', repr(function_or_id))} is no operation of thunder's: give an "
+            "operation (thunder.torch.sin), its id ('ltorch.sin') or a torch function"
         )
-    return found
+    return symbol
 
 
 REGISTERED: dict[str, Symbol] = {}  # id -> operation whose derivative is not the one that it came with
@@ -100,10 +106,10 @@ def register_backward(sym_or_id: Symbol | str | Callable):
     return lambda function: _register(_operation(sym_or_id), 1, function)
 
 
-def _register(operation: Symbol, place: int, function: Callable) -> Callable:
+def _register(operation: Symbol, half: int, function: Callable) -> Callable:
     halves = _HALVES.of(operation) or [None, None]
     _HALVES.set(halves, operation)
-    halves[place] = function
+    halves[half] = function
     _give(operation, _joined(operation, halves))
     return function
 
@@ -119,17 +125,17 @@ def _joined(operation: Symbol, halves: list) -> Callable:
             raise MissingImplementationError(
                 f"{operation.qualified_name} was given one half of a derivative: {missing} gives the other"
             )
-        found = forward(*args, **kwargs)
-        if not isinstance(found, tuple) or len(found) != 2:
+        pair = forward(*args, **kwargs)
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise MissingImplementationError(
-                f"the augmented forward of {operation.qualified_name} returned {type(found).__name__}: return "
+                f"the augmented forward of {operation.qualified_name} returned {type(pair).__name__}: return "
                 "VJPDual(result, residuals)"
             )
-        result, residuals = found
+        result, residuals = pair
         cotangents = yield result
-        given = cotangents if isinstance(cotangents, (tuple, list)) else (cotangents,)
-        kept = residuals if isinstance(residuals, (tuple, list)) else (residuals,)
-        gradients = backward(*kept, *given)
+        cotangent_list = cotangents if isinstance(cotangents, (tuple, list)) else (cotangents,)
+        residual_list = residuals if isinstance(residuals, (tuple, list)) else (residuals,)
+        gradients = backward(*residual_list, *cotangent_list)
         gradients = tuple(gradients) if isinstance(gradients, (tuple, list)) else (gradients,)
         tensors = sum(isinstance(a, TensorProxy) for a in args)
         if len(gradients) != tensors or len(gradients) == len(args):

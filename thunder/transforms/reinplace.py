@@ -40,22 +40,22 @@ def reinplace(trace: Trace) -> Trace:
         return trace
     operations = list(trace.bound_symbols)
     state = _State(trace, operations, written)
-    kept: list[BoundSymbol] = []
+    in_place: list[BoundSymbol] = []
     for i, operation in enumerate(operations):
         if i in state.dropped:
             continue
         if i in state.arrived:
-            kept.append(run_in_place(operation, InPlaceForm(copy_unless_there, {0: 0})))
+            in_place.append(run_in_place(operation, InPlaceForm(copy_unless_there, {0: 0})))
             continue
         if operation.sym.is_fusion:
-            kept += state.fusion(i, operation)
+            in_place += state.fusion(i, operation)
             continue
         form = in_place_form(operation)
         if form is not None and state.fits(i, operation, form[1]):
-            kept.append(state.in_place(operation, form[1]))
+            in_place.append(state.in_place(operation, form[1]))
         else:
-            kept += state.as_it_is(operation)
-    return trace.replace(bound_symbols=kept)
+            in_place += state.as_it_is(operation)
+    return trace.replace(bound_symbols=in_place)
 
 
 def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
@@ -67,8 +67,8 @@ def in_place_form(operation: BoundSymbol) -> tuple[Callable, dict[int, Any]] | N
         return None
     function, pairs = symbol.in_place
     if callable(pairs):
-        found = pairs(operation)
-        return (function, found) if found else None
+        targets = pairs(operation)
+        return (function, targets) if targets else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
     if symbol.tags & {OpTags.RANDOM_OP, OpTags.VIEW}:
         return None
@@ -85,7 +85,7 @@ def run_in_place(operation: BoundSymbol, form: InPlaceForm) -> BoundSymbol:
     """The bound symbol with the in-place form of its operation."""
     function = form.function
     module, name = torch_path(function) or (None, function.__name__)
-    made = Symbol(
+    in_place_symbol = Symbol(
         name,
         id=f"inplace.{name}",
         module=module,
@@ -94,8 +94,8 @@ def run_in_place(operation: BoundSymbol, form: InPlaceForm) -> BoundSymbol:
         fn=function,
         executor=operation.sym.executor,
     )
-    made.in_place = form
-    return operation.replace(sym=made, subsymbols=operation.subsymbols)
+    in_place_symbol.in_place = form
+    return operation.replace(sym=in_place_symbol, subsymbols=operation.subsymbols)
 
 
 def overwritten(operation: BoundSymbol) -> list[tuple[Proxy | None, Proxy]]:
@@ -189,11 +189,11 @@ class _State:
                 last = home is not None and self.copies.get(home, (None,))[0] is result
                 if last and n not in homes and self._fits(i, result, target, read):
                     homes[n] = o
-        made, over = written_over(operation, (), homes) if homes else (operation, {})
+        overwriting, over = written_over(operation, (), homes) if homes else (operation, {})
         for o, n in over.items():
             home = self.home[operation.outputs[o]] = self.home[operation.inputs[n]]
             self.arrived.add(self.copies[home][1])
-        return [made] if over else self.as_it_is(operation)
+        return [overwriting] if over else self.as_it_is(operation)
 
     def as_it_is(self, operation: BoundSymbol) -> list[BoundSymbol]:
         """An operation that does not run in place, and behind it one that gives the result the strides of the value
@@ -204,10 +204,10 @@ class _State:
         if target is None:
             return [operation]
         result = operation.outputs[0]
-        made = result.replace(name=operation.context.names.make())  # type: ignore[union-attr]
+        copied = result.replace(name=operation.context.names.make())  # type: ignore[union-attr]
         return [
-            operation.swap({result: made}),
-            _laid_out_like(operation.sym.executor).bind(made, target, output=result, context=operation.context),
+            operation.swap({result: copied}),
+            _laid_out_like(operation.sym.executor).bind(copied, target, output=result, context=operation.context),
         ]
 
     def _at_home(self, value: Proxy, home: Proxy) -> None:
@@ -244,8 +244,8 @@ def _overwrites(operation: BoundSymbol) -> TensorProxy | None:
 
 
 @carries_out
-def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return made if made.stride() == target.stride() else torch.empty_like(target).copy_(made)
+def _lay_out_like(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return result if result.stride() == target.stride() else torch.empty_like(target).copy_(result)
 
 
 @functools.cache
@@ -253,7 +253,7 @@ def _laid_out_like(executor) -> Symbol:
     """The operation that gives a tensor the strides of another one."""
     symbol = Symbol(
         "laid_out_like",
-        lambda made, target: like(made),
+        lambda result, target: like(result),
         is_prim=True,
         tags=(OpTags.VIEW,),
         fn=_lay_out_like,

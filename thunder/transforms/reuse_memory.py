@@ -59,8 +59,8 @@ def reuse_memory(trace: Trace, fused: bool) -> Trace:
         hidden = fuser is not None or OpTags.MATMUL_OP in operation.sym.tags
         accumulates = _adds_gradients(operation) or backward and memory.accumulates.of(operation.sym)
         if fuser is not None:
-            found = state.dying(i, operation)
-            operation, over = written_over(operation, found) if found else (operation, {})
+            dying = state.dying(i, operation)
+            operation, over = written_over(operation, dying) if dying else (operation, {})
             operation, own = saved.taken(operation, [operation.inputs[n] for n in over.values()], operations), True
         elif (accumulates or fused and operation.sym.elementwise) and (form := _in_place_form(operation)):
             home = state.home(i, operation, rearranged=accumulates)

@@ -74,14 +74,14 @@ def save_plan(
     budget, fuses: see `plan`. at_any_peak: see `kept_values`, which runs where there is no budget; None: no value is
     kept that a backward may recompute.
     """
-    found: dict[int, frozenset[Proxy]] = {}
+    recomputed: dict[int, frozenset[Proxy]] = {}
     for number in range(1, trace.info.backwards + 1):
         chosen = plan(trace, budget, fuses, number)
-        found[number] = chosen.recomputed
+        recomputed[number] = chosen.recomputed
         if at_any_peak is not None and budget >= 1.0:
             candidates = chosen.recomputed - chosen.regathered
-            found[number] -= kept_values(trace, candidates, fuses, at_any_peak, number)
-    return trace.replace(info=trace.info.replace(recomputed=found))
+            recomputed[number] -= kept_values(trace, candidates, fuses, at_any_peak, number)
+    return trace.replace(info=trace.info.replace(recomputed=recomputed))
 
 
 def plan(
@@ -108,12 +108,12 @@ def plan(
     fits, above = least, start
     for _ in range(STEPS):
         price = math.sqrt(low * high) if low else high / 1024
-        found = flow.cut(price)
-        if found.nbytes <= target:
-            fits, low = found, price
+        cut = flow.cut(price)
+        if cut.nbytes <= target:
+            fits, low = cut, price
         else:
-            above, high = found, price
-        if found.nbytes == target or high < low * 1.001 or not low and high < 1e-9:
+            above, high = cut, price
+        if cut.nbytes == target or high < low * 1.001 or not low and high < 1e-9:
             break
     return flow.between(above, fits, target)
 
@@ -134,15 +134,15 @@ def _compared(forward: Sequence[BoundSymbol], producer: Mapping[Proxy, BoundSymb
     """The sums, scans and products whose results are compared for equality, as the gradient of a maximum does to find
     the largest elements. Other kernels add in another order: recomputed, they would not equal what was saved."""
     stack = [i for operation in forward if _compares(operation) for i in operation.inputs]
-    seen, found = set(stack), set[BoundSymbol]()
+    seen, compared = set(stack), set[BoundSymbol]()
     while stack:
         operation = producer.get(stack.pop())
         if operation is not None:
             if _combines(operation):
-                found.add(operation)
+                compared.add(operation)
             stack += [i for i in operation.inputs if i not in seen]
             seen.update(operation.inputs)
-    return found
+    return compared
 
 
 def _compares(operation: BoundSymbol) -> bool:
@@ -169,20 +169,20 @@ def _regathered(
     """The live-in values of a backward that it gathers again: parameters, and values computed from them alone. The
     first parameter that it reads is kept: it would be gathered right after the forward freed it, with no computation
     to overlap with. returned: values that the backward returns."""
-    found, gathered = set[Proxy](), set[Proxy]()
+    regathered, gathered = set[Proxy](), set[Proxy]()
     for operation in forward:
         if regathers(operation):
             gathered.update(operation.outputs)
-            found.update(operation.outputs)
-        elif found and operation.inputs and found.issuperset(operation.inputs) and not _is_fixed(operation):
-            found.update(operation.outputs)
-    read = [i for i in (*(i for b in backward for i in b.inputs), *returned) if i in found]
+            regathered.update(operation.outputs)
+        elif regathered and operation.inputs and regathered.issuperset(operation.inputs) and not _is_fixed(operation):
+            regathered.update(operation.outputs)
+    read = [i for i in (*(i for b in backward for i in b.inputs), *returned) if i in regathered]
     if read and read[0] in gathered:
-        found.remove(read[0])
-    needed = found.intersection(read)
+        regathered.remove(read[0])
+    needed = regathered.intersection(read)
     for operation in reversed(forward):
         if not needed.isdisjoint(operation.outputs):
-            needed |= found.intersection(operation.inputs)
+            needed |= regathered.intersection(operation.inputs)
     return frozenset(needed)
 
 

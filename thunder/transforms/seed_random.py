@@ -33,10 +33,10 @@ def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     ):
         return trace
     seeds = _Seeds(fusers)
-    made = rewrite(trace, seeds.rule, optional=True)
-    read = {p for operation in made.bound_symbols for p in operation.inputs}
-    return made.replace(
-        bound_symbols=[*(s for s in seeds.draws if not read.isdisjoint(s.outputs)), *made.bound_symbols]
+    seeded = rewrite(trace, seeds.rule, optional=True)
+    read = {p for operation in seeded.bound_symbols for p in operation.inputs}
+    return seeded.replace(
+        bound_symbols=[*(s for s in seeds.draws if not read.isdisjoint(s.outputs)), *seeded.bound_symbols]
     )
 
 

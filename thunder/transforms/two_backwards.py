@@ -39,9 +39,9 @@ def two_backwards(cut: ForwardBackward, later: Collection[int]) -> tuple[Forward
     first = leading_to(body, now)
     done = {id(b) for b in first}
     second = [b for b in leading_to(body, then, effects.leaves_gradient.holds) if id(b) not in done]
-    made = {o for b in first for o in b.outputs}
+    computed = {o for b in first for o in b.outputs}
     read = [*(i for b in second for i in b.inputs), *(g for g in then if g is not None)]
-    handed = list(dict.fromkeys(x for x in read if x in made))
+    handed = list(dict.fromkeys(x for x in read if x in computed))
     if not all(type(x) is TensorProxy for x in handed):
         return None
     takes = []

@@ -98,9 +98,9 @@ def _late(
     return late if beside * (end - operations.index(join)) < held else set()
 
 
-def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
-    """Whether `o` is the only one in `kept`. Proxies are compared by identity: == is an operation of the program."""
-    return kept is not None and len(kept) == 1 and next(iter(kept)) is o
+def _alone(o: Proxy, saved_values: dict[Proxy, None] | None) -> bool:
+    """Whether `o` is the only one of these. Proxies are compared by identity: == is an operation of the program."""
+    return saved_values is not None and len(saved_values) == 1 and next(iter(saved_values)) is o
 
 
 def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSymbol]:

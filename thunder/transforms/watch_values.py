@@ -145,9 +145,9 @@ class Watch:
         function: Any = operation.sym.fn
 
         def run(*args, **kwargs):
-            given = list(leaves((args, kwargs)))
-            meant = any(n.nans or n.infinities for n in (numbers_of(x) for x in given if isinstance(x, float)))
-            numbers = [(p, x) for p, x in zip(operation.inputs, (x for x in given if isinstance(x, torch.Tensor)))]
+            operands = list(leaves((args, kwargs)))
+            meant = any(n.nans or n.infinities for n in (numbers_of(x) for x in operands if isinstance(x, float)))
+            numbers = [(p, x) for p, x in zip(operation.inputs, (x for x in operands if isinstance(x, torch.Tensor)))]
             values = tuple(_in_words(p.name, x) for p, x in numbers) if len(numbers) else ()
             for proxy, x in numbers:
                 if proxy.name not in self.numbers:  # a value of the forward, in a backward
@@ -178,16 +178,16 @@ class Watch:
     # --- origins
     def fault(self, results: Iterable[str], kinds: Iterable[str] = ("nan", "inf")) -> Fault | None:
         """The first origin of what is not finite in some values, given by name."""
-        found = [o for name in results if (o := self._origin(name, kinds)) is not None]
-        return min(found, key=lambda o: o[0], default=(0, None))[1]
+        origins = [o for name in results if (o := self._origin(name, kinds)) is not None]
+        return min(origins, key=lambda o: o[0], default=(0, None))[1]
 
     def _origin(self, name: str, kinds: Iterable[str]) -> tuple[int, Fault] | None:
         numbers = self.numbers.get(name, FINITE)
         if numbers.nans and "nan" in kinds:
             return self._fault(*self._walk(name, nan=True))
         if numbers.infinities and "inf" in kinds:
-            found = self._walk(name, nan=False)
-            return None if found[1] is not None and found[1].meant else self._fault(*found)
+            origin = self._walk(name, nan=False)
+            return None if origin[1] is not None and origin[1].meant else self._fault(*origin)
         return None
 
     def _fault(self, name: str, record: Record | None) -> tuple[int, Fault]:
@@ -226,8 +226,8 @@ class Watch:
                 name = nans[0]
             elif infinities and not nan:
                 name = infinities[0]
-            elif infinities and (made := self._unmeant(infinities)) is not None:
-                return made
+            elif infinities and (first := self._unmeant(infinities)) is not None:
+                return first
             else:
                 return name, record
             passed.add(name)

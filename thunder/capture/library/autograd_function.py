@@ -357,9 +357,9 @@ class _Function:
         for state, generator in zip(states, self.generators(), strict=True):
             prims.set_rng_state(state, *generator)
 
-    def replayed(self, table: dict, given_cotangents, again: bool) -> tuple:
+    def replayed(self, table: dict, received, again: bool) -> tuple:
         """Writes the backward for these cotangents, and returns the gradients. again: they may be differentiated."""
-        pairs = zip(leaves(self.result), leaves(given_cotangents), strict=True)
+        pairs = zip(leaves(self.result), leaves(received), strict=True)
         flat = [g for x, g in pairs if isinstance(x, TensorProxy)]
         cotangents = {p: g for p, g in zip(self.cotangents, flat, strict=True) if p is not None}
         for p in self.contiguous:
@@ -412,10 +412,10 @@ class _Function:
 def _differentiated_twice(symbol: Symbol) -> Callable:
     def rule(values, cotangents):
         result = symbol(values, cotangents)
-        given_cotangents = yield result
+        received = yield result
         wanted = [g for g in cotangents if isinstance(g, TensorProxy) and g.requires_grad]
         text = "trying to differentiate twice a function that was marked with @once_differentiable"
-        computed = iter(no_gradients(text, tuple(wanted), tuple(given_cotangents)))
+        computed = iter(no_gradients(text, tuple(wanted), tuple(received)))
         return None, tuple(next(computed) if any(g is w for w in wanted) else None for g in cotangents)
 
     return rule

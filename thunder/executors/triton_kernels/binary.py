@@ -47,13 +47,13 @@ _lock = threading.Lock()
 def binary_of(request: Request) -> Future[Binary]:
     """The machine code, compiled once in a process however often it is asked for."""
     with _lock:
-        found = _requested.get(request)
-        if found is None:
+        future = _requested.get(request)
+        if future is None:
             while len(_requested) >= KEPT:
                 del _requested[next(iter(_requested))]
-            found = _requested[request] = Future()
-            _jobs().put((request, found))
-        return found
+            future = _requested[request] = Future()
+            _jobs().put((request, future))
+        return future
 
 
 def wait_for_kernels() -> None:
@@ -74,15 +74,15 @@ def _jobs() -> queue.SimpleQueue[tuple[Request, Future[Binary]]]:
 
 def _work(jobs: queue.SimpleQueue[tuple[Request, Future[Binary]]]) -> None:
     while True:
-        request, made = jobs.get()
+        request, future = jobs.get()
         try:
-            made.set_result(_binary(request))
+            future.set_result(_binary(request))
         except BaseException as error:  # noqa: BLE001  it is raised where the kernel is needed
             with _lock:  # the next one that asks tries again
-                if _requested.get(request) is made:
+                if _requested.get(request) is future:
                     del _requested[request]
-            made.set_exception(error)
-        del request, made
+            future.set_exception(error)
+        del request, future
 
 
 def _after_fork() -> None:
@@ -91,7 +91,7 @@ def _after_fork() -> None:
     _lock = threading.Lock()
     _servers.clear()
     _jobs.cache_clear()
-    for request in [r for r, made in _requested.items() if not made.done()]:
+    for request in [r for r, future in _requested.items() if not future.done()]:
         del _requested[request]
 
 
@@ -101,11 +101,11 @@ if hasattr(os, "register_at_fork"):
 
 def _binary(request: Request) -> Binary:
     key = disk_cache.key_of("triton kernel", importlib.metadata.version("triton"), *request)
-    found = disk_cache.load(key)
-    if found is None:
+    entry = disk_cache.load(key)
+    if entry is None:
         facts, code = _compile(request)
         return Binary(path=str(disk_cache.store(key, facts, code)), **facts)
-    facts, path = found
+    facts, path = entry
     return Binary(path=str(path), **facts)
 
 

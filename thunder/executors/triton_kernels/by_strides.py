@@ -72,11 +72,11 @@ class ByStrides(FusedFunction):
 
 def own_results(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Results of which each has memory of its own."""
-    memory, found = {t.untyped_storage().data_ptr() for t in inputs}, []
+    memory, own = {t.untyped_storage().data_ptr() for t in inputs}, []
     for result in results:
-        found.append(result.clone() if result.untyped_storage().data_ptr() in memory else result)
-        memory.add(found[-1].untyped_storage().data_ptr())
-    return found
+        own.append(result.clone() if result.untyped_storage().data_ptr() in memory else result)
+        memory.add(own[-1].untyped_storage().data_ptr())
+    return own
 
 
 def launch_as_text(launch: Launch) -> dict[str, Any]:
@@ -124,10 +124,10 @@ def _launch_of(said: dict) -> Launch | None:
     kernels: dict[str, Any] = {}
     for name, kernel in said["kernels"].items():
         if isinstance(kernel, str):
-            found = disk_cache.load(kernel)
-            if found is None:
+            entry = disk_cache.load(kernel)
+            if entry is None:
                 return None
-            kernels[name] = Binary(path=str(found[1]), **found[0])
+            kernels[name] = Binary(path=str(entry[1]), **entry[0])
         else:
             kernels[name] = tuple(kernel)
     return Launch(said["text"], {n: getattr(torch, d) for n, d in said["dtypes"].items()}, kernels)

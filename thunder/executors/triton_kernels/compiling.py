@@ -43,14 +43,14 @@ class Request(NamedTuple):
             options["num_stages"] = self.stages
         if "tl.device_assert" in self.text:  # Triton leaves assertions out otherwise, and adds some of its own then
             options |= {"debug": True, "sanitize_overflow": False}
-        made = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
-        scratch = [getattr(made.metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
+        compiled = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        scratch = [getattr(compiled.metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
         assert not any(scratch), "kernels of ours need no scratch memory"
         return {
-            "name": made.metadata.name,
-            "shared": made.metadata.shared,
+            "name": compiled.metadata.name,
+            "shared": compiled.metadata.shared,
             "scratch": len(scratch) - scratch.count(None),
-        }, made.asm["cubin"]
+        }, compiled.asm["cubin"]
 
 
 FIRST = Request(

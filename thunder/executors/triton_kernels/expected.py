@@ -47,8 +47,8 @@ def expected_strides(trace: Trace, known: dict[str, tuple], kind: type[Any]) -> 
             if isinstance(region, kind) and not region.region.numbers:
                 strides = tuple(values[p].stride() for p in operation.inputs)  # type: ignore[index]
                 yield region, strides
-                for o, found in zip(operation.outputs, region.layout(strides), strict=True):
-                    values.make(o, found)  # type: ignore[arg-type]
+                for o, strides_of_output in zip(operation.outputs, region.layout(strides), strict=True):
+                    values.make(o, strides_of_output)  # type: ignore[arg-type]
                 continue
             if isinstance(region, kind):
                 yield region, region.usual_strides()

@@ -45,11 +45,11 @@ class Launch(NamedTuple):
             "rounds_float32": tensor_cores_multiply_float32,
             **called,
         }  # fmt: skip
-        for name, made in self.kernels.items():
-            if type(made) is tuple:
-                context[name] = compile_source(made[1], made[0], {"__name__": "kernels"})
+        for name, kernel in self.kernels.items():
+            if type(kernel) is tuple:
+                context[name] = compile_source(kernel[1], kernel[0], {"__name__": "kernels"})
             else:
-                context[name] = made.load(index_of(device))
+                context[name] = kernel.load(index_of(device))
                 context |= {
                     "launch_kernel": compat.launch_kernel, "current_stream": compat.current_stream,
                     "current_device": compat.current_device, "set_device": compat.set_device,
@@ -77,15 +77,17 @@ def entry_lines(names: Sequence[str], parameters: Sequence[str], index: int, is_
 
 
 def launch_line(
-    kernel: str, made: Binary, grid: Sequence[int | str], warps: int, tensors: Sequence[str],
+    kernel: str, binary: Binary, grid: Sequence[int | str], warps: int, tensors: Sequence[str],
     numbers: Sequence[tuple[str, str]],
 ) -> str:  # fmt: skip
     """Launches machine code on the stream `stream`. tensors: their names, whose addresses were taken. numbers: the kind
     of each, as PyTorch's launcher names it, and its text."""
-    kinds = "O" * len(tensors) + "".join([kind for kind, _ in numbers]) + "O" * made.scratch
-    arguments = [*(f"a_{name}" for name in tensors), *(text for _, text in numbers), *["None"] * made.scratch]
+    kinds = "O" * len(tensors) + "".join([kind for kind, _ in numbers]) + "O" * binary.scratch
+    arguments = [*(f"a_{name}" for name in tensors), *(text for _, text in numbers), *["None"] * binary.scratch]
     x, y = (*grid, 1)[:2]
-    return f"launch_kernel({kernel}, {x}, {y}, 1, {warps}, {made.shared}, '{kinds}', ({', '.join(arguments)},), stream)"
+    return (
+        f"launch_kernel({kernel}, {x}, {y}, 1, {warps}, {binary.shared}, '{kinds}', ({', '.join(arguments)},), stream)"
+    )
 
 
 def interpreted_line(kernel: str, grid: Sequence[int | str], warps: int, arguments: Sequence[str]) -> str:

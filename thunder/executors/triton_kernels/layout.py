@@ -205,8 +205,8 @@ def _indexed_strides(shape: Sequence[int], a: torch.Tensor, indices: Sequence[to
     """Those of elements at index tensors: of an elementwise operation of the tensor and the indices, each as large as
     the result."""
     where, first, count = indexed(indices)
-    kept = [step for d, step in enumerate(a.stride()) if d not in where]
-    steps = [[*kept[:first], *[0] * count, *kept[first:]]]
+    steps_left = [step for d, step in enumerate(a.stride()) if d not in where]
+    steps = [[*steps_left[:first], *[0] * count, *steps_left[first:]]]
     for i in (indices[d] for d in where):
         own = [0 if n == 1 else step for n, step in zip(i.shape, i.stride(), strict=True)]
         steps.append([*[0] * (first + count - len(own)), *own, *[0] * (len(shape) - first - count)])

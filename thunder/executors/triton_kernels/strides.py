@@ -20,23 +20,23 @@ def strides_in_words(
     one before is a part of a larger one: one of `sizes`, or the multiple of it. unknown: makes a number of its own for
     the stride of a dimension: given where guesses have failed, and used for all but dense dimensions.
     """
-    found: list[int | Extent] = list(strides)
+    symbolic: list[int | Extent] = list(strides)
     step: int | Extent = 1
     for d in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
         if not strides[d]:
             continue
         if unknown is not None and strides[d] != value_of(step, values):
-            found[d] = unknown(d)
-            step = found[d] * shape[d]
+            symbolic[d] = unknown(d)
+            step = symbolic[d] * shape[d]
             continue
         of_sizes = [(n, strides[d] // value_of(n, values)) for n in sizes]
         for candidate in [step, *(n * times for n, times in of_sizes if times)]:
             times, rest = divmod(strides[d], value_of(candidate, values))
             if not rest:
-                found[d] = candidate * times
+                symbolic[d] = candidate * times
                 break
-        step = found[d] * shape[d]
-    return tuple(found)
+        step = symbolic[d] * shape[d]
+    return tuple(symbolic)
 
 
 def stride_atoms(strides: Strides) -> list[str]:
@@ -71,9 +71,9 @@ def fits_text(name: str, known: Strides) -> str:
 
 def ordered_like(shape: Sequence[int | Extent], strides: Sequence[int]) -> Strides:
     """The strides of a dense tensor whose dimensions follow each other in memory as they do with these strides."""
-    found: list[int | Extent] = [0] * len(shape)
+    ordered: list[int | Extent] = [0] * len(shape)
     step: int | Extent = 1
     for d in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
-        found[d] = step
+        ordered[d] = step
         step = step * shape[d]
-    return tuple(found)
+    return tuple(ordered)

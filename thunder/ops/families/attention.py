@@ -236,16 +236,20 @@ def mathematical_attention(query, key, value, attn_mask, is_causal, scale, enabl
 def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
     """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole
     one."""
-    given = yield flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
-    return differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given)
+    cotangents = yield flash_attention_backward(
+        g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa
+    )
+    return differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, cotangents)
 
 
-def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given) -> tuple:
+def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, cotangents) -> tuple:
     """The cotangents of (g, query, key, value) of a kernel's backward, for those of its results."""
     once = pytorch_derivative.vjp_of(mathematical_attention)
     inside = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
     last = 3 if attn_mask is None else 4  # g comes after the other tensors
-    gq, gk, gv, gg = pytorch_derivative.vjp_of(once)((0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(given))
+    gq, gk, gv, gg = pytorch_derivative.vjp_of(once)(
+        (0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(cotangents)
+    )
     return gg, gq, gk, gv
 
 
@@ -404,8 +408,8 @@ def _attention_of_batch(batch: batching.Batch, operation: BoundSymbol):
     def merged(x):
         if not isinstance(x, TensorProxy):
             return x
-        found = batch.at(x) if x in batch.moved else ltorch.expand(x, (batch.size, *x.shape))
-        return ltorch.reshape(found, (batch.size * whole, *x.shape[1:]))
+        batched = batch.at(x) if x in batch.moved else ltorch.expand(x, (batch.size, *x.shape))
+        return ltorch.reshape(batched, (batch.size * whole, *x.shape[1:]))
 
     results = operation.sym(*map(merged, operation.args), **operation.kwargs)
     return map_structure(lambda r: ltorch.reshape(r, (batch.size, whole, *r.shape[1:])), results)

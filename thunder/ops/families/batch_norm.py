@@ -96,8 +96,8 @@ def batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, ep
     y = _in_batch_norms_layout(convert(y, a.dtype))
     mean, variance, rstd = (reshape(x, (a.shape[1],)) for x in (mean, variance, rstd))
     unbiased = variance * count / (count - 1)
-    kept = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
-    return y, convert(mean, kind), convert(rstd, kind), *kept
+    new_statistics = (running(old, new, momentum) for old, new in ((running_mean, mean), (running_var, unbiased)))
+    return y, convert(mean, kind), convert(rstd, kind), *new_statistics
 
 
 @native_batch_norm.decomposed_by
@@ -252,8 +252,8 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
 
 @batch_norm_update.decomposed_by
 def _(a, running_mean, running_var, weight, bias, momentum, eps):
-    y, _, _, *kept = batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, a.dtype)
-    return y, *kept
+    y, _, _, *new_statistics = batch_norm_by_batch(a, running_mean, running_var, weight, bias, momentum, eps, a.dtype)
+    return y, *new_statistics
 
 
 batch_norm_update.nondifferentiable = (1, 2)
@@ -408,8 +408,8 @@ def _run_update_stats(a, running_mean, running_var, momentum):
 def batch_norm_update_stats(a, running_mean, running_var, momentum):
     """Mean and variance of the batch, and what the running ones become."""
     mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
-    kept = _channels(a, None if mixed else a.dtype)
-    return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
+    statistic = _channels(a, None if mixed else a.dtype)
+    return statistic, like(statistic), *(None if t is None else like(t) for t in (running_mean, running_var))
 
 
 @alias(torch.batch_norm_update_stats)

@@ -247,7 +247,7 @@ def _with_gradients(
 
 def _conv_rule(symbol: Symbol, rank: int):
     def rule(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        given = padding
+        said_padding = padding
         if isinstance(padding, str):
             totals = [
                 d * (k - 1) if padding == "same" else 0
@@ -258,7 +258,7 @@ def _conv_rule(symbol: Symbol, rank: int):
             padding = [t // 2 for t in totals]
         return (
             yield from _with_gradients(
-                lambda x: symbol(x, weight, bias, stride, given, dilation, groups),
+                lambda x: symbol(x, weight, bias, stride, said_padding, dilation, groups),
                 a,
                 weight,
                 bias,

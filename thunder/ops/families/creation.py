@@ -67,22 +67,22 @@ def _shape_of(args: tuple) -> tuple:
 
 def _options(kwargs: dict, dtype, device=None) -> dict:
     """dtype and device filled in; what says nothing left out."""
-    given = {
+    options = {
         k: v
         for k, v in kwargs.items()
         if v is not None and not (k in ("pin_memory", "requires_grad") and v is False) and k != "layout"
     }
-    given.pop("memory_format", None)
-    given["device"] = (
-        default_device(given.get("device")) if given.get("device") is not None or device is None else device
+    options.pop("memory_format", None)
+    options["device"] = (
+        default_device(options.get("device")) if options.get("device") is not None or device is None else device
     )
-    given["dtype"] = to_dtype(given["dtype"]) if "dtype" in given else dtype
-    return {"device": given.pop("device"), "dtype": given.pop("dtype"), **given}
+    options["dtype"] = to_dtype(options["dtype"]) if "dtype" in options else dtype
+    return {"device": options.pop("device"), "dtype": options.pop("dtype"), **options}
 
 
 def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, kwargs = named(args, kwargs, "size", "fill_value")
-    shape, value = given["size"], given["fill_value"]
+    arguments, kwargs = named(args, kwargs, "size", "fill_value")
+    shape, value = arguments["size"], arguments["fill_value"]
     if type(value) is TensorProxy:  # its value counts, as a number's
         kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
     else:
@@ -165,9 +165,11 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
     """The layout that a call asks for, beside what it makes."""
 
     def call(*args, memory_format=torch.preserve_format, **kwargs):
-        made = symbol(*args, **kwargs)
+        result = symbol(*args, **kwargs)
         return (
-            made if memory_format in (torch.preserve_format, None) else ltorch.clone(made, memory_format=memory_format)
+            result
+            if memory_format in (torch.preserve_format, None)
+            else ltorch.clone(result, memory_format=memory_format)
         )
 
     alias(function, over=symbol)(call)
@@ -225,8 +227,8 @@ def _count(start, end, step):
 
 def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     alone = len(args) == 1 and "end" not in kwargs
-    given, kwargs = named(args, kwargs, *(("end", "start", "step") if alone else ("start", "end", "step")))
-    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    arguments, kwargs = named(args, kwargs, *(("end", "start", "step") if alone else ("start", "end", "step")))
+    start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
     inexact = any((x.python_type if isinstance(x, NumberProxy) else type(x)) is float for x in (start, end, step))
     if any(isinstance(x, NumberProxy) and x.unbacked for x in (start, end, step)):  # refused when it runs
         return (start, end, step), _options(kwargs, default_dtype() if inexact else dtypes.int64)
@@ -267,8 +269,8 @@ def _arange(*args, **kwargs):
 
 
 def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, kwargs = named(args, kwargs, "start", "end", "steps", "base")
-    return tuple(given.values()), _options(kwargs, default_dtype())
+    arguments, kwargs = named(args, kwargs, "start", "end", "steps", "base")
+    return tuple(arguments.values()), _options(kwargs, default_dtype())
 
 
 def _spaced(start, end, steps, device, dtype) -> TensorProxy:
@@ -290,8 +292,8 @@ def logspace(start, end, steps, base=10.0, *, device, dtype):
 
 
 def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, kwargs = named(args, kwargs, "n", "m")
-    n, m = given["n"], given.get("m")
+    arguments, kwargs = named(args, kwargs, "n", "m")
+    n, m = arguments["n"], arguments.get("m")
     return (n, n if m is None else m), _options(kwargs, default_dtype())
 
 
@@ -304,13 +306,13 @@ def eye(n, m, *, device, dtype):
 # --- Python data
 
 
-def _leaf_types(data, found: list) -> list:
+def _leaf_types(data, types_in: list) -> list:
     if isinstance(data, (list, tuple)):
         for x in data:
-            _leaf_types(x, found)
+            _leaf_types(x, types_in)
     else:
-        found.append(data)
-    return found
+        types_in.append(data)
+    return types_in
 
 
 def _data_shape(data) -> tuple:
@@ -345,11 +347,11 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
         return _of_tensors(data, leaves, None if dtype is None else to_dtype(dtype), device)
     if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy) for x in leaves):
         with compat.DisableTorchFunction():
-            found = torch.tensor(map_structure(concrete, data), device="cpu")
-            values = found.tolist()
-        dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
-        if not found.numel():
-            return ltorch.zeros(*found.shape, dtype=dtype, device=device)
+            on_cpu = torch.tensor(map_structure(concrete, data), device="cpu")
+            values = on_cpu.tolist()
+        dtype = on_cpu.dtype if dtype is None else dtype  # numpy's numbers have their own
+        if not on_cpu.numel():
+            return ltorch.zeros(*on_cpu.shape, dtype=dtype, device=device)
         data = values
     return _tensor_symbol(data, dtype=dtype, device=device)
 
@@ -437,8 +439,8 @@ def _indices_count(row: int, col: int, offset: int) -> int:
 
 
 def _indices_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, kwargs = named(args, kwargs, "row", "col", "offset")
-    return (given["row"], given["col"], given.get("offset", 0)), _options(kwargs, dtypes.int64)
+    arguments, kwargs = named(args, kwargs, "row", "col", "offset")
+    return (arguments["row"], arguments["col"], arguments.get("offset", 0)), _options(kwargs, dtypes.int64)
 
 
 @torch_prim(torch.tril_indices, canonicalize=_indices_arguments)

@@ -149,13 +149,13 @@ def _(equation, *operands):
         stays = [
             x for x, n in zip(own, operand.shape, strict=True) if seen[x] and (n != 1 or all(k == 1 for k in seen[x]))
         ]
-        given, wanted = (
+        operands, wanted = (
             ",".join("".join(map(names.__getitem__, x)) for x in xs) for xs in ((output, theirs), (stays,))
         )
-        found = einsum(f"{given}->{wanted}", g, other)
+        gradient_part = einsum(f"{operands}->{wanted}", g, other)
         for d, x in enumerate(own):
-            found = found if x in stays else unsqueeze(found, d)
-        return expand(found, operand.shape)
+            gradient_part = gradient_part if x in stays else unsqueeze(gradient_part, d)
+        return expand(gradient_part, operand.shape)
 
     (a, b), (left, right) = operands, inputs
     return None, gradient(a, left, b, right), gradient(b, right, a, left)

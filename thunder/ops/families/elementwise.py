@@ -83,8 +83,8 @@ SYNONYMS = {
 def spellings_of(name: str) -> tuple[Callable, ...]:
     """torch.name and Tensor.name, where they exist, and the same of a synonym."""
     names = (name, SYNONYMS[name]) if name in SYNONYMS else (name,)
-    found = (getattr(space, n, None) for n in names for space in (torch, torch.Tensor))
-    return tuple(f for f in found if f is not None)
+    functions = (getattr(space, n, None) for n in names for space in (torch, torch.Tensor))
+    return tuple(f for f in functions if f is not None)
 
 
 def named_alike(symbol: Symbol) -> Symbol:

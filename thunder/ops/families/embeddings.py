@@ -27,9 +27,9 @@ from thunder.ops.shape_rules import require
 def _plain_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Options that say nothing are left out."""
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    given = dict(zip(names, args[2:], strict=False)) | kwargs
+    options = dict(zip(names, args[2:], strict=False)) | kwargs
     return args[:2], {
-        k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False
+        k: v for k, v in options.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False
     }
 
 
@@ -150,14 +150,14 @@ def embedding_bag(
         bags, bag = offsets.shape[0], ltorch.searchsorted(ltorch.to(offsets, dtype=torch.int64), places, right=True) - 1
     index = reshape(a, (count,))
     rows = take(weight, 0, index)
-    kept = ltorch.ones_like(places) if padding_idx is None else ltorch.ne(index, padding_idx % weight.shape[0])
-    kept = ltorch.to(kept, dtype=weight.dtype)
+    is_counted = ltorch.ones_like(places) if padding_idx is None else ltorch.ne(index, padding_idx % weight.shape[0])
+    is_counted = ltorch.to(is_counted, dtype=weight.dtype)
     if mode == "max":
-        rows = ltorch.where(ltorch.unsqueeze(kept, 1) > 0, rows, float("-inf"))
+        rows = ltorch.where(ltorch.unsqueeze(is_counted, 1) > 0, rows, float("-inf"))
         empty = ltorch.full((bags, width), float("-inf"), dtype=weight.dtype, device=a.device)
-        found = ltorch.scatter_reduce(empty, 0, expand(ltorch.unsqueeze(bag, 1), (count, width)), rows, "amax")
-        return ltorch.where(ltorch.eq(found, float("-inf")), 0.0, found)
-    scale = kept if per_sample_weights is None else kept * reshape(per_sample_weights, (count,))
+        extremes = ltorch.scatter_reduce(empty, 0, expand(ltorch.unsqueeze(bag, 1), (count, width)), rows, "amax")
+        return ltorch.where(ltorch.eq(extremes, float("-inf")), 0.0, extremes)
+    scale = is_counted if per_sample_weights is None else is_counted * reshape(per_sample_weights, (count,))
     total = ltorch.index_add(
         ltorch.zeros((bags, width), dtype=weight.dtype, device=a.device),
         0,
@@ -166,7 +166,7 @@ def embedding_bag(
     )
     if mode == "sum":
         return total
-    sizes = ltorch.index_add(ltorch.zeros((bags,), dtype=weight.dtype, device=a.device), 0, bag, kept)
+    sizes = ltorch.index_add(ltorch.zeros((bags,), dtype=weight.dtype, device=a.device), 0, bag, is_counted)
     return total / ltorch.unsqueeze(ltorch.clamp(sizes, 1.0), 1)
 
 
@@ -187,8 +187,8 @@ def _bag_types(function: Callable) -> Callable:
             return _types_on_gpus(weight, *args, **kwargs)
         # PyTorch's own rule does not know that bfloat16 goes the way of float32
         wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
-        out, *kept = run(wide, *args, **kwargs)
-        return like(out, dtype=weight.dtype), *kept
+        out, *others = run(wide, *args, **kwargs)
+        return like(out, dtype=weight.dtype), *others
 
     return meta
 
@@ -243,11 +243,13 @@ def _(
     a, offsets = ltorch.contiguous(a), ltorch.contiguous(offsets)  # the kernel reads memory in order
     rows, kind = weight.shape[0], ("sum", "mean", "max").index(mode)
     left_out = -1 if padding_idx is None else padding_idx % rows
-    out, *kept = _bag_kernel(
+    out, *others = _bag_kernel(
         weight, a, offsets, scale_grad_by_freq, kind, sparse, per_sample_weights, include_last_offset, left_out
     )
     g = yield out
-    gradient = _bag_backward(g, a, offsets, *kept, rows, scale_grad_by_freq, kind, sparse, per_sample_weights, left_out)
+    gradient = _bag_backward(
+        g, a, offsets, *others, rows, scale_grad_by_freq, kind, sparse, per_sample_weights, left_out
+    )
     return None, gradient
 
 

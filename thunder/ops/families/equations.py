@@ -290,10 +290,10 @@ def tensorsolve(A, B, dims=None):
     rank = len(A.shape)
     moved = [wrap_dim(d, rank) for d in dims or ()]
     A = ltorch.movedim(A, moved, list(range(rank - len(moved), rank))) if moved else A
-    found = A.shape[len(B.shape) :]
-    require(math.prod(found) == math.prod(B.shape))
-    matrix = ltorch.reshape(A, (math.prod(B.shape), math.prod(found)))
-    return ltorch.reshape(linalg_solve(matrix, ltorch.reshape(B, (math.prod(B.shape),))), found)
+    solution_shape = A.shape[len(B.shape) :]
+    require(math.prod(solution_shape) == math.prod(B.shape))
+    matrix = ltorch.reshape(A, (math.prod(B.shape), math.prod(solution_shape)))
+    return ltorch.reshape(linalg_solve(matrix, ltorch.reshape(B, (math.prod(B.shape),))), solution_shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------

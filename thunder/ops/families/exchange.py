@@ -59,8 +59,8 @@ def rows_of_experts(offs, group):
 def dispatch_rows(x, sizes, group, rows=None):
     """The rows of all ranks for the experts of this one, sorted by expert. rows: how many, where a program knows."""
     own, others = sizes
-    found = _exchanged(x, own.sum(1).tolist(), others.sum(1).tolist(), group)
-    return _regrouped(found, others)
+    exchanged = _exchanged(x, own.sum(1).tolist(), others.sum(1).tolist(), group)
+    return _regrouped(exchanged, others)
 
 
 @primitive(lambda x, sizes, group, rows: like(x, (rows, *x.shape[1:])), module="ltorch")
@@ -68,8 +68,12 @@ def collect_rows(x, sizes, group, rows):
     """The rows of this rank, back from the ranks that they were dispatched to, and zeros behind them: so many as there
     were."""
     own, others = sizes
-    found = _exchanged(_regrouped(x, others.t()), others.sum(1).tolist(), own.sum(1).tolist(), group)
-    return found if found.shape[0] == rows else torch.cat([found, found.new_zeros(rows - len(found), *found.shape[1:])])
+    exchanged = _exchanged(_regrouped(x, others.t()), others.sum(1).tolist(), own.sum(1).tolist(), group)
+    return (
+        exchanged
+        if exchanged.shape[0] == rows
+        else torch.cat([exchanged, exchanged.new_zeros(rows - len(exchanged), *exchanged.shape[1:])])
+    )
 
 
 @dispatch_rows.vjp

@@ -114,19 +114,19 @@ def evenly_distributed(g, a, y):
 MOST_PLACES = 1 << 24  # that float32 counts
 
 
-def first_place(a, extreme, place, dim: int, free=None):
-    """The first place of each row, in float32, where it is its extreme. place: see `places_of`. free: of which places,
-    by default of all."""
+def first_place(a, extreme, positions, dim: int, free=None):
+    """The first place of each row, in float32, where it is its extreme. positions: see `places_of`. free: of which
+    places, by default of all."""
     count = a.shape[dim]
-    found = ltorch.logical_or(a == extreme, a != a)  # where a row has a NaN, that is its extreme
-    found = found if free is None else ltorch.logical_and(found, free)
-    return amin(ltorch.where(found, place, float(count)), (dim,), True)
+    is_extreme = ltorch.logical_or(a == extreme, a != a)  # where a row has a NaN, that is its extreme
+    is_extreme = is_extreme if free is None else ltorch.logical_and(is_extreme, free)
+    return amin(ltorch.where(is_extreme, positions, float(count)), (dim,), True)
 
 
 def places_of(shape: tuple, dim: int, device, kind=dtypes.float32):
     """0, 1, ... along a dimension."""
-    place = ltorch.arange(shape[dim], device=device, dtype=kind)
-    return ltorch.reshape(place, tuple(n if d == dim else 1 for d, n in enumerate(shape)))
+    positions = ltorch.arange(shape[dim], device=device, dtype=kind)
+    return ltorch.reshape(positions, tuple(n if d == dim else 1 for d, n in enumerate(shape)))
 
 
 def counts_places(a, dim: int) -> bool:
@@ -143,8 +143,8 @@ def _found_by(symbol: Symbol, extreme: Callable, function: str | None) -> None:
         if len(dims) != 1 or not counts_places(a, dims[0]):
             return None
         values = extreme(a, dims, True)
-        place = places_of(a.shape, dims[0], a.device)
-        places = ltorch.to(first_place(a, values, place, dims[0]), dtypes.int64)
+        positions = places_of(a.shape, dims[0], a.device)
+        places = ltorch.to(first_place(a, values, positions, dims[0]), dtypes.int64)
         if not keepdim:
             values, places = (ltorch.squeeze(x, dims[0]) for x in (values, places))
         return places if function is None else named_results(function, values, places)
@@ -170,10 +170,10 @@ def _(g, indices, dim: int, shape: tuple):
         return None
     if count > 1 and (type(shape[dim]) is not int or count * shape[dim] > FEW_COMPARISONS):
         return None
-    place, out = places_of(shape, dim, g.device, dtypes.int64), 0
+    positions, out = places_of(shape, dim, g.device, dtypes.int64), 0
     for i in range(count):
         at, value = (ltorch.narrow(x, dim, i, 1) for x in (indices, g))
-        out = ltorch.where(place == at, value, out)
+        out = ltorch.where(positions == at, value, out)
     return out
 
 

@@ -86,8 +86,8 @@ def of_square(
     """A function of one square matrix; `result` types it. options: keywords,
     which do not change the type."""
 
-    def meta(a, **given):
-        unknown = next((k for k in given if k not in options), None)
+    def meta(a, **keywords):
+        unknown = next((k for k in keywords if k not in options), None)
         require(unknown is None)
         square(a, narrow=name == "matrix_exp")
         return result(a)
@@ -134,15 +134,15 @@ def matrix_power(A, n):
     """By squaring, in PyTorch's order."""
     if n == 0:
         return ltorch.expand(ltorch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A.shape)
-    power, found = A, None
+    power, result = A, None
     if n == 3:
         return product(product(A, A), A)
     while True:
         if n % 2:
-            found = power if found is None else product(found, power)
+            result = power if result is None else product(result, power)
         n //= 2
         if n == 0:
-            return ltorch.clone(found) if found is A else found
+            return ltorch.clone(result) if result is A else result
         power = product(power, power)
 
 

@@ -58,8 +58,8 @@ def _quantize(x, amax, to: dtype, transposed: bool):
 
     def rounded(a):
         a = ltorch.to(a, dtype=float32)
-        found = ltorch.amax(ltorch.abs(a), -1, True) if amax is None else amax
-        scale = ltorch.maximum(found, ltorch.full_like(found, 1e-12)) / most
+        largest_value = ltorch.amax(ltorch.abs(a), -1, True) if amax is None else amax
+        scale = ltorch.maximum(largest_value, ltorch.full_like(largest_value, 1e-12)) / most
         return ltorch.contiguous(ltorch.to(ltorch.clamp(a / scale, -most, most), dtype=to_torch_dtype(to))), scale
 
     q, scale = rounded(x)
@@ -71,12 +71,12 @@ def _quantize(x, amax, to: dtype, transposed: bool):
 def _quantize_meta(x, amax, to: dtype, transposed: bool):
     m, k = x.shape
     by_rows = amax is None
-    found = [like(x, dtype=to), like(x, (m, 1) if by_rows else (), float32)]
+    results = [like(x, dtype=to), like(x, (m, 1) if by_rows else (), float32)]
     if transposed:
-        found.append(like(x, (k, m), to))
+        results.append(like(x, (k, m), to))
         if by_rows:
-            found.append(like(x, (k, 1), float32))
-    return tuple(found)
+            results.append(like(x, (k, 1), float32))
+    return tuple(results)
 
 
 quantize = Symbol(
@@ -87,10 +87,10 @@ quantize = Symbol(
 
 def quantized(x, to: dtype, by_rows: bool, transposed: bool) -> Quantized:
     """A matrix in float8, with its transpose where that is asked for."""
-    found = quantize(x, None if by_rows else largest(x), to, transposed)
+    results = quantize(x, None if by_rows else largest(x), to, transposed)
     if not transposed:
-        return Quantized(*found, None, None)
-    return Quantized(*found[:3], found[3] if by_rows else found[1])
+        return Quantized(*results, None, None)
+    return Quantized(*results[:3], results[3] if by_rows else results[1])
 
 
 def _product_meta(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
@@ -131,11 +131,11 @@ scaled_mm = Symbol(
 def product(a, scale_a, b, scale_b, to: dtype, fast: bool):
     """a @ b.T in dtype `to`, of matrices in float8 whose rows lie together."""
     by_rows = len(scale_a.shape) == 2
-    made = bfloat16 if by_rows else to  # what PyTorch's kernel for scales of rows writes
+    written = bfloat16 if by_rows else to  # what PyTorch's kernel for scales of rows writes
     out = scaled_mm(
-        a, ltorch.t(b), scale_a, ltorch.t(scale_b) if by_rows else scale_b, None, None, to_torch_dtype(made), fast
+        a, ltorch.t(b), scale_a, ltorch.t(scale_b) if by_rows else scale_b, None, None, to_torch_dtype(written), fast
     )
-    return out if made is to else ltorch.to(out, dtype=to_torch_dtype(to))
+    return out if written is to else ltorch.to(out, dtype=to_torch_dtype(to))
 
 
 def _linear(x, weight, bias, qx: Quantized, qw: Quantized, gradient_dtype: dtype):

@@ -225,8 +225,8 @@ def index(a, indices):
     """Elements at integer tensors, None standing for a whole dimension; the broadcast shape of the tensors comes where
     they stand side by side, else first."""
     where, first, _ = indexed(indices)
-    kept = [n for d, n in enumerate(a.shape) if d not in where]
-    return like(a, (*kept[:first], *broadcast_shapes(*(indices[d].shape for d in where)), *kept[first:]))
+    sizes_left = [n for d, n in enumerate(a.shape) if d not in where]
+    return like(a, (*sizes_left[:first], *broadcast_shapes(*(indices[d].shape for d in where)), *sizes_left[first:]))
 
 
 def indexed(indices: Sequence) -> tuple[list[int], int, int]:
@@ -278,11 +278,11 @@ def _bound(x):
 def getitem(a, key):
     """A slice of each dimension, integers among these as slices of one element whose dimension goes; then index
     tensors, of which masks are several."""
-    found = place(a, key)
-    out = _sliced(a, found.entries)
+    selection = place(a, key)
+    out = _sliced(a, selection.entries)
     indices = [
         e
-        for entry in found.entries
+        for entry in selection.entries
         if entry[0] != "int"
         for e in (_columns(entry[1]) if entry[0] == "mask" else (entry,))
     ]
@@ -486,12 +486,14 @@ def _(a, key):
 
 @setitem.vjp
 def _(a, key, value):
-    given = isinstance(value, TensorProxy) and value.requires_grad
-    if given and any(e[0] == "mask" for e in place(a, key).entries):  # how many elements it takes is known when it runs
+    has_gradient = isinstance(value, TensorProxy) and value.requires_grad
+    if has_gradient and any(
+        e[0] == "mask" for e in place(a, key).entries
+    ):  # how many elements it takes is known when it runs
         return NotImplemented
     g = yield setitem(a, key, value)
     of_value = None
-    if given:
+    if has_gradient:
         taken = getitem(g, key)
         extra = len(value.shape) - len(taken.shape)  # PyTorch drops leading dimensions of size 1 here
         of_value = (
@@ -560,13 +562,13 @@ def _indexed_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
         return None
     missing = len(operation.inputs[0].shape) - sum(k is not None and k is not Ellipsis for k in key)
     at = next((i for i, k in enumerate(key) if k is Ellipsis), len(key))
-    dim = place = 0
+    dim = position = 0
     for k in (*key[:at], *[slice(None)] * missing, *key[at + 1 :]):
         if dim == part.dim and k is not None:
             return (
-                split.computed(operation, {operation.inputs[0]: part.value}, part.axis, place)
+                split.computed(operation, {operation.inputs[0]: part.value}, part.axis, position)
                 if k == slice(None)
                 else None
             )
-        dim, place = dim + (k is not None), place + (type(k) is not int)
+        dim, position = dim + (k is not None), position + (type(k) is not int)
     return None

@@ -25,11 +25,11 @@ from thunder.ops.shape_rules import ceil_div, require, wrap_dim
 
 
 def _common_dtype(tensors):
-    found = tensors[0].dtype
+    dtype = tensors[0].dtype
     for t in tensors[1:]:
-        if t.dtype is not found:
-            found = dtypes.promote(found, t.dtype)
-    return found
+        if t.dtype is not dtype:
+            dtype = dtypes.promote(dtype, t.dtype)
+    return dtype
 
 
 def _joined(tensors, dim) -> tuple[list, int]:
@@ -38,16 +38,16 @@ def _joined(tensors, dim) -> tuple[list, int]:
     require(len(tensors))
     for t in tensors:
         require(isinstance(t, TensorProxy) and t.shape)
-    kept = [t for t in tensors if len(t.shape) != 1 or t.shape[0] != 0] or list(tensors)
-    return kept, wrap_dim(dim, len(kept[0].shape))
+    not_empty = [t for t in tensors if len(t.shape) != 1 or t.shape[0] != 0] or list(tensors)
+    return not_empty, wrap_dim(dim, len(not_empty[0].shape))
 
 
 def _cat_meta(tensors, dim=0):
-    kept, d = _joined(tensors, dim)
-    first = kept[0]
+    not_empty, d = _joined(tensors, dim)
+    first = not_empty[0]
     shape = first.shape
     total = shape[d]
-    for t in kept[1:]:
+    for t in not_empty[1:]:
         require(len(t.shape) == len(shape))
         for k, n in enumerate(t.shape):
             require(k == d or n is shape[k] or n == shape[k])
@@ -57,9 +57,9 @@ def _cat_meta(tensors, dim=0):
 
 @composite(torch.cat, torch.concat, torch.concatenate, meta=_cat_meta, tags=MOVES, autocast="cpu:widest")
 def cat(tensors, dim=0):
-    kept, d = _joined(tensors, dim)
+    not_empty, d = _joined(tensors, dim)
     target = _common_dtype(tensors)
-    return prims.cat([convert(t, target) for t in kept], d)
+    return prims.cat([convert(t, target) for t in not_empty], d)
 
 
 def _stack_meta(tensors, dim=0):
@@ -474,10 +474,10 @@ def _joined_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting
         operation.output.shape
     )
     places = {(part.axis, part.dim) for part in parts.values()}
-    if len(places) != 1 or (place := places.pop())[1] == dim:
+    if len(places) != 1 or (axis_and_dim := places.pop())[1] == dim:
         return None
-    table = {p: parts[p].value if p in parts else split.cut(p, *place) for p in tensors}
-    return split.computed(operation, table, *place)
+    table = {p: parts[p].value if p in parts else split.cut(p, *axis_and_dim) for p in tensors}
+    return split.computed(operation, table, *axis_and_dim)
 
 
 splitting.several.set(splitting.several_along, ltorch.split, ltorch.chunk)

@@ -549,9 +549,9 @@ def _matrix(batch: batching.Batch, x: TensorProxy, rank: int, new: int):
     """An operand of a matrix product as a stack of matrices of this rank; a vector gets a dimension of one."""
     shape = x.shape if len(x.shape) > 1 else (1, *x.shape) if new == -2 else (*x.shape, 1)
     shape = (*(1,) * (rank - len(shape)), *shape)
-    found = batch.at(x)
+    batched = batch.at(x)
     shape = (batch.size, *shape) if x in batch.moved else shape
-    return found if same_shape(found.shape, shape) else ltorch.reshape(found, shape)
+    return batched if same_shape(batched.shape, shape) else ltorch.reshape(batched, shape)
 
 
 @batching.rule(linear)
@@ -598,8 +598,8 @@ def _product_of_part(split: splitting.Split, operation: BoundSymbol) -> splittin
     places = {(part.axis, part.dim - len(p.shape)) for p, part in parts.items()}
     if len(parts) != len(tensors) or len(places) != 1 or len({len(p.shape) for p in tensors}) != 1:
         return None
-    axis, place = places.pop()
-    if place in (-1, -2):
+    axis, dim = places.pop()
+    if dim in (-1, -2):
         return None
     table = {p: part.value for p, part in parts.items()}
-    return split.computed(operation, table, axis, len(operation.output.shape) + place)
+    return split.computed(operation, table, axis, len(operation.output.shape) + dim)

@@ -61,8 +61,8 @@ def pointwise(
         values = spread(args, kwargs)
         how = _reduction(values["reduction"], values.get("size_average"), values.get("reduce"))
         shape = broadcast_shapes(a.shape, target.shape)
-        found = dtypes.real_of(result_type(a, target)) if real else result_type(a, target)
-        return like(a, shape if how == "none" else (), to_float(found) if floats else found)
+        dtype = dtypes.real_of(result_type(a, target)) if real else result_type(a, target)
+        return like(a, shape if how == "none" else (), to_float(dtype) if floats else dtype)
 
     def decomposition(a, target, *args, **kwargs):
         values = spread(args, kwargs)
@@ -187,13 +187,13 @@ def _nll_meta(a, target, weight=None, size_average=None, ignore_index=-100, redu
 def _picked(a, target, weight, ignore_index):
     """-weight * a at the target classes, 0 where the target is ignored; and those weights."""
     d = 1 if len(a.shape) > 1 else 0
-    kept = ltorch.ne(target, ignore_index)
-    index = _where(kept, target, 0)
+    is_counted = ltorch.ne(target, ignore_index)
+    index = _where(is_counted, target, 0)
     values = ltorch.squeeze(ltorch.gather(a, d, unsqueeze(index, d)), d)
-    weights = convert(kept, a.dtype)
+    weights = convert(is_counted, a.dtype)
     if weight is not None:
-        weights = _where(kept, reshape(ltorch.index_select(weight, 0, reshape(index, (-1,))), target.shape), 0.0)
-    return _where(kept, -values * weights, 0.0), weights
+        weights = _where(is_counted, reshape(ltorch.index_select(weight, 0, reshape(index, (-1,))), target.shape), 0.0)
+    return _where(is_counted, -values * weights, 0.0), weights
 
 
 @composite(F.nll_loss, meta=_nll_meta, autocast="float32")
@@ -389,11 +389,11 @@ def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> N
         g = yield symbol(a, target, *args, **kwargs)
         shape = broadcast_shapes(a.shape, target.shape)
         x, y = (t if same_shape(t.shape, shape) else ltorch.expand(t, shape) for t in (a, target))
-        found = [
+        gradients = [
             sum_to(_KERNELS[name](g, one, other, _REDUCTIONS.index(how), *extra), t.shape) if t.requires_grad else None
             for t, one, other in ((a, x, y), (target, y, x))
         ]
-        return tuple(found)
+        return tuple(gradients)
 
     symbol.vjp(rule)
 
@@ -490,8 +490,8 @@ def _likelihood(a, target, weight, how: str, ignore_index: int):
     shaped = x is not a and how == "none"
 
     def gradient(g):
-        found = back(reshape(g, t.shape) if shaped else g, x, t, weight, reduction, ignore_index, total)
-        return found if x is a else reshape(found, a.shape)
+        gradient_of_x = back(reshape(g, t.shape) if shaped else g, x, t, weight, reduction, ignore_index, total)
+        return gradient_of_x if x is a else reshape(gradient_of_x, a.shape)
 
     return reshape(out, target.shape) if shaped else out, gradient
 

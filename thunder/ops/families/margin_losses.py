@@ -144,9 +144,9 @@ for _name, _parameters in {
 
     def _spelled(*args, symbol=LTORCH[_name], parameters=_parameters, **kwargs):
         tensors = {"margin_ranking_loss": 3, "cosine_embedding_loss": 3, "triplet_margin_loss": 3}.get(symbol.name, 2)
-        given = dict(zip((*parameters, "reduction", "zero_infinity"), args[tensors:], strict=False)) | kwargs
-        how = given.get("reduction", 0)  # PyTorch's bindings have another default than its functions
-        return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[how]})
+        options = dict(zip((*parameters, "reduction", "zero_infinity"), args[tensors:], strict=False)) | kwargs
+        how = options.get("reduction", 0)  # PyTorch's bindings have another default than its functions
+        return symbol(*args[:tensors], **options | {"reduction": _REDUCTIONS[how]})
 
     alias(getattr(torch, _name))(_spelled)
 

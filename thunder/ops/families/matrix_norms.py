@@ -34,9 +34,9 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
         values = ltorch.linalg_svdvals(ltorch.movedim(A, (rows, columns), (-2, -1)))
         out = (ltorch.sum if ord == "nuc" else ltorch.amax if ord == 2 else ltorch.amin)(values, -1, keepdim)
         return out if not keepdim else ltorch.movedim(ltorch.unsqueeze(out, -1), (-2, -1), (rows, columns))
-    summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    kept -= not keepdim and kept > summed
-    return (ltorch.amax if ord > 0 else ltorch.amin)(ltorch.vector_norm(A, 1, summed, keepdim), kept, keepdim)
+    summed, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    other -= not keepdim and other > summed
+    return (ltorch.amax if ord > 0 else ltorch.amin)(ltorch.vector_norm(A, 1, summed, keepdim), other, keepdim)
 
 
 @composite(torch.linalg.norm, name="linalg_norm", autocast=_CUDA)

@@ -36,7 +36,7 @@ def of_input(g, normal, inverse, dims: tuple[int, ...]):
     return inverse * (g - ltorch.mean(g, dims, True) - normal * ltorch.mean(g * normal, dims, True))
 
 
-def in_full(place: int) -> Callable:
+def in_full(position: int) -> Callable:
     """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
     and of the weight, in this place."""
 
@@ -49,7 +49,7 @@ def in_full(place: int) -> Callable:
                     for x in (g, a, *rest)
                 )
             )
-            kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
+            kinds = [a.dtype, *[a.dtype if rest[position] is None else rest[position].dtype] * 2]
             return tuple(
                 x if x is None or x.dtype is k else ltorch.to(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
             )

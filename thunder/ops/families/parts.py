@@ -51,13 +51,13 @@ _NAMES = {symbol: name for name, symbol in (_INTO_ZEROS | _REARRANGED).items()}
 
 def part_of_zeros(value: Proxy, producer: Mapping[Proxy, BoundSymbol]) -> tuple[Proxy, tuple[tuple, ...]] | None:
     """The part that is all of a value beside zeros, and the steps that put it there; None for any other value."""
-    found, steps = None, []
+    part, steps = None, []
     while (b := producer.get(value)) is not None and (step := _step(b)) is not None:
         steps.append(step)
         value = b.args[0]
         if step[0] in _INTO_ZEROS:
-            found = value, tuple(steps)
-    return found
+            part = value, tuple(steps)
+    return part
 
 
 def _step(b: BoundSymbol) -> tuple | None:

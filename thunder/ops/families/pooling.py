@@ -262,8 +262,8 @@ def _(a, output_size):
     n = _row(output_size)
     g = yield ltorch.squeeze(adaptive_avg_pool2d(x, (1, n)), -2)
     g = ltorch.unsqueeze(g, -2)
-    found = ltorch.expand(g, x.shape) / x.shape[-1] if type(n) is int and n == 1 else _ADAPTIVE_AVERAGE[2](g, x)
-    return (ltorch.squeeze(found, -2),)
+    gradient = ltorch.expand(g, x.shape) / x.shape[-1] if type(n) is int and n == 1 else _ADAPTIVE_AVERAGE[2](g, x)
+    return (ltorch.squeeze(gradient, -2),)
 
 
 def _adaptive_maximum_rule(symbol: Symbol, rank: int) -> None:

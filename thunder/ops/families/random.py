@@ -68,8 +68,8 @@ def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     order = ("low", "high", "size")
     if "low" not in kwargs and len(args) + len(kwargs.keys() & set(order)) < 3:
         order = ("high", "size", "low")
-    given, kwargs = named(args, kwargs, *order)
-    return (given.get("low", 0), given["high"], _shape_of((given["size"],))), _options(kwargs, dtypes.int64)
+    arguments, kwargs = named(args, kwargs, *order)
+    return (arguments.get("low", 0), arguments["high"], _shape_of((arguments["size"],))), _options(kwargs, dtypes.int64)
 
 
 @torch_prim(torch.randint, canonicalize=_randint_arguments, tags=_TAGS)
@@ -177,8 +177,13 @@ def _philox(shape: tuple, seed: int | torch.Tensor, offset: int, device) -> torc
     seed: a number, or an int64 tensor of one.
     """
     low = 0xFFFFFFFF
-    place = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
-    c = [torch.full_like(place, offset & low), torch.full_like(place, offset >> 32 & low), place & low, place >> 32]
+    positions = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
+    c = [
+        torch.full_like(positions, offset & low),
+        torch.full_like(positions, offset >> 32 & low),
+        positions & low,
+        positions >> 32,
+    ]
     keys = [seed & low, seed >> 32 & low]
 
     def product(x, factor: int):

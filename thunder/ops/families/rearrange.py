@@ -30,9 +30,9 @@ def _repeated(a, repeats) -> tuple[tuple, tuple]:
 def repeat(a, repeats):
     have, times = _repeated(a, repeats)
     spread = tuple(x for pair in zip(times, have, strict=True) for x in pair)
-    kept = tuple(2 * i + 1 for i in range(len(have)))[len(have) - len(a.shape) :]
+    dims = tuple(2 * i + 1 for i in range(len(have)))[len(have) - len(a.shape) :]
     return prims.reshape(
-        prims.broadcast_in_dim(a, spread, kept), tuple(m * n for m, n in zip(times, have, strict=True))
+        prims.broadcast_in_dim(a, spread, dims), tuple(m * n for m, n in zip(times, have, strict=True))
     )
 
 
@@ -106,8 +106,8 @@ def rot90(a, k=1, dims=(0, 1)):
 # views
 
 
-def atleast(rank: int, place):
-    """The tensor, or each of several, with at least `rank` dimensions; `place` gives the new shape."""
+def atleast(rank: int, shape_of):
+    """The tensor, or each of several, with at least `rank` dimensions; `shape_of` gives the new shape."""
 
     def apply(*tensors):
         if len(tensors) == 1:
@@ -117,7 +117,7 @@ def atleast(rank: int, place):
                 if isinstance(x, (tuple, list))
                 else x
                 if len(x.shape) >= rank
-                else reshape(x, place(x.shape))
+                else reshape(x, shape_of(x.shape))
             )
         return tuple(map(apply, tensors))
 

@@ -27,23 +27,23 @@ def _linears(x, hidden, w_ih, w_hh, b_ih, b_hh):
 
 def _simple(activation: str) -> Callable:
     def step(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
-        recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
-        return (LTORCH[activation](recurrent + given),)
+        recurrent, of_input = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
+        return (LTORCH[activation](recurrent + of_input),)
 
     return step
 
 
 def _gru(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
-    recurrent, given = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, state[0], w_ih, w_hh, b_ih, b_hh))
-    reset = ltorch.sigmoid(recurrent[0] + given[0])
-    update = ltorch.sigmoid(recurrent[1] + given[1])
-    new = ltorch.tanh(given[2] + recurrent[2] * reset)
+    recurrent, of_input = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, state[0], w_ih, w_hh, b_ih, b_hh))
+    reset = ltorch.sigmoid(recurrent[0] + of_input[0])
+    update = ltorch.sigmoid(recurrent[1] + of_input[1])
+    new = ltorch.tanh(of_input[2] + recurrent[2] * reset)
     return ((state[0] - new) * update + new,)
 
 
 def _lstm(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
-    recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
-    gates = ltorch.chunk(recurrent + given, 4, 1)
+    recurrent, of_input = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
+    gates = ltorch.chunk(recurrent + of_input, 4, 1)
     take, forget, output = (ltorch.sigmoid(gates[i]) for i in (0, 1, 3))
     cell = forget * state[1] + take * ltorch.tanh(gates[2])
     return output * ltorch.tanh(cell), cell
@@ -104,9 +104,9 @@ def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """As its decomposition, but the difference of state and proposal, which is cheap, is recomputed."""
     if x.device.type != "cpu":
         return NotImplemented
-    recurrent, given = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))
-    reset, update = ltorch.sigmoid(recurrent[0] + given[0]), ltorch.sigmoid(recurrent[1] + given[1])
-    new = ltorch.tanh(given[2] + recurrent[2] * reset)
+    recurrent, of_input = (ltorch.chunk(gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))
+    reset, update = ltorch.sigmoid(recurrent[0] + of_input[0]), ltorch.sigmoid(recurrent[1] + of_input[1])
+    new = ltorch.tanh(of_input[2] + recurrent[2] * reset)
     g = yield (hx - new) * update + new
     of_update = g * update
     of_new = backward.tanh_backward(g - of_update, new)
@@ -147,14 +147,14 @@ def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layer
             weights = list(params[each * k : each * (k + 1)])
             projection = weights.pop() if projected else None
             state = tuple(ltorch.select(s, 0, k) for s in states)
-            found: list = [None] * x.shape[0]
+            steps: list = [None] * x.shape[0]
             for t in reversed(range(x.shape[0])) if direction else range(x.shape[0]):
                 state = step(ltorch.select(x, 0, t), state, *weights)
                 if projection is not None:
                     state = (ltorch.linear(state[0], projection), *state[1:])
-                found[t] = state[0]
+                steps[t] = state[0]
             last.append(state)
-            outputs.append(ltorch.stack(found))
+            outputs.append(ltorch.stack(steps))
         x = ltorch.cat(outputs, -1) if bidirectional else outputs[0]
     return (ltorch.transpose(x, 0, 1) if batch_first else x), tuple(
         ltorch.stack([state[i] for state in last]) for i in range(len(states))
@@ -278,33 +278,35 @@ def _lstm_by_layers(x, hx, params, has_biases, num_layers, dropout, train, bidir
             weights = params[each * k : each * (k + 1)]
             if not has_biases:
                 weights = [*weights, *(ltorch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights)]
-            given = y, *weights, *(ltorch.select(s, 0, k) for s in hx)
+            operands = y, *weights, *(ltorch.select(s, 0, k) for s in hx)
             reverse = k % directions > 0
             options = _LSTM, size, num_layers, has_biases
-            out, h, c, scratch = rnn_layer(*given, reverse, [], *options, bidirectional, batch_first, train)
+            out, h, c, scratch = rnn_layer(*operands, reverse, [], *options, bidirectional, batch_first, train)
             outputs.append(out)
-            done.append(((*given, out, h, c), (reverse, *options, train, bidirectional, [], batch_first, scratch)))
+            done.append(((*operands, out, h, c), (reverse, *options, train, bidirectional, [], batch_first, scratch)))
         y = ltorch.cat(outputs, -1) if bidirectional else outputs[0]
-    states = [ltorch.stack([kept[i] for kept, _ in done]) for i in (8, 9)]
+    states = [ltorch.stack([values[i] for values, _ in done]) for i in (8, 9)]
     g, *of_states = yield ltorch.transpose(y, 0, 1) if batch_first else y, *states
-    found = _layers_backward(ltorch.transpose(g, 0, 1) if batch_first else g, of_states, done, directions, size)
-    g = found[0][0] + found[1][0] if bidirectional else found[0][0]
-    of_params = [f for made in found for f in made[1 : 1 + each]]
-    of_hx = tuple(ltorch.stack([made[i] for made in found]) if s.requires_grad else None for i, s in zip((5, 6), hx))
+    gradients = _layers_backward(ltorch.transpose(g, 0, 1) if batch_first else g, of_states, done, directions, size)
+    g = gradients[0][0] + gradients[1][0] if bidirectional else gradients[0][0]
+    of_params = [f for of_layer in gradients for f in of_layer[1 : 1 + each]]
+    of_hx = tuple(
+        ltorch.stack([of_layer[i] for of_layer in gradients]) if s.requires_grad else None for i, s in zip((5, 6), hx)
+    )
     return ltorch.transpose(g, 0, 1) if batch_first else g, of_hx, of_params
 
 
 def _layers_backward(g, of_states: list, done: list, directions: int, size: int) -> list:
     """What the backward kernel gives for each layer and direction. done: what it reads, without cotangents."""
-    found: list = [None] * len(done)
+    gradients: list = [None] * len(done)
     for first in reversed(range(0, len(done), directions)):
         parts = ltorch.split(g, size, -1) if directions > 1 else (g,)
         for k, part in enumerate(parts, first):
-            kept, options = done[k]
-            found[k] = rnn_layer_backward(*kept, part, *(ltorch.select(s, 0, k) for s in of_states), *options)
+            operands, options = done[k]
+            gradients[k] = rnn_layer_backward(*operands, part, *(ltorch.select(s, 0, k) for s in of_states), *options)
         if first:
-            g = found[first][0] + found[first + 1][0] if directions > 1 else found[first][0]
-    return found
+            g = gradients[first][0] + gradients[first + 1][0] if directions > 1 else gradients[first][0]
+    return gradients
 
 
 def _packed_under_autocast(name: str, function: Callable, step: Callable, packed_meta: Callable) -> Symbol:
@@ -321,12 +323,12 @@ def _packed_under_autocast(name: str, function: Callable, step: Callable, packed
                 location=user_location(),
                 remedy="disable autocast around it, and cast its input",
             )
-        found = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        results = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
         states = tuple(like(h, h.shape[1:]) for h in _states(hx))
         with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
             after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
-        return like(found[0], dtype=after[0].dtype), *(
-            like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True)
+        return like(results[0], dtype=after[0].dtype), *(
+            like(f, dtype=a.dtype) for f, a in zip(results[1:], after, strict=True)
         )
 
     return _drawing(f"{name}_of_packed_sequences_under_autocast", meta, run)

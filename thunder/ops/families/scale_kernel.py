@@ -17,10 +17,10 @@ def _scale(x, factor, n, columns, gap, block: tl.constexpr):
     if f != 1.0:
         for start in range(tl.program_id(0).to(tl.int64) * block, n, tl.num_programs(0) * block):
             at = start + tl.arange(0, block)
-            place = at + at // columns * gap
-            old = tl.load(x + place, mask=at < n)
+            offset = at + at // columns * gap
+            old = tl.load(x + offset, mask=at < n)
             wide = tl.float64 if old.dtype == tl.float64 else tl.float32
-            tl.store(x + place, (old.to(wide) * f.to(wide)).to(old.dtype), mask=at < n)
+            tl.store(x + offset, (old.to(wide) * f.to(wide)).to(old.dtype), mask=at < n)
 
 
 def scale(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -117,9 +117,9 @@ def _check_source(a, index, src) -> None:
 def _scatter_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """scatter(a, dim, index, src_or_value): the value where it says so, positional."""
     a, dim, index, *rest = args
-    kept = {k: v for k, v in kwargs.items() if k not in ("src", "value", "dim", "index") and v is not None}
+    options = {k: v for k, v in kwargs.items() if k not in ("src", "value", "dim", "index") and v is not None}
     source = rest[0] if rest and rest[0] is not None else kwargs.get("value", kwargs.get("src"))
-    return (a, dim, index, source), kept
+    return (a, dim, index, source), options
 
 
 @torch_prim(torch.scatter, torch.Tensor.scatter, canonicalize=_scatter_arguments)

@@ -64,8 +64,8 @@ def _bernoulli_fill(draw, a, p=0.5, *, generator=None):
 def _dropout(draw, a, p=0.5, training=True):
     if p == 1.0:
         return NotImplemented
-    kept = ltorch.ge(draw(a.shape, a.device), p)
-    return ltorch.mul(ltorch.mul(a, kept), 1.0 / (1.0 - p))
+    mask = ltorch.ge(draw(a.shape, a.device), p)
+    return ltorch.mul(ltorch.mul(a, mask), 1.0 / (1.0 - p))
 
 
 for _name, _form in {

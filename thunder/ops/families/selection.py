@@ -83,13 +83,13 @@ def _(a, mask):
 
 
 def _unique_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, others = named(args[1:], kwargs, "sorted", "return_inverse", "return_counts", "dim")
-    return args[:1], {k: v for k, v in (given | others).items() if v is not None}
+    options, others = named(args[1:], kwargs, "sorted", "return_inverse", "return_counts", "dim")
+    return args[:1], {k: v for k, v in (options | others).items() if v is not None}
 
 
 def _consecutive_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    given, others = named(args[1:], kwargs, "return_inverse", "return_counts", "dim")
-    return args[:1], {k: v for k, v in (given | others).items() if v is not None}
+    options, others = named(args[1:], kwargs, "return_inverse", "return_counts", "dim")
+    return args[:1], {k: v for k, v in (options | others).items() if v is not None}
 
 
 def _unique_meta(a, *, sorted=True, return_inverse=False, return_counts=False, dim=None):

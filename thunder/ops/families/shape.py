@@ -490,9 +490,9 @@ def _expanded_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
     part, shape = split.part(operation.inputs[0]), tuple(operation.output.shape)
     if part is None or len(operation.inputs) != 1:
         return None
-    place = part.dim + len(shape) - len(operation.inputs[0].shape)
+    dim = part.dim + len(shape) - len(operation.inputs[0].shape)
     return splitting.Part(
-        ltorch.expand(part.value, (*shape[:place], shape[place] // part.axis.size, *shape[place + 1 :])),
+        ltorch.expand(part.value, (*shape[:dim], shape[dim] // part.axis.size, *shape[dim + 1 :])),
         part.axis,
-        place,
+        dim,
     )

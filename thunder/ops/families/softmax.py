@@ -22,12 +22,12 @@ def _softmax_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """softmax(a, dim, dtype=): what F.softmax and Tensor.softmax take besides is left out, its implicit dimension
     written down."""
     a, dim, *rest = (*args, None) if len(args) == 1 else args
-    found = kwargs.get("dtype", next((x for x in reversed(rest) if x is not None and type(x) is not int), None))
+    dtype = kwargs.get("dtype", next((x for x in reversed(rest) if x is not None and type(x) is not int), None))
     if unknown := kwargs.keys() - {"dtype", "_stacklevel"}:
         raise TypeError(f"softmax() got an unexpected keyword argument {min(unknown)!r}")
     if dim is None:
         dim = 0 if len(a.shape) in (0, 1, 3) else 1
-    return (a, dim), {} if found is None else {"dtype": dtypes.to_dtype(found)}
+    return (a, dim), {} if dtype is None else {"dtype": dtypes.to_dtype(dtype)}
 
 
 def _softmax_meta(a, dim, *, dtype=None):

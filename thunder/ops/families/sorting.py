@@ -33,16 +33,16 @@ def _(a, k, dim=-1, largest=True, sorted=True):
     (d,) = canonical_dims(a, dim)
     if not counts_places(a, d) or a.shape[d] > MOST_OF_ROW:
         return None
-    place = places_of(a.shape, d, a.device)
+    positions = places_of(a.shape, d, a.device)
     rest, free, values, places = a, None, [], []
     for _ in range(k):
         values.append(ltorch.amax(rest, (d,), True))
-        places.append(first_place(rest, values[-1], place, d, free))
-        others = place != places[-1]
+        places.append(first_place(rest, values[-1], positions, d, free))
+        others = positions != places[-1]
         free = others if free is None else ltorch.logical_and(free, others)
         rest = ltorch.where(others, rest, float("-inf"))
-    found = ltorch.cat(values, d), ltorch.to(ltorch.cat(places, d), dtypes.int64)
-    return named_results("topk", *found)
+    results = ltorch.cat(values, d), ltorch.to(ltorch.cat(places, d), dtypes.int64)
+    return named_results("topk", *results)
 
 
 splitting.several.set(splitting.several_along, topk)
@@ -53,10 +53,10 @@ def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The overloads of sort as one: sort(a, dim=, descending=), with stable= where it is asked for."""
     kwargs = {"dim" if k == "axis" else k: v for k, v in kwargs.items() if v is not None}
     a, *rest = args if args else (kwargs.pop("input"),)
-    given = dict(zip(("dim", "descending"), rest, strict=False))
+    options = dict(zip(("dim", "descending"), rest, strict=False))
     if len(rest) == 3:  # sort(a, stable, dim, descending), as torch.sort's second overload can be called
-        given = dict(zip(("stable", "dim", "descending"), rest, strict=True))
-    both = given | kwargs
+        options = dict(zip(("stable", "dim", "descending"), rest, strict=True))
+    both = options | kwargs
     out = {"dim": both.pop("dim", -1), "descending": both.pop("descending", False)}
     return (a,), out | {k: v for k, v in both.items() if k != "stable" or v}
 

@@ -61,9 +61,9 @@ def where(condition, input=None, other=None):
 @where.vjp
 def _(condition, input=None, other=None):
     g = yield where(condition, input, other)
-    given = tuple(x if type(x) is TensorProxy else None for x in (input, other))
-    left = sum_to(where(condition, g, 0.0), given[0].shape) if given[0] is not None else None
-    return None, left, sum_to(where(condition, 0.0, g), given[1].shape) if given[1] is not None else None
+    branches = tuple(x if type(x) is TensorProxy else None for x in (input, other))
+    left = sum_to(where(condition, g, 0.0), branches[0].shape) if branches[0] is not None else None
+    return None, left, sum_to(where(condition, 0.0, g), branches[1].shape) if branches[1] is not None else None
 
 
 @alias(torch.Tensor.where)
@@ -155,12 +155,12 @@ def _kept(g, a, min, max):
     share = kept_at_bounds(tensors)
     if share == 1.0 or not tensors:
         return where(_inside(a, min, max, strictly=share != 1.0), g, 0.0)
-    kept, apart = g, ltorch.lt(min, max) if min is not None and max is not None else None
+    gradient, apart = g, ltorch.lt(min, max) if min is not None and max is not None else None
     for bound, compare in ((min, "lt"), (max, "gt")):
         if bound is not None:
-            kept = where(_both(ltorch.eq(a, bound), apart), g * share, kept)
-            kept = masked_fill(kept, LTORCH[compare](a, bound), 0)
-    return kept
+            gradient = where(_both(ltorch.eq(a, bound), apart), g * share, gradient)
+            gradient = masked_fill(gradient, LTORCH[compare](a, bound), 0)
+    return gradient
 
 
 def _taken(g, a, bound, other, compare: str):
@@ -190,9 +190,9 @@ def _clamp_rule(symbol: Symbol, bounds) -> None:
         of_a = sum_to(_kept(g, a, low, high), a.shape) if a.requires_grad else None
         of_low = _taken(g, a, low, high, "lt") if type(low) is TensorProxy and low.requires_grad else None
         of_high = _taken(g, a, high, low, "gt") if type(high) is TensorProxy and high.requires_grad else None
-        given = dict(zip(("min", "max"), (of_low, of_high), strict=True))
+        by_name = dict(zip(("min", "max"), (of_low, of_high), strict=True))
         return of_a, *(
-            given[name]
+            by_name[name]
             for name in (("min", "max") if symbol is clamp else (("min",) if symbol is clamp_min else ("max",)))
         )
 

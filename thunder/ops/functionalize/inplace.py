@@ -49,7 +49,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     recorder = current_recorder()
     assert recorder is not None, "in-place operations are recorded"
     memory, now = recorder.memory, recorder.latest(target)
-    made = (
+    is_program_value = (
         any(o is memory.holder(target) for operation in recorder.bound_symbols for o in operation.outputs)
         if memory is not None
         else True
@@ -57,9 +57,9 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     if symbol.name == "detach":
         if not now.requires_grad:
             return target
-        if not made or memory.holder(target) in memory.view_of:
+        if not is_program_value or memory.holder(target) in memory.view_of:
             refuse("detach_ is called on an argument, or on a view")
-    elif memory is None or kwargs or symbol.name == "as_strided" and not made:
+    elif memory is None or kwargs or symbol.name == "as_strided" and not is_program_value:
         refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     elif now.requires_grad and not recorder.context.grad_enabled and not may_keep_history(memory, target, symbol, rest):
         refuse(f"{symbol.name}_ changes the shape of a tensor that requires grad, unseen by autograd")
@@ -78,7 +78,7 @@ def rearranging(symbol: Symbol) -> Symbol:
         return like(symbol.meta(a, *args))  # type: ignore[misc]
 
     tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
-    made = Symbol(
+    value_form = Symbol(
         f"{symbol.name}_",
         meta,
         id=f"rearranging.{symbol.name}",
@@ -87,15 +87,15 @@ def rearranging(symbol: Symbol) -> Symbol:
         tags=tags,
         fn=symbol.in_place and symbol.in_place.function,
     )
-    effects.changes_metadata.add(made)
+    effects.changes_metadata.add(value_form)
 
-    @made.vjp
+    @value_form.vjp
     def _(a, *args):
         """Of what requires grad it is recorded where autograd does not see it, and the shape stays."""
-        g = yield made(a, *args)
+        g = yield value_form(a, *args)
         return g, *(None for _ in args)
 
-    return made
+    return value_form
 
 
 @alias(torch.Tensor.swapaxes_, torch.Tensor.swapdims_)

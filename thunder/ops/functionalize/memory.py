@@ -171,12 +171,14 @@ class Memory:
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
 
-        def place(p):
+        def in_new_memory(p):
             return now if type(p) is TensorProxy and self.holder(p) is viewed else p
 
         with self.no_views(), grad_enabled(operation.context is None or operation.context.grad_enabled):  # at any time
-            made = operation.sym(*map_structure(place, operation.args), **map_structure(place, operation.kwargs))
-        for old, new in zip(operation.outputs, leaves(made), strict=True):
+            derived = operation.sym(
+                *map_structure(in_new_memory, operation.args), **map_structure(in_new_memory, operation.kwargs)
+            )
+        for old, new in zip(operation.outputs, leaves(derived), strict=True):
             if old in self.stale:
                 self.freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
@@ -210,7 +212,7 @@ class Memory:
                 return
             self.versions[whole.name] = viewed.name
             whole = with_history(self.latest(viewed), whole)
-            self._hold(viewed, whole, kept=target)
+            self._hold(viewed, whole, target_view=target)
             self._note_history(viewed)
             target, value = viewed, whole
 
@@ -297,12 +299,12 @@ class Memory:
 
     def detaching(self, x: TensorProxy) -> set[str]:
         """The operations between a view and its base that autograd does not see through."""
-        found = set()
+        names = set()
         while x in self.view_of:
             operation, x = self.view_of[x]
             if is_unseen(operation):
-                found.add(operation.sym.name)
-        return found
+                names.add(operation.sym.name)
+        return names
 
     def decide(self, base: TensorProxy) -> None:
         """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it
@@ -326,18 +328,18 @@ class Memory:
                     self.end_view(x)
                     self.add_view(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
 
-    def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
+    def _hold(self, target: TensorProxy, value: TensorProxy, target_view: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
         self.versions[value.name] = target.name
         self.freshen(target)
-        self.outdate(target, kept)
+        self.outdate(target, target_view)
 
-    def outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
+    def outdate(self, x: Proxy, target_view: TensorProxy | None) -> None:
         """Views of `x` are rebuilt before they are read. A write visits only what was read since the last one."""
         for view in self.fresh.pop(x, ()):
             if view not in self.view_of or self.view_of[view][1] is not x:
                 continue
-            if view is kept:
+            if view is target_view:
                 self.freshen(view)
                 continue
             self.stale.add(view)
@@ -371,8 +373,8 @@ class Memory:
             f"{operation.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
             "to, and the tensor it was made of is read again"
         )
-        base, kept = self.base(target), {target, *self.below(target)}
-        self.lost |= {x: why for x in (base, *self.below(base)) if x not in kept}
+        base, valid = self.base(target), {target, *self.below(target)}
+        self.lost |= {x: why for x in (base, *self.below(base)) if x not in valid}
 
     def share(self, a: TensorProxy, b: TensorProxy) -> None:
         """Two values share memory in a way that is not known: when one is written to, the other is lost."""
@@ -443,8 +445,8 @@ class Memory:
     def is_alone(self, x: TensorProxy) -> bool:
         """Whether `x` was made by the program, and nothing else shows its memory."""
         x = self.holder(x)
-        made = (o for operation in current_recorder().bound_symbols for o in operation.outputs)
-        return self.is_apart(x) and any(o is x for o in made)
+        program_values = (o for operation in current_recorder().bound_symbols for o in operation.outputs)
+        return self.is_apart(x) and any(o is x for o in program_values)
 
     def reform(self, x: TensorProxy, value: TensorProxy) -> None:
         """`x` is `value` from now on, of whatever shape."""

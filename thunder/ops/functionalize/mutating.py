@@ -45,26 +45,28 @@ def call_mutating(
     places = [next(i for i, p in enumerate(flat) if p is t) for t in targets]
 
     def run(*args, **kwargs):
-        found = _real_tensors((args, kwargs))
-        made = {id(found[i]): found[i].clone() if copy else found[i] for i, copy in zip(places, copied, strict=True)}
+        tensors = _real_tensors((args, kwargs))
+        copies = {
+            id(tensors[i]): tensors[i].clone() if copy else tensors[i] for i, copy in zip(places, copied, strict=True)
+        }
 
         def own(x):
-            return made.get(id(x), x)
+            return copies.get(id(x), x)
 
         result = function(*map_structure(own, args), **map_structure(own, kwargs))
-        return (result, *(made[id(found[i])] for i in places))
+        return (result, *(copies[id(tensors[i])] for i in places))
 
     def typed(*args, **kwargs):
-        given = _tensors(proxies_in(kwargs, proxies_in(args, [])))
-        return (meta(*args, **kwargs), *(like(given[i]) for i in places))
+        tensors = _tensors(proxies_in(kwargs, proxies_in(args, [])))
+        return (meta(*args, **kwargs), *(like(tensors[i]) for i in places))
 
     def in_place(*args, **kwargs):
-        found = _real_tensors((args, kwargs))
-        return (function(*args, **kwargs), *(found[i] for i in places))
+        tensors = _real_tensors((args, kwargs))
+        return (function(*args, **kwargs), *(tensors[i] for i in places))
 
     def overwritten(operation) -> dict:
-        given = _tensors(proxies_in(operation.kwargs, proxies_in(operation.args, [])))
-        return {len(operation.outputs) - len(places) + i: given[place] for i, place in enumerate(places)}
+        tensors = _tensors(proxies_in(operation.kwargs, proxies_in(operation.args, [])))
+        return {len(operation.outputs) - len(places) + i: tensors[index] for i, index in enumerate(places)}
 
     # what runs depends on these
     identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))
@@ -81,9 +83,9 @@ def call_mutating(
 
 
 def _real_tensors(values) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, values)
-    return found
+    tensors: list[torch.Tensor] = []
+    map_structure(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, values)
+    return tensors
 
 
 def _tensors(proxies: list[Proxy]) -> list[Proxy]:
@@ -108,7 +110,7 @@ def _is_fresh(recorder: Recorder, target: TensorProxy) -> bool:
 def _passing_through(symbol: Symbol, targets: list[TensorProxy]) -> Callable:
     def rule(*args, **kwargs):
         _, *cotangents = yield symbol(*args, **kwargs)
-        given = dict(zip(targets, cotangents, strict=True))
-        return map_structure(lambda x: given.get(x) if isinstance(x, TensorProxy) else None, args)
+        by_target = dict(zip(targets, cotangents, strict=True))
+        return map_structure(lambda x: by_target.get(x) if isinstance(x, TensorProxy) else None, args)
 
     return rule

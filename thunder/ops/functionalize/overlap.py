@@ -103,8 +103,8 @@ def _reads_written(target: torch.Tensor, other: torch.Tensor) -> bool:
     places = torch.full((size,), -1)
     own = torch.arange(a.numel()).view(a.shape)
     places.as_strided(a.shape, a.stride(), a.storage_offset() - first).copy_(own)
-    found = places.as_strided(b.shape, b.stride(), b.storage_offset() - first)
-    return bool(((found >= 0) & (found != own)).any())
+    owners = places.as_strided(b.shape, b.stride(), b.storage_offset() - first)
+    return bool(((owners >= 0) & (owners != own)).any())
 
 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:

@@ -92,11 +92,11 @@ def along(split: Split, operation: BoundSymbol) -> Part | None:
     places = {(part.axis, part.dim) for part in parts.values()}
     if len(places) != 1:
         return None
-    axis, place = places.pop()
-    if place == dim % len(result.shape) or any(p.shape[place] != result.shape[place] for p in tensors):
+    axis, split_dim = places.pop()
+    if split_dim == dim % len(result.shape) or any(p.shape[split_dim] != result.shape[split_dim] for p in tensors):
         return None
-    table = {p: parts[p].value if p in parts else split.cut(p, axis, place) for p in tensors}
-    return split.computed(operation, table, axis, place)
+    table = {p: parts[p].value if p in parts else split.cut(p, axis, split_dim) for p in tensors}
+    return split.computed(operation, table, axis, split_dim)
 
 
 def several_along(split: Split, operation: BoundSymbol) -> Sequence[Part] | None:
@@ -121,12 +121,12 @@ def elementwise(split: Split, operation: BoundSymbol) -> Part | None:
         places = {(axis, dim) for axis, dim in places if split.sequences.get(axis) == rank + dim}
     if len(places) != 1:
         return None
-    axis, place = places.pop()
-    known = {p: part for p, part in known.items() if (part.axis, part.dim - len(p.shape)) == (axis, place)}
-    size = operation.output.shape[place]
+    axis, split_dim = places.pop()
+    known = {p: part for p, part in known.items() if (part.axis, part.dim - len(p.shape)) == (axis, split_dim)}
+    size = operation.output.shape[split_dim]
     table = {p: part.value for p, part in known.items()}
     for p in tensors:
         if p not in known:  # what is broadcast along the dimension has a gradient from every rank
-            whole = len(p.shape) >= -place and p.shape[place] == size
-            table[p] = split.cut(p, axis, len(p.shape) + place) if whole else split.copied(p, axis)
-    return split.computed(operation, table, axis, rank + place)
+            whole = len(p.shape) >= -split_dim and p.shape[split_dim] == size
+            table[p] = split.cut(p, axis, len(p.shape) + split_dim) if whole else split.copied(p, axis)
+    return split.computed(operation, table, axis, rank + split_dim)

@@ -72,10 +72,10 @@ class GPU:
     def held_by(self, pool: Any) -> int:
         """Bytes of the device that a pool holds."""
         try:
-            found = torch.cuda.memory_snapshot(tuple(pool), include_traces=False)
+            segments = torch.cuda.memory_snapshot(tuple(pool), include_traces=False)
         except TypeError:  # before torch 2.11
-            found = torch.cuda.memory_snapshot()
-        here = (s for s in found if s["device"] == self.index)
+            segments = torch.cuda.memory_snapshot()
+        here = (s for s in segments if s["device"] == self.index)
         return sum(s["total_size"] for s in here if tuple(s["segment_pool_id"]) == tuple(pool))
 
     def room(self) -> tuple[int, int]:

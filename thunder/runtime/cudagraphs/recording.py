@@ -65,11 +65,11 @@ class Recording:
         setting: list,
         tensors: Sequence[torch.Tensor],
         stay: Sequence[int],
-        given: Sequence[Results],
+        collections: Sequence[Results],
     ):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
-        self.sources = [weakref.ref(results.recording) for results in given]
+        self.sources = [weakref.ref(results.recording) for results in collections]
         self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
         others = region.others
         self.pooled = [i for i in others if is_result(tensors[i])]
@@ -77,7 +77,7 @@ class Recording:
         self.stay = [i for i in others if i in stay and i not in self.pooled]
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
-        inputs = region.all_tensors(tensors, given)
+        inputs = region.all_tensors(tensors, collections)
         # the place of an input, and the part to copy where it has expanded dimensions
         self.copied: list[tuple[int, tuple | None]] = []
         self.buffers = []
@@ -110,10 +110,10 @@ class Recording:
         self.whole: list[tuple[int, torch.Tensor]] = []  # results that are copied, and share memory with no other
         sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
         groups: dict[int, list[int]] = {}
-        for place, o in enumerate(outputs):
+        for index, o in enumerate(outputs):
             if o.is_conj() or o.is_neg():
                 raise Refused("a result is the conjugate, or the negative, of what is in its memory")
-            groups.setdefault(o.untyped_storage()._cdata, []).append(place)
+            groups.setdefault(o.untyped_storage()._cdata, []).append(index)
         self.watched: dict[int, Any] = {}
         for data, places in groups.items():
             members = [outputs[i] for i in places]
@@ -173,26 +173,26 @@ class Recording:
         as a graph."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
-    def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
+    def replay(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
-            found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
-            if len(found) == 1:  # the host takes less time
-                self.buffers[0].copy_(found[0])
+            sources = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
+            if len(sources) == 1:  # the host takes less time
+                self.buffers[0].copy_(sources[0])
             else:
-                compat.foreach_copy(self.buffers, found)
+                compat.foreach_copy(self.buffers, sources)
         if self.draws:
             self.memory.launch_drawing(self.launch)
         else:
             self.launch()
         if self.shows_given and (region := self.region()) is not None:
-            tensors = region.all_tensors(tensors, given)
+            tensors = region.all_tensors(tensors, collections)
         if self.counted:
             torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
-        made = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
+        by_index = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
         if self.whole:
-            made |= self._copies()
-        values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
+            by_index |= self._copies()
+        values: list = [by_index[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
         self.handed_out = bool(self.watched)
         if self.kept:
             values.append(Results(self, self.kept))
@@ -205,7 +205,7 @@ class Recording:
             copies[0].copy_(self.whole[0][1])
         else:
             compat.foreach_copy(copies, [o for _, o in self.whole])
-        return dict(zip((place for place, _ in self.whole), copies, strict=True))
+        return dict(zip((index for index, _ in self.whole), copies, strict=True))
 
 
 def beyond(address: int, alignment: int) -> int:

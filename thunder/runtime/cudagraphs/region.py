@@ -64,11 +64,11 @@ class GraphedRegion:
     def __init__(
         self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
             returned: Sequence[bool], shown: Sequence[int],
-        kept: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher,
+        held: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher,
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
-        self.shown, self.kept, self.read = list(shown), list(kept), list(read)
+        self.shown, self.kept, self.read = list(shown), list(held), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
         is_fixed = set(fixed)
         self.others = [i for i in range(self.tensors) if i not in is_fixed]  # the alignment of these may change
@@ -82,16 +82,16 @@ class GraphedRegion:
         self.watcher = watcher
 
     def __call__(self, *inputs: Any) -> list:
-        tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
+        tensors, collections = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
         if self.off is not None or not self.memory.may_run():
-            return self._run_operations(tensors, given)
+            return self._run_operations(tensors, collections)
         with self.memory.lock:
             strides = [*map(torch.Tensor.stride, tensors)]
             addresses = [*map(torch.Tensor.data_ptr, tensors)]
             setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
             alignment = self.memory.gpu.alignment
             setting += [beyond(addresses[i], alignment) for i in self.others]
-            sources = [results.recording for results in given]
+            sources = [results.recording for results in collections]
             recording = (
                 None
                 if None in sources
@@ -106,14 +106,14 @@ class GraphedRegion:
                 recording = None
             if recording is None:
                 with ONE_AT_A_TIME:
-                    recording = self._record(strides, setting, tensors, given)
+                    recording = self._record(strides, setting, tensors, collections)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
                     self.replays += 1
                     if recording is not self.recordings[-1]:
                         self.recordings.remove(recording)
                         self.recordings.append(recording)
-                    return recording.replay(tensors, given)
+                    return recording.replay(tensors, collections)
                 self.watcher.skipped(
                     self,
                     f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
@@ -121,24 +121,24 @@ class GraphedRegion:
                     "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
                     "by running it",
                 )
-        return self._run_operations(tensors, given)
+        return self._run_operations(tensors, collections)
 
-    def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
+    def all_tensors(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list[torch.Tensor]:
         """The inputs of the trace."""
-        found = list(tensors)
-        for results, places in zip(given, self.read, strict=True):
+        all_inputs = list(tensors)
+        for results, places in zip(collections, self.read, strict=True):
             opened = list(results)
-            found += [opened[i] for i in places]
-        return found
+            all_inputs += [opened[i] for i in places]
+        return all_inputs
 
-    def _run_operations(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
-        values = self.run(*self.all_tensors(tensors, given))
+    def _run_operations(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
+        values = self.run(*self.all_tensors(tensors, collections))
         return (
             [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
         )
 
     def _record(
-        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]
+        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], collections: Sequence[Results]
     ) -> Recording | None:
         """A recording for inputs with these strides and this setting, at their second call: the first one may compile
         or tune kernels."""
@@ -153,7 +153,9 @@ class GraphedRegion:
                 del self.seen[next(iter(self.seen))]
             self.seen[key] = addresses
             return None
-        if any(results.recording is None for results in given) or not all(is_result(tensors[i]) for i in self.expected):
+        if any(results.recording is None for results in collections) or not all(
+            is_result(tensors[i]) for i in self.expected
+        ):
             return None
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS and pays:
@@ -171,7 +173,7 @@ class GraphedRegion:
                 if self.moves
                 else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
             )
-            recording = Recording(self, strides, setting, tensors, stay, given)
+            recording = Recording(self, strides, setting, tensors, stay, collections)
             self.recordings.append(recording)
             self.recorded += 1
             self.watcher.recorded(self)
