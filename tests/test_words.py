@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.words import ROOT, ROWS, offenders, places_in
+from tests.words import ROOT, ROWS, names_in, offenders, places_in
 
 
 def test_no_file_says_a_word_that_the_glossary_replaces():
@@ -23,6 +23,15 @@ def test_no_file_says_a_word_that_the_glossary_replaces():
 def test_a_row_finds_what_it_replaces(text, said):
     found = {row.say for row in ROWS if not row.counted and places_in(text, row)}
     assert found == {said}
+
+
+def test_a_name_is_bound_as_a_variable_a_parameter_an_attribute_a_function_or_a_class():
+    text = (
+        "class A:\n    def made(self, given, *kept):\n        self.asked = found = given\n        return found.place\n"
+    )
+    assert sorted(names_in(text)) == [
+        (1, "A()"), (2, "given"), (2, "kept"), (2, "made()"), (2, "self"), (3, "asked"), (3, "found")
+    ]  # fmt: skip
 
 
 def test_the_glossary_has_every_word_to_say():

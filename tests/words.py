@@ -6,12 +6,16 @@
 
 A row is the word to say, a pattern of those not to say, and where the pattern means something else. The rule fails where
 one of these words comes back. Rows that are counted only have words with other meanings as well.
+
+A name says what it holds: no variable, parameter, attribute, function or class of thunder is called by one of PARTICIPLES.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +65,37 @@ ROWS = (
 )
 
 
+PARTICIPLES = {"found", "made", "given", "kept", "asked"}
+AS_NOUN = {"place"}  # a function may place something; no value is a place
+PUBLIC = {("thunder/inspect/explain.py", "found")}  # a field of what thunder.explain returns
+
+
+def names_in(text: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of what a file binds: variables, parameters, attributes, functions, classes."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.lineno, f"{node.name}()"
+
+
+def unsaid_names() -> list[str]:
+    """path:line: name of each name in thunder that does not say what it holds."""
+    places = []
+    for file in sorted((ROOT / "thunder").rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        for line, name in names_in(file.read_text(encoding="utf-8")):
+            word = name.removesuffix("()").strip("_").lower()
+            refused = word in PARTICIPLES or name.strip("_") in AS_NOUN
+            if refused and (path, word) not in PUBLIC:
+                places.append(f"{path}:{line}: {name}")
+    return places
+
+
 def places_in(text: str, row: Row) -> list[tuple[int, str]]:
     """(number, text) of each line with a row's pattern."""
     return [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if re.search(row.instead_of, line)]
@@ -81,7 +116,8 @@ def found(row: Row) -> list[str]:
 def offenders() -> list[str]:
     """What the rule refuses."""
     refusing = [row for row in ROWS if not row.counted]
-    return [f'{place}\n    say "{row.say}" (docs/glossary.md)' for row in refusing for place in found(row)]
+    said = [f'{place}\n    say "{row.say}" (docs/glossary.md)' for row in refusing for place in found(row)]
+    return said + [f"{place}\n    say what it holds (docs/glossary.md)" for place in unsaid_names()]
 
 
 if __name__ == "__main__":
@@ -91,4 +127,6 @@ if __name__ == "__main__":
             print(f"{len(places):5}  {row.say:32}  {row.instead_of}")
         if places and ("-v" in sys.argv or not row.counted):
             print(*(f"         {place[:150]}" for place in places), sep="\n")
+    for name in unsaid_names():
+        print(f"{name}: say what it holds")
     sys.exit(bool(offenders()))

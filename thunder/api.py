@@ -45,7 +45,7 @@ from thunder.options import (
     resolve_tiers,
 )
 from thunder.pipeline import PASSES
-from thunder.transforms.base import asked, check_transforms, with_executors_of
+from thunder.transforms.base import check_transforms, has_hook, with_executors_of
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
 
@@ -238,7 +238,7 @@ def jit_with(fn: Callable, options: JitOptions):
         adopt(fn)
     module = ThunderModule(fn, Compiled(fn, options))
     for transform in options.transforms:
-        if asked(transform, "transform_module"):
+        if has_hook(transform, "transform_module"):
             with noted(f"{type(transform).__name__}.transform_module"):
                 transform.transform_module(module)
     return module

@@ -15,7 +15,7 @@ from thunder.api import jit
 from thunder.capture.library.functional import JVP, VJP, Grad, Transformed, VMap
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
-from thunder.transforms.base import asked
+from thunder.transforms.base import has_hook
 
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
@@ -24,7 +24,7 @@ def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **opti
     changing = [
         type(t).__name__
         for t in compiled.options.transforms
-        if asked(t, "transform_module") or asked(t, "transform_traces_pre_prologue")
+        if has_hook(t, "transform_module") or has_hook(t, "transform_traces_pre_prologue")
     ]
     if changing:
         raise OptionError(

@@ -17,7 +17,7 @@ from thunder.core.symbol import current_recorder
 from thunder.distributed.boundary import like, locals_of
 from thunder.distributed.placement import Placement, is_dtensor, place, placement_of, seen_as
 from thunder.methods import for_methods, method_with_programs, names_one_of, seen_by_methods
-from thunder.transforms.base import asked
+from thunder.transforms.base import has_hook
 
 _SHARED = (
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks",
@@ -317,7 +317,7 @@ class ThunderModule(torch.nn.Module):
         Where ranks hold parts of parameters, it has the whole ones, and every rank calls it.
         """
         transforms = [
-            t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")
+            t for t in reversed(self._lc_transforms) if has_hook(t, "reverse_transform_state_dict_for_submodule")
         ]
         state = self.state_dict(keep_vars=True)
         parts = [name for name, value in state.items() if _placement_on_a_mesh(value) is not None]
@@ -336,7 +336,7 @@ class ThunderModule(torch.nn.Module):
     def load_original_state_dict(self, state_dict) -> None:
         """Loads what `original_state_dict` gives: transforms put the entries of each submodule into their own form, and
         each rank takes its parts. Errors are PyTorch's."""
-        transforms = [t for t in self._lc_transforms if asked(t, "transform_state_dict_for_submodule")]
+        transforms = [t for t in self._lc_transforms if has_hook(t, "transform_state_dict_for_submodule")]
         transformed = {}
         for name, part in self._by_submodule(state_dict).items():
             for transform in transforms:

@@ -23,7 +23,7 @@ from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.accumulated_products import ACCUMULATE_PRODUCTS
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
-from thunder.transforms.base import asked
+from thunder.transforms.base import has_hook
 from thunder.transforms.chained_products import chained_products
 from thunder.transforms.constants import constants
 from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
@@ -33,8 +33,8 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch, dispatch_left, fuse
 from thunder.transforms.distinct_indices import DISTINCT_INDICES
 from thunder.transforms.joined_parts import JOIN_PARTS
-from thunder.transforms.kept_numbers import keep_numbers
 from thunder.transforms.merged_views import MERGE_VIEWS
+from thunder.transforms.number_operands import keep_numbers
 from thunder.transforms.partition import partition, saved_collections
 from thunder.transforms.recompute import recompute_in_backwards
 from thunder.transforms.reinplace import reinplace
@@ -101,7 +101,7 @@ def _save_plan(trace: Trace, lowering: Lowering) -> Trace:
 def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
     traces = [trace]
     for t in lowering.options.transforms:
-        if asked(t, "transform_trace_post_optimization"):
+        if has_hook(t, "transform_trace_post_optimization"):
             with named(f"{type(t).__name__}.transform_trace_post_optimization"):
                 start = time.perf_counter_ns()
                 changed = t.transform_trace_post_optimization(traces[-1], executors_list=lowering.executors)

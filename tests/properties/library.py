@@ -99,7 +99,7 @@ ALIKE = [
         ["types.MappingProxyType({'a': 1})"], ["logging.makeLogRecord({'msg': 'm'})"],
 ]  # fmt: skip
 LEFT_OUT = {
-    "base64.a85encode": "hangs, which test_found.py says",
+    "base64.a85encode": "hangs, which test_failures.py says",
     **dict.fromkeys(["builtins.input", "builtins.breakpoint", "builtins.help", "builtins.exit", "builtins.quit",
         "builtins.copyright", "builtins.credits", "builtins.license"], "talks to a person, or ends the process"),
     **dict.fromkeys(["builtins.open", "io.open", "io.open_code", "io.FileIO", "tokenize.open", "codecs.open",

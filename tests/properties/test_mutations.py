@@ -1,7 +1,7 @@
 """Programs over generated objects, which mutations change between two calls: the next result is eager's.
 
 `python -m tests.properties.run --mutations 20000` runs many more. OPEN holds the seeds that show a fault of today, with
-the program of `found.txt` that it is; when one is repaired the test of its seed fails until it is taken out of OPEN.
+the program of `failures.txt` that it is; when one is repaired the test of its seed fails until it is taken out of OPEN.
 """
 
 from __future__ import annotations

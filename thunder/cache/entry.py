@@ -232,11 +232,11 @@ class Variants:
 
     def __init__(self, make: Callable[[tuple[int, ...]], Trace]):
         self._make = make
-        self.made: dict[tuple[int, ...], Trace] = {}
+        self.by_missing: dict[tuple[int, ...], Trace] = {}
         self.notice: Callable[[tuple[int, ...], Trace], None] | None = None
 
     def __call__(self, missing: Sequence[int]) -> Trace:
-        backward = self.made[tuple(missing)] = self._make(tuple(missing))
+        backward = self.by_missing[tuple(missing)] = self._make(tuple(missing))
         if self.notice is not None:
             self.notice(tuple(missing), backward)
         return backward

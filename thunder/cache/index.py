@@ -134,10 +134,10 @@ class Fact(NamedTuple):
     """A question about something in a call. place: the expression that finds it, from `args`, `kwargs` or `fn`."""
 
     question: str
-    place: str
+    source: str
 
     def __str__(self) -> str:
-        return f"{self.question}({self.place})"
+        return f"{self.question}({self.source})"
 
 
 def _parts(source: str, v: Any) -> Iterator[tuple[str, Any]]:
@@ -308,7 +308,7 @@ class _Node:
         ]
         if not differing:
             return None
-        return min(differing, key=lambda f: (sum(f in k.loose for k in self.known), _RANK[f.question], len(f.place)))
+        return min(differing, key=lambda f: (sum(f in k.loose for k in self.known), _RANK[f.question], len(f.source)))
 
     def __str__(self) -> str:
         if self.fact is None:

@@ -31,7 +31,7 @@ from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, rebuilt_hooks
 from thunder.capture.library.functional import Transformed
 from thunder.capture.library.locks import taken_locks
-from thunder.capture.locations import place
+from thunder.capture.locations import file_and_line
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
@@ -50,7 +50,7 @@ from thunder.interpreter import UnsupportedError, release
 from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
-from thunder.transforms.base import asked, check_replaced, transform_traces
+from thunder.transforms.base import check_replaced, has_hook, transform_traces
 
 _NAME = operator.attrgetter("name")
 
@@ -219,7 +219,7 @@ class Captured:
     @staticmethod
     def where(location) -> tuple:
         """(filename, line, function, source line) of a line's location."""
-        return place(location)
+        return file_and_line(location)
 
     def user_location(self, trace: Trace, traceback) -> tuple | None:
         """The user's line that the failing line of a generated program came from."""
@@ -428,7 +428,7 @@ def _read(c: Capture) -> Captured:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:
                 for transform in c.request.options.transforms:
-                    if asked(transform, "while_reading"):
+                    if has_hook(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before = compat.settings()
                 c.modes.begin(before)

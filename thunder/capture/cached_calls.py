@@ -26,7 +26,7 @@ from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import parts_of, stands_alone, type_attribute
 
 
-class _Place(NamedTuple):
+class _Placeholder(NamedTuple):
     """An argument that the prologue reads: the position of its source."""
 
     index: int
@@ -65,7 +65,7 @@ def call(c: Capture, f, args, kwargs):
         _refuse(c, f, "compares an object of the program with others")
     if any(is_written(c, x) for x in (f.__wrapped__, *values)):
         _refuse(c, f, "is given an object that the program has written to")
-    return _asked(c, f, args, kwargs)
+    return _repeated_call(c, f, args, kwargs)
 
 
 def _as_key(x: Any) -> Any:
@@ -143,7 +143,7 @@ def _made_again(x):
     return instance
 
 
-def _asked(c: Capture, f, args, kwargs):
+def _repeated_call(c: Capture, f, args, kwargs):
     """The prologue makes the call again, of what is then at the places of the arguments."""
     sources: list[Source] = []
 
@@ -155,7 +155,7 @@ def _asked(c: Capture, f, args, kwargs):
         if id(x) not in c.world.sources:
             return _made_again(x)
         sources.append(c.world.sources[id(x)])
-        return _Place(len(sources) - 1)
+        return _Placeholder(len(sources) - 1)
 
     places = [placeholder(x) for x in args], {k: placeholder(x) for k, x in kwargs.items()}
     key = f, *map(type, args), *places[0], *places[1].items()
@@ -182,7 +182,7 @@ def _constants(places: list) -> Iterator:
     for x in places:
         if type(x) is tuple:
             yield from _constants(list(x))
-        elif type(x) is not _Place:
+        elif type(x) is not _Placeholder:
             yield x
 
 
@@ -199,7 +199,7 @@ def _ask(f, args, kwargs, values: tuple):
     """The result, with values in the places of arguments."""
 
     def filled(x) -> Any:
-        return values[x.index] if type(x) is _Place else tuple(map(filled, x)) if type(x) is tuple else x
+        return values[x.index] if type(x) is _Placeholder else tuple(map(filled, x)) if type(x) is tuple else x
 
     try:
         return f(*map(filled, args), **{k: filled(x) for k, x in kwargs.items()})

@@ -15,7 +15,7 @@ from thunder import compat
 from thunder.capture import cached_calls, callbacks, eager, host_lines
 from thunder.capture.ask import KEYS, LENGTH
 from thunder.capture.construct import construct_object, reduced
-from thunder.capture.expose import kept
+from thunder.capture.expose import contents_of
 from thunder.capture.interface import Capture
 from thunder.capture.library import higher_order, torch_func
 from thunder.capture.methods import TensorMethod
@@ -117,7 +117,7 @@ def _call_object(c: Capture, f, t: type, args, kwargs):
         return call(c, method, [f, *args], kwargs)
     if t is functools._lru_cache_wrapper and not is_library(cached_calls.module_of(f)):
         return cached_calls.call(c, f, args, kwargs)
-    if any(map(callbacks.runs_python, kept(f))):
+    if any(map(callbacks.runs_python, contents_of(f))):
         c.refuse(
             f"a call of a {t.__name__} calls a function natively, which thunder would not see", "write it in Python"
         )
@@ -181,7 +181,7 @@ def _leads_out(c: Capture, f, args) -> bool:
     if f.__module__.startswith("thunder."):
         return False
     is_method = args and type_attribute(type(args[0]), f.__name__) is not NULL  # `Signature.format`
-    inside = (x for x in kept(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
+    inside = (x for x in contents_of(f, *(args[:1] if is_method else ())) if not isinstance(x, (type, tuple)))
     return any(reaches(c, (x,), {}) for x in inside)
 
 

@@ -98,7 +98,7 @@ class DecidedPath(Path):
             Condition(number, "==", answer, number.unbacked).assume()
         return answer
 
-    def made(self, number: NumberProxy) -> Any:
+    def beside_data(self, number: NumberProxy) -> Any:
         """A number of the arguments that stands beside data-dependent ones, which by itself decides nothing."""
         return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else None
 
@@ -279,7 +279,7 @@ class _Values:
         self.of(proxies, everything_before=index is not None)
         states = eager_calls.states_of_generators() if connects else []
         with self._run_mode(), logged(self.log):
-            args, kwargs = map_structure(self._given, args), map_structure(self._given, kwargs)
+            args, kwargs = map_structure(self._operand, args), map_structure(self._operand, kwargs)
             if lent:  # what it does to a tensor shows, and is not done
                 args, kwargs = map_structure(_cloned, args), map_structure(_cloned, kwargs)
             with self.log.at(self.c.location()), signals.as_they_are():
@@ -307,11 +307,11 @@ class _Values:
         """Runs an eager call behind everything before it. Refuses one that wrote where the program would not see it."""
         self.of(proxies_in((function, args, kwargs, shown), []), everything_before=True)
         if index in self.log:
-            called: Any = self._given(function)
+            called: Any = self._operand(function)
             return self.log.result(index, called)
-        function, args, kwargs = (map_structure(self._given, x) for x in (function, args, kwargs))
-        places = [self.c.tensors.real[p][0] if name is None else self._given(p) for p, name, _ in shown]
-        shown = tuple((p, name, self._given(x)) for p, (_, name, x) in zip(places, shown, strict=True))
+        function, args, kwargs = (map_structure(self._operand, x) for x in (function, args, kwargs))
+        places = [self.c.tensors.real[p][0] if name is None else self._operand(p) for p, name, _ in shown]
+        shown = tuple((p, name, self._operand(x)) for p, (_, name, x) in zip(places, shown, strict=True))
         read = [real for real, _ in self.c.tensors.real.values()]
         versions, before = versions_of(read), self._contents_read((function, args, kwargs))
         with (
@@ -479,9 +479,9 @@ class _Values:
             for inner in subsymbols:
                 self._run(inner)
             if result is not b.output:
-                assign(b.output, map_structure(self._given, result), self.known)
+                assign(b.output, map_structure(self._operand, result), self.known)
             return
-        args, kwargs = map_structure(self._given, b.args), map_structure(self._given, b.kwargs)
+        args, kwargs = map_structure(self._operand, b.args), map_structure(self._operand, b.kwargs)
         if b.sym is host_call:
             with self.log.at(b.location and b.location[:2]), signals.as_they_are():
                 assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
@@ -490,7 +490,7 @@ class _Values:
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
         assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs), self.known)
 
-    def _given(self, x):
+    def _operand(self, x):
         """An argument of a bound symbol with the values at capture in the place of proxies."""
         if isinstance(x, Proxy):
             return self.known[self._origin(x)]

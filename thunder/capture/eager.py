@@ -155,7 +155,7 @@ def _may_be_given(c: Capture, values: tuple) -> bool:
     lent = len(c.path.lent)
     try:
         for value in values:
-            host_lines.given(c, value, False)
+            host_lines.operand(c, value, False)
     except CaptureError:
         return False
     finally:
@@ -376,7 +376,7 @@ def _argument(c: Capture, value: Any) -> Any:
     if look is not None:
         return changing.read(c, look.original, look.source)
     if isinstance(value, (Proxy, NumberProxy)) or type(value) in PRIMITIVE:
-        return host_lines.given(c, value, False)
+        return host_lines.operand(c, value, False)
     source: Source | None = c.world.sources.get(id(value)) or c.world.origins.get(id(value))
     if source is not None and not isinstance(value, torch.Tensor):
         return changing.read(c, c.world.value_at(source), source)  # the program may have a copy, of its own values
@@ -389,7 +389,7 @@ def _argument(c: Capture, value: Any) -> Any:
         return type(value)(_argument(c, x) for x in value)
     if type(value) is types.FunctionType and id(value) not in c.fresh:
         return _function(c, value)
-    return host_lines.given(c, value, False)
+    return host_lines.operand(c, value, False)
 
 
 def _leaf(c: Capture, tensor: torch.Tensor, name: str) -> TensorProxy:

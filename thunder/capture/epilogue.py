@@ -476,7 +476,7 @@ class EpilogueWriter:
         """(trace, function, the result of the computation). No trace and no function where the computation's value is
         the result."""
         c = self.c
-        if not (self.writes or c.engine.freed or c.modes.inference.made) and is_plain(c, result, set()):
+        if not (self.writes or c.engine.freed or c.modes.inference.values) and is_plain(c, result, set()):
             return None, None, map_structure(lambda x: latest(c, x) if type(x) is TensorProxy else x, result)
         afterwards.write(self)
         expression = self.build(result)

@@ -256,7 +256,7 @@ def _shows_nothing(kind: type) -> bool:
     return kind is types.FunctionType or kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
 
 
-def kept(*values, shown: bool = False) -> Iterator:
+def contents_of(*values, shown: bool = False) -> Iterator:
     """The values and what objects of C types and of libraries among them keep, as a deque, a namespace or a signature.
     shown: only what their texts show."""
     pending, seen = [v for v in values if type(v) not in PLAIN], set[int]()
@@ -281,7 +281,7 @@ def _inside_of(value) -> Iterable:
 
 def keeps(values: tuple, kinds) -> bool:
     """Whether texts of objects show values of these kinds."""
-    return any(isinstance(value, kinds) for value in kept(*values, shown=True))
+    return any(isinstance(value, kinds) for value in contents_of(*values, shown=True))
 
 
 def is_written(c: Capture, value) -> bool:
@@ -289,4 +289,4 @@ def is_written(c: Capture, value) -> bool:
     written = {owner for owner, _ in c.effects.held}
     looks = c.containers.looks.items()
     written |= {id(look.original) for sid, look in looks if containers.is_changed(c, c.world.keep[sid])}
-    return bool(written) and any(id(x) in written for x in kept(value))
+    return bool(written) and any(id(x) in written for x in contents_of(value))

@@ -50,7 +50,7 @@ from thunder.capture.effects import Effects
 from thunder.capture.engine import Engine
 from thunder.capture.expose import expose
 from thunder.capture.fallbacks import Fallbacks
-from thunder.capture.identities import COPIED, place, same_number, told_apart
+from thunder.capture.identities import COPIED, same_number, source_of, told_apart
 from thunder.capture.interface import Capture
 from thunder.capture.library import collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
@@ -116,7 +116,7 @@ class TorchHost(Capture):
         self.dispatch = Dispatch(handlers, options.replacements, operations.patched_methods())
         self.engine = Engine()
         self.fresh: set[int] = set()  # ids of functions that the program made
-        self.made: dict[int, weakref.ref] = {}  # these functions
+        self.functions: dict[int, weakref.ref] = {}  # these functions
         self.outside = Outside(rooted_modules(request.fn))
         self.tensors = Tensors(replaced_tensors(request.fn, request.overrides))
         self.numbers = Numbers.of(options)
@@ -314,7 +314,7 @@ class TorchHost(Capture):
         """Nothing keeps it alive: it may hold an exception, with the frames that raised it."""
         forget = functools.partial(_forget, (self.fresh, self.known.interpreted), id(f))
         self.fresh.add(id(f))
-        self.made[id(f)] = weakref.ref(f, forget)
+        self.functions[id(f)] = weakref.ref(f, forget)
         return f
 
     def default(self, f, name, value):
@@ -392,7 +392,7 @@ class TorchHost(Capture):
             return False
         if ta is TensorProxy:
             return self._same_tensor(a, b)
-        sa, sb = place(self, a), place(self, b)
+        sa, sb = source_of(self, a), source_of(self, b)
         if sa is not None and sb is not None:
             return self.world.ask(sa, SAME, sb)
         return False

@@ -111,8 +111,8 @@ def run(c: Capture, function: Callable, args, kwargs=None, *, pure: bool = False
     effect = effect or shared
     _check_place(c, name, effect)
     _check_owner(c, function, name, args)
-    args = tuple(given(c, a, reads) for a in args)
-    kwargs = {k: given(c, v, reads) for k, v in kwargs.items()}
+    args = tuple(operand(c, a, reads) for a in args)
+    kwargs = {k: operand(c, v, reads) for k, v in kwargs.items()}
     lent, frames = lending.lent(args, kwargs, reads), _frames(c, function, kwargs)
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
@@ -286,7 +286,7 @@ def share(c: Capture, out, arguments) -> None:
                 c.path.share(p.example)
 
 
-def given(c: Capture, value, reads: bool):
+def operand(c: Capture, value, reads: bool):
     """An argument, as the bound symbol holds it. reads: containers stay as they are."""
     t = type(value)
     if t is Condition:
@@ -332,8 +332,8 @@ def _given_container(c: Capture, value, reads: bool):
     if t is collections.OrderedDict:  # as state dicts are, with their attributes
         return run(c, _ordered, (tuple(value.items()), tuple(vars(value).items())), pure=True)
     if t is dict:
-        return {given(c, k, reads): given(c, v, reads) for k, v in value.items()}
-    return t(given(c, v, reads) for v in value)
+        return {operand(c, k, reads): operand(c, v, reads) for k, v in value.items()}
+    return t(operand(c, v, reads) for v in value)
 
 
 def _is_of_program(c: Capture, value) -> bool:

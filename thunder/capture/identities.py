@@ -18,7 +18,7 @@ from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.instructions import PLAIN
 
 
-def place(c: Capture, value) -> Source | None:
+def source_of(c: Capture, value) -> Source | None:
     """Where an object from outside is, or the one that this stands for. A function that is known as the object that it
     is may be compared with one that is known by its structure."""
     source = c.world.sources.get(id(value)) or c.outside.standing.get(id(value))
@@ -46,7 +46,7 @@ def id_of(c: Capture, f, args, kwargs):
     o = concrete(args[0])
     look = c.containers.looks.get(id(o))
     known = look.original if look is not None else o
-    real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, place(c, o))
+    real, source = c.tensors.real.get(o, (None, None)) if type(o) is TensorProxy else (known, source_of(c, o))
     if source is None:
         return id(o)
     if id(o) in c.outside.standing:
@@ -103,7 +103,7 @@ def stays_apart(c: Capture, value: Any) -> None:
     if kind is Id:
         source = c.outside.ids[value][0]
     else:
-        source = c.tensors.real.get(value, NOT_REAL)[1] if kind is TensorProxy else place(c, value)
+        source = c.tensors.real.get(value, NOT_REAL)[1] if kind is TensorProxy else source_of(c, value)
     if source is not None and (kind is Id or kind not in CONTAINERS):
         c.outside.compare(source)
         c.outside.told.add(id(value))

@@ -15,12 +15,12 @@ class Inference:
     these, by memory, those that leave the program.
     """
 
-    __slots__ = ("around", "start", "made", "leaving")
+    __slots__ = ("around", "start", "values", "leaving")
 
     def __init__(self) -> None:
         self.around = torch.is_inference_mode_enabled()
         self.start: int | None = None
-        self.made: set[Proxy] = set()
+        self.values: set[Proxy] = set()
         self.leaving: dict[TensorProxy, TensorProxy] = {}
 
     def follow(self, recorder: Recorder) -> None:
@@ -30,15 +30,15 @@ class Inference:
         if self.start is None:
             self.start = len(recorder.bound_symbols)
         else:
-            self.made.update(p for b in recorder.bound_symbols[self.start :] for p in b.outputs)
+            self.values.update(p for b in recorder.bound_symbols[self.start :] for p in b.outputs)
             self.start = None
 
     def is_made(self, recorder: Recorder, p: TensorProxy) -> bool:
         """Whether the memory of a tensor is one that the program makes in inference mode."""
-        if self.start is None and not self.made:
+        if self.start is None and not self.values:
             return False
         base, inside = recorder.memory.base(p), () if self.start is None else recorder.bound_symbols[self.start :]
-        return base in self.made or any(base in b.outputs for b in inside)
+        return base in self.values or any(base in b.outputs for b in inside)
 
     def first_leaving(self, recorder: Recorder, p: TensorProxy) -> TensorProxy | None:
         """Of the tensors in the memory of one that leaves the program, the first that did; None where they are no

@@ -31,7 +31,7 @@ from thunder.core.symbol import Recorder
 from thunder.interpreter import Host
 
 
-class Asked(Protocol):
+class Guarded(Protocol):
     """What a prologue is written from: a capture, or a program on disk that asks the same in this process."""
 
     world: World
@@ -74,7 +74,7 @@ class Capture(Host, abc.ABC):
     locks: Locks
     modes: Modes
     fresh: set[int]
-    made: dict[int, weakref.ref]
+    functions: dict[int, weakref.ref]
     sharp_edges: list[str]
     limit: int
 

@@ -83,7 +83,7 @@ def _of_array(c: Capture, x):
     return c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else numpy_values.as_index(c, x)
 
 
-def given(c: Capture, *operands) -> None:
+def check_iterators(c: Capture, *operands) -> None:
     """Native code iterates over operands: it would advance an iterator from outside, which no later call would
     repeat."""
     if not (c.outside.iterators and any(id(o) in c.outside.iterators for o in operands)):
@@ -104,7 +104,7 @@ def setitem(c: Capture, o, k, v) -> None:
         return
     k = changing.settled(c, k) if isinstance(o, dict) else k
     arrays.refuse_array(c, o)
-    given(c, v)
+    check_iterators(c, v)
     if c.containers.lazy and id(o) in c.containers.lazy and not isinstance(o, dict):
         containers.materialize(c, o)
     if isinstance(o, dict):
@@ -136,7 +136,7 @@ def contains(c: Capture, o, v) -> bool:
     if isinstance(o, (dict, set, frozenset)):
         c.hashed((v,), o)
     else:
-        given(c, o)
+        check_iterators(c, o)
         check_watched(c, o, "__contains__", f"a search in a {type(o).__name__}")
         expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
@@ -149,7 +149,7 @@ def contains(c: Capture, o, v) -> bool:
 def iterate(c: Capture, o):
     """`iter(o)`, where no Python code of the user's defines it."""
     c.materialize(o)
-    given(c, o)
+    check_iterators(c, o)
     t = type(o)
     if t is TensorProxy:
         return iter(o)

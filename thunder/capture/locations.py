@@ -22,7 +22,7 @@ def _is_library(module: str | None) -> bool:
     return bool(module) and (is_library(module) or module.startswith(("torch.", "triton.")))
 
 
-def place(location) -> tuple:
+def file_and_line(location) -> tuple:
     """(filename, line, function, source line) of a location."""
     filename, line, _, source, function = format_location(location)
     return filename, line, function, source or ""
@@ -71,7 +71,7 @@ def user_location(c: Capture) -> tuple | None:
             return None
         filename, line = code.co_filename, code.co_firstlineno
         return filename, line, code.co_qualname, linecache.getline(filename, line)
-    return place(location)
+    return file_and_line(location)
 
 
 def holds_state(f: types.FunctionType, name: str, cell: types.CellType) -> bool:

@@ -35,7 +35,7 @@ def import_module(c: Capture, f, args, kwargs):
 
 # by identity, and no constant: a program gives back the object itself
 _ITSELF = {object, types.GenericAlias, types.UnionType, *attributes.BUILTINS}
-_MADE = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
+_CREATED = {types.FunctionType, functools._lru_cache_wrapper}  # by functions of libraries
 
 
 def namespace_value(c: Capture, space: dict, label: str, n: str, value, answered: Source | None = None):
@@ -52,7 +52,7 @@ def namespace_value(c: Capture, space: dict, label: str, n: str, value, answered
                 c.world.ask(source, IDENTITY)
                 if t is torch.Generator:
                     c.world.sources.setdefault(id(value), source)
-                elif t in _ITSELF or t in _MADE and is_own:
+                elif t in _ITSELF or t in _CREATED and is_own:
                     c.world.know_whole(value, source)
         return value
     if is_own:

@@ -272,7 +272,7 @@ def call_native(c: Capture, f, args, kwargs):
     """A call that native code answers: on the host, folded, asked again by the prologue, or refused, by policy."""
     if c.dispatch.reading is not None:
         note_call(c, f)
-    items.given(c, *args)
+    items.check_iterators(c, *args)
     if (answer := host_lines.native(c, f, args, kwargs)) is not NULL:
         return answer
     args, kwargs = standins.with_functions(c, f, args, kwargs)

@@ -174,7 +174,7 @@ def fallback(c: Capture, method, o, name):
         return of_torch_module(c, o, name)
     value = call_special(c, method, o, [name], "__getattr__")
     if c.world.sources.get(id(o)) is None and of_library(type(o)):
-        asked(c, o, name, value)
+        ask_setting(c, o, name, value)
     return value
 
 
@@ -248,7 +248,7 @@ def _of_module(c: Capture, o, n):
     if n == "__dict__" and not is_library(o.__name__):
         return containers.attribute_dict(c, o, value, c.world.const(o))
     if type(o) is not types.ModuleType and n not in vars(o):
-        asked(c, o, n, value)
+        ask_setting(c, o, n, value)
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.world.const(o).attr(n))
 
 
@@ -258,7 +258,7 @@ def _overlaid(o, n, value):
     return value
 
 
-def asked(c: Capture, o, n: str, value) -> None:
+def ask_setting(c: Capture, o, n: str, value) -> None:
     """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
     if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
         c.world.ask_setting(c.world.const(o).attr(n), value)

@@ -24,7 +24,7 @@ _METADATA = {
     "itemsize", "names",
 }  # fmt: skip
 # of tensors from outside
-_ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}
+_ANSWERED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}
 
 
 def read(c: Capture, value: torch.Tensor, source: Source) -> AnyProxy:
@@ -96,7 +96,7 @@ def attribute(c: Capture, p: AnyProxy, n: str):
 
 def method(c: Capture, p: AnyProxy, n: str, args, kwargs):
     """`p.n(...)`."""
-    if n in _ASKED and id(p.example) in c.tensors.opaque or n in ("dim", "size", "is_floating_point", "is_complex"):
+    if n in _ANSWERED and id(p.example) in c.tensors.opaque or n in ("dim", "size", "is_floating_point", "is_complex"):
         with compat.without_function_modes():
             return getattr(p.example, n)(*args, **kwargs)
     return apply(c, getattr(torch.Tensor, n), [p, *args], kwargs)

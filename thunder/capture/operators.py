@@ -134,7 +134,7 @@ def native_binary(c: Capture, symbol, a, b):
             c.refuse(f"{symbol} with a tensor that is sparse, nested or of a subclass", f"write a = a {symbol[:-1]} b")
         return opaque_values.apply(c, ARITHMETIC[symbol], operations.all_lifted(c, (a, b)), {})
     if symbol.endswith("="):
-        items.given(c, b)
+        items.check_iterators(c, b)
         if tb is TensorProxy and issubclass(ta, _GROWING.get(symbol, ())):
             return Host.native_binary(c, symbol, a, c.steps(b))
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
@@ -357,7 +357,7 @@ def sum_of_numbers(c: Capture, numbers: list):
 
 
 def native_next(c: Capture, iterator):
-    items.given(c, iterator)
+    items.check_iterators(c, iterator)
     if type(iterator) is not types.GeneratorType:
         return builtins.next(iterator)
     try:

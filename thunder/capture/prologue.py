@@ -25,8 +25,8 @@ from thunder.capture import ask, passes
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
 from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
-from thunder.capture.interface import Asked
-from thunder.capture.locations import place
+from thunder.capture.interface import Guarded
+from thunder.capture.locations import file_and_line
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.capture.statements import check_symbol, written
@@ -36,7 +36,7 @@ from thunder.core.trace import Trace
 from thunder.distributed.boundary import locals_of, make_room
 from thunder.interpreter.attributes import lacks_dict, plain_attribute, type_attribute
 from thunder.runtime import extensions
-from thunder.transforms.base import asked
+from thunder.transforms.base import has_hook
 
 SHOWN = 16  # values of a tuple that is written as it is
 RUN = 8  # the least number of tensors that are read, checked and returned together
@@ -53,7 +53,7 @@ def _literal(v) -> bool:
 class PrologueWriter:
     """Turns the answers of a capture into the statements of a prologue."""
 
-    def __init__(self, capture: Asked, input_sources: list[Source], code_of: Callable = lambda source: None):
+    def __init__(self, capture: Guarded, input_sources: list[Source], code_of: Callable = lambda source: None):
         self.code_of = code_of  # as `written` takes it
         self.capture, self.world, self.input_sources = capture, capture.world, input_sources
         self.objects: dict[str, Any] = dict(_HELPERS)
@@ -138,7 +138,7 @@ class PrologueWriter:
         self.mentions[source] += 1
         name = self.variables.get(source)
         if name is None:
-            entry = self._place(source)
+            entry = self._table_entry(source)
             read = self.read(source) if entry is None else ""
             name = self.variables[source] = self.names.claim(source.name(self.world.parameters))
             if entry is not None:
@@ -147,7 +147,7 @@ class PrologueWriter:
                 self._unpack([source], f"{name} = {read}")
         return name
 
-    def _place(self, source: Source) -> tuple[dict, Any] | None:
+    def _table_entry(self, source: Source) -> tuple[dict, Any] | None:
         """The dict that stays and holds the value at a source, and the key there."""
         table, key = self.capture.tensors.replaced_sources.get(source) or (self.table(source), source.key)
         return (table, key) if type(table) in (dict, types.MappingProxyType) else None
@@ -180,7 +180,7 @@ class PrologueWriter:
         """Runs of tensors that follow each other among those that are checked and among the inputs, and that nothing
         else mentions: they are read, checked and returned together, without a variable for each. Transforms of
         prologues see one value for each input."""
-        if any(asked(t, "transform_traces_pre_prologue") for t in self.capture.request.options.transforms):
+        if any(has_hook(t, "transform_traces_pre_prologue") for t in self.capture.request.options.transforms):
             return []
         alone = [s for s in self.capture.tensors.shapes if s in self.together and self.mentions[s] == 2]
         checked = {source: i for i, source in enumerate(self.capture.tensors.shapes)}
@@ -222,7 +222,7 @@ class PrologueWriter:
     def read(self, source: Source) -> str:
         """The expression of the value at a source. It does not raise: where there is none, it gives MISSING."""
         base, key = source.base, source.key
-        entry = self._place(source)
+        entry = self._table_entry(source)
         if entry is not None:
             return f"{self.pin(entry[0], 'D')}.get({self.literal(entry[1])}, MISSING)"
         if self.in_dict(source):
@@ -560,7 +560,7 @@ class PrologueWriter:
             )
             reason = f"{held!r} + {values}"
             if (location := decisions.places.get((a, relation, b))) is not None:
-                filename, line, _, source = place(location)
+                filename, line, _, source = file_and_line(location)
                 reason += f" + {f' ({os.path.basename(filename)}:{line}: {source.strip()})'!r}"
             self.miss("relation", f"not ({text})" if outcome else text, reason)
 

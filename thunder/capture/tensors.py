@@ -126,7 +126,7 @@ def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
     c.tensors.shapes[source] = guarded
     c.tensors.stand_for(proxy, value, source)
     if placement is not None:
-        _place(c, proxy, placement)
+        _lay_out(c, proxy, placement)
     for base in _in_memory_of(c, value) if c.tensors.mutated else ():
         if base in c.tensors.mutated:
             _share(c, base, proxy, value)
@@ -140,7 +140,7 @@ def _may_change_sizes(c: Capture, value: torch.Tensor, source: Source) -> bool:
     return bool(c.numbers.symbolic_sizes or c.request.changing or is_marked(value))
 
 
-def _place(c: Capture, proxy: TensorProxy, placement: Placement) -> None:
+def _lay_out(c: Capture, proxy: TensorProxy, placement: Placement) -> None:
     c.tensors.placements[proxy] = placement
     if placement.seen_on is not None:
         c.tensors.lies_on(proxy, *placement.seen_on)

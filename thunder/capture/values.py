@@ -62,7 +62,7 @@ def read(c: Capture, value, source: Source):
         return _again(c, source, *known[1:])
     if t in PRIMITIVE:
         result = _PARTED.get(t, primitive)(c, value, source)
-        return _kept(c, value, source, result) if t in (slice, torch.Size) else result
+        return _remember(c, value, source, result) if t in (slice, torch.Size) else result
     if t is TensorProxy:
         return value
     if issubclass(t, torch.Tensor):
@@ -85,7 +85,7 @@ def read(c: Capture, value, source: Source):
     rule = _tuple if issubclass(t, tuple) else _array if issubclass(t, numpy.ndarray) else _RULES.get(t)
     result = rule(c, value, source) if rule is not None else _other(c, value, t, source)
     if issubclass(t, _REMADE):
-        _kept(c, value, source, result)
+        _remember(c, value, source, result)
     if t is not tuple and t is not types.MethodType and id(result) not in c.world.sources:
         c.world.know_whole(result, source)
     return result
@@ -101,7 +101,7 @@ _REMADE = (
 )  # where something in them is another object here
 
 
-def _kept(c: Capture, value, source: Source, copied):
+def _remember(c: Capture, value, source: Source, copied):
     """`copied`, which stands for the value wherever it is read again."""
     if copied is not value:
         c.outside.remade[id(value)] = value, source, copied

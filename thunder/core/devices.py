@@ -18,7 +18,7 @@ class DeviceType(enum.Enum):
 
 
 _INDEXED = {DeviceType.CUDA, DeviceType.XPU, DeviceType.HPU}
-_MADE: dict[tuple[DeviceType, int | None], Device] = {}
+_DEVICES: dict[tuple[DeviceType, int | None], Device] = {}
 
 
 class Device:
@@ -46,12 +46,12 @@ class Device:
                     "there are several"
                 ) from None
         index = (index or 0) if kind in _INDEXED else None
-        device = _MADE.get((kind, index))
+        device = _DEVICES.get((kind, index))
         if device is None:
             device = object.__new__(cls)
             device.devicetype, device.index = kind, index
             device.name = kind.value if index is None else f"{kind.value}:{index}"
-            device = _MADE.setdefault((kind, index), device)
+            device = _DEVICES.setdefault((kind, index), device)
         return device
 
     @property

@@ -79,7 +79,7 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
-def kept(value: Any) -> Any:
+def pickled_or_marked(value: Any) -> Any:
     """The value where it can be pickled, else an `Unpickled`."""
     try:
         dumps(value)
@@ -93,7 +93,12 @@ def _reduced_symbol(symbol: Symbol) -> tuple:
         return _at, reference
     executor = None if symbol.executor is None else symbol.executor.name
     fields = symbol.name, symbol.module, symbol.id, symbol.is_prim, symbol.tags, symbol.is_fusion, executor
-    return _symbol, (*fields, kept(symbol.fn), kept(symbol.python_printer), kept(symbol.condition))
+    return _symbol, (
+        *fields,
+        pickled_or_marked(symbol.fn),
+        pickled_or_marked(symbol.python_printer),
+        pickled_or_marked(symbol.condition),
+    )
 
 
 def _place_of(symbol: Symbol) -> tuple[str, str, str] | None:

@@ -42,7 +42,7 @@ def made_by_program(number: Any) -> Any:
     """A number of the arguments as one that an operation of the program makes, which needs no guard. None inside of an
     operation, which is then typed by examples."""
     path = _path_captured()
-    return None if path is None else path.made(number)
+    return None if path is None else path.beside_data(number)
 
 
 def errors_are_handled() -> bool:
@@ -213,7 +213,7 @@ class Recorder:
         self._places: dict[Any, int] = {}  # where the values of the first `_placed` operations are made
         self._placed = 0
 
-    def place(self, value: Any) -> int | None:
+    def position(self, value: Any) -> int | None:
         """Where in `bound_symbols` the operation stands that makes a value; None for those from outside. Operations are
         added, or replaced by others with the same results, so that a question costs no walk over all of them; else see
         `rewrite`."""
@@ -226,7 +226,7 @@ class Recorder:
 
     def producer(self, value: Any) -> Any:
         """The operation that makes a value."""
-        position = self.place(value)
+        position = self.position(value)
         return None if position is None else self.bound_symbols[position]
 
     def add(self, operations: Iterable[Any]) -> None:

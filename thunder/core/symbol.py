@@ -56,7 +56,7 @@ def _are_among(outputs: list, inputs: list) -> bool:
 _OF_GPUS = "cudnn", "cublas", "fp32_precision of cuda"  # settings that kernels on other devices do not follow
 
 
-_KEPT: Any = object()  # of `BoundSymbol.replace`
+_UNCHANGED: Any = object()  # of `BoundSymbol.replace`
 
 
 class BoundSymbol:
@@ -127,29 +127,29 @@ class BoundSymbol:
     def replace(
         self,
         *,
-        sym: Any = _KEPT,
-        args: Any = _KEPT,
-        kwargs: Any = _KEPT,
-        output: Any = _KEPT,
-        subsymbols: Any = _KEPT,
-        context: Any = _KEPT,
+        sym: Any = _UNCHANGED,
+        args: Any = _UNCHANGED,
+        kwargs: Any = _UNCHANGED,
+        output: Any = _UNCHANGED,
+        subsymbols: Any = _UNCHANGED,
+        context: Any = _UNCHANGED,
     ) -> BoundSymbol:
         """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
-        reads_same, writes_same = args is _KEPT and kwargs is _KEPT, output is _KEPT
+        reads_same, writes_same = args is _UNCHANGED and kwargs is _UNCHANGED, output is _UNCHANGED
         new = BoundSymbol(
-            self.sym if sym is _KEPT else sym,
-            self.args if args is _KEPT else args,
-            self.kwargs if kwargs is _KEPT else kwargs,
+            self.sym if sym is _UNCHANGED else sym,
+            self.args if args is _UNCHANGED else args,
+            self.kwargs if kwargs is _UNCHANGED else kwargs,
             self.output if writes_same else output,
-            context=self.context if context is _KEPT else context,
+            context=self.context if context is _UNCHANGED else context,
             inputs=self.inputs if reads_same else None,
             outputs=self.outputs if writes_same else None,
             location=self.location,
         )
         new.header = self.header
-        if subsymbols is not _KEPT:
+        if subsymbols is not _UNCHANGED:
             new._subsymbols = tuple(subsymbols)
-        elif reads_same and writes_same and sym is _KEPT:
+        elif reads_same and writes_same and sym is _UNCHANGED:
             new._subsymbols, new.aliases = self._subsymbols, self.aliases
         return new
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.coloring import for_html, for_terminal
-from thunder.core.pickling import dumps, kept
+from thunder.core.pickling import dumps, pickled_or_marked
 from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
@@ -217,7 +217,7 @@ class Trace:
 
     def __reduce__(self):
         """See `thunder.core.pickling`."""
-        objects = {name: kept(x) for name, x in self.info.objects.items()}
+        objects = {name: pickled_or_marked(x) for name, x in self.info.objects.items()}
         info = self.info.replace(objects=objects, compiled={}, cut=None, arguments=None)
         fields = (self.name, self.args, self.bound_symbols, self.output, self.names)
         others = {"provenance": self.provenance, "signature": self.signature, "tags": self.tags, "info": info}

@@ -86,11 +86,11 @@ class Replacing:
     def __init__(self, module: torch.nn.Module, at_once: bool):
         self.module, self.at_once = module, at_once
         # by the id of what it takes the place of: that, the DTensor and its placement
-        self.made: dict[int, tuple[torch.Tensor, torch.nn.Parameter, Placement]] = {}
+        self.replacements: dict[int, tuple[torch.Tensor, torch.nn.Parameter, Placement]] = {}
 
     def by(self, old: torch.Tensor, new: torch.nn.Parameter, placement: Placement) -> torch.nn.Parameter:
         """`new` stands for `old` from the end on."""
-        self.made[id(old)] = old, new, placement
+        self.replacements[id(old)] = old, new, placement
         place(new, placement)
         if self.at_once:
             replaced(old, placement.name)
@@ -98,27 +98,27 @@ class Replacing:
 
     def now(self, old: torch.Tensor) -> torch.Tensor:
         """What stands for a parameter, or the parameter itself."""
-        return self.made[id(old)][1] if id(old) in self.made else old
+        return self.replacements[id(old)][1] if id(old) in self.replacements else old
 
     def knows(self, old: torch.Tensor) -> bool:
-        return id(old) in self.made
+        return id(old) in self.replacements
 
     def of(self, old: torch.Tensor) -> torch.nn.Parameter:
-        return self.made[id(old)][1]
+        return self.replacements[id(old)][1]
 
     def end(self, *tables: dict[str, torch.nn.Parameter]) -> None:
         """Put them where the parameters were: in the module, and in tables beside it."""
         owners = [(m, m._parameters) for m in self.module.modules()]
         for module, table in [*owners, *((None, table) for table in tables)]:
             for name, parameter in table.items():
-                while parameter is not None and id(parameter) in self.made:
-                    _, parameter, placement = self.made[id(parameter)]
+                while parameter is not None and id(parameter) in self.replacements:
+                    _, parameter, placement = self.replacements[id(parameter)]
                     table[name] = parameter
                     if module is not None:
                         own(module, name, placement)
                     if type(module).__setattr__ not in (torch.nn.Module.__setattr__, object.__setattr__):
                         setattr(module, name, parameter)  # recurrent layers hold their parameters in a list as well
-        for old, _, placement in self.made.values():
+        for old, _, placement in self.replacements.values():
             if not self.at_once:
                 replaced(old, placement.name)
 

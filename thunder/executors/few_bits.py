@@ -42,7 +42,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 CPU_ROWS, CPU_ROWS_FLOAT32 = 16, 4  # at most; PyTorch's kernel takes longer than making the weight for more
 ROWS = 32  # at most; with more, tensor cores are faster on a weight that was made
-MADE = 1 << 20  # elements of a weight at a time on a CPU: they stay in its caches
+DEQUANTIZED = 1 << 20  # elements of a weight at a time on a CPU: they stay in its caches
 PROGRAMS = 512  # that keep a GPU busy: rows are split where columns make fewer
 SUMMED = 512  # elements of a program that adds up splits
 RUN = 16  # bytes that a thread reads at a time
@@ -146,7 +146,7 @@ def few_bits_linear_cpu(
     x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[torch.Tensor], format: Any
 ) -> torch.Tensor:
     """The same on a CPU, for any number of rows and any format: some rows of the weight are made at a time."""
-    rows, step = parts[0].shape[0], max(1, MADE // x.shape[-1])
+    rows, step = parts[0].shape[0], max(1, DEQUANTIZED // x.shape[-1])
     weights = (format.dequantize(*(p[i : i + step] for p in parts)).to(x.dtype) for i in range(0, rows, step))
     out = torch.cat([F.linear(x, weight) for weight in weights], -1)
     return out if bias is None else out + bias

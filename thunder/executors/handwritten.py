@@ -262,7 +262,7 @@ class Launching(ByStrides, PerCall):
         key = self._strides(tensors, args), tuple([t.data_ptr() % ALIGNMENT == 0 for t in tensors])
         run = self._unusual.get(key)
         if run is None:
-            run = self._unusual[key] = self._made(args, is_checked=False)
+            run = self._unusual[key] = self._written_for(args, is_checked=False)
         device = tensors[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             return run(*args)
@@ -284,9 +284,9 @@ class Launching(ByStrides, PerCall):
         return tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors]), known(numbers)
 
     def _first(self, key: tuple, args: tuple) -> Callable:
-        return self._made(args, is_checked=True)
+        return self._written_for(args, is_checked=True)
 
-    def _made(self, args: tuple, is_checked: bool) -> Callable:
+    def _written_for(self, args: tuple, is_checked: bool) -> Callable:
         steps = Steps(args)
         return steps.written(self._function(steps, *args), is_checked).function(steps.device, self.called())
 

@@ -40,7 +40,7 @@ class _ByParts(Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule):
         super().__init__(graph, garbage_collect_values=False)
-        self.made: dict[tuple, torch.Tensor] = {}
+        self.parts: dict[tuple, torch.Tensor] = {}
         self.roots: dict[Node, Callable[[], torch.Tensor]] = {}
         for node in graph.graph.nodes:
             if (make := self._copy_of_join(node) or self._computed_of_joins(node)) is not None:
@@ -91,9 +91,9 @@ class _ByParts(Interpreter):
         if not isinstance(node, Node) or _size(node, dim) == 1:
             return self.env[node] if isinstance(node, Node) else node
         key = node, dim, lo, hi
-        if key not in self.made:
-            self.made[key] = self._new_part(*key)
-        return self.made[key]
+        if key not in self.parts:
+            self.parts[key] = self._new_part(*key)
+        return self.parts[key]
 
     def _new_part(self, node: Node, dim: int, lo: int, hi: int) -> torch.Tensor:
         if len(node.users) == 1:

@@ -153,10 +153,10 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
 
     def configured(self, options) -> MatvecExecutor:
         rows = options.get(MATVEC_ROWS)
-        return self if rows == self.rows else _made(rows, self.usable)
+        return self if rows == self.rows else _executor(rows, self.usable)
 
     def planned(self) -> MatvecExecutor:
-        return self if torch.cuda.is_available() else _made(self.rows, _assumed)
+        return self if torch.cuda.is_available() else _executor(self.rows, _assumed)
 
     def _are_joined(self, x: TensorProxy, *weights: TensorProxy, match: Match) -> bool:
         return all(self._joins(x, w) for w in weights) and not any(o.requires_grad for o in match.outputs)  # type: ignore[attr-defined]
@@ -227,10 +227,10 @@ def _assumed(device: Device) -> bool:
 
 
 @functools.cache
-def _made(rows: int, usable: Callable[[Device], bool]) -> MatvecExecutor:
+def _executor(rows: int, usable: Callable[[Device], bool]) -> MatvecExecutor:
     return MatvecExecutor("matvec", rows=rows, usable=usable, version=torch.__version__)
 
 
-matvec_ex = _made(1, usable)
+matvec_ex = _executor(1, usable)
 register_executor(matvec_ex)
 add_default_executor_of_gpus(matvec_ex, here=torch.version.cuda is not None and has_triton())

@@ -195,7 +195,9 @@ class SDPAExecutor(OperatorExecutor):
         wanted = kernel is BY_SIZE or is_mask or any(t.requires_grad for t in (query, key, value))
         return kernel is not None and wanted
 
-    def _given(self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> tuple[Kernel, tuple]:
+    def _kernel_operands(
+        self, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    ) -> tuple[Kernel, tuple]:
         """The kernel and its arguments."""
         kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         assert kernel is not None, "the checker was asked before"
@@ -209,7 +211,7 @@ class SDPAExecutor(OperatorExecutor):
     def _executed(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
-        kernel, operands = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        kernel, operands = self._kernel_operands(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return kernel.with_dropout(*operands)[0] if dropout_p > 0.0 else kernel.without_grad(*operands)
 
     def _differentiated(
@@ -217,7 +219,7 @@ class SDPAExecutor(OperatorExecutor):
     ):
         from thunder.core.transforms import get_grad, put_grads
 
-        kernel, operands = self._given(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        kernel, operands = self._kernel_operands(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(*operands)
         out, *saved = next(steps)
         try:

@@ -13,7 +13,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 
 _SYMBOLS: dict[Any, Symbol] = {}  # by what they compute, so that layers share kernels
 _numbers = itertools.count()
-KEPT = 256
+REMEMBERED = 256
 # in the place of a recorded operation, what computes its results of its arguments
 Replacements = dict[BoundSymbol, Callable]
 
@@ -53,7 +53,7 @@ def chain_symbol(
             table |= dict(zip(b.outputs, results, strict=True))
         return (*(table[o] for o in outputs), *(more(table) if more is not None else ()))
 
-    while len(_SYMBOLS) >= KEPT:
+    while len(_SYMBOLS) >= REMEMBERED:
         del _SYMBOLS[next(iter(_SYMBOLS))]
     tags = (OpTags.MATMUL_OP,)
     symbol = _SYMBOLS[key] = Symbol(name, id=("chain", name, next(_numbers)), decomposition=decomposition, tags=tags)

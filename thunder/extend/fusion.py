@@ -21,7 +21,7 @@ from thunder.extend import Executor, Implementation, operation_id
 from thunder.extend.launches import share_launches
 from thunder.extend.memory_order import Piece, in_memory_order
 
-KEPT = 1024  # compiled regions that an executor remembers
+REMEMBERED = 1024  # compiled regions that an executor remembers
 
 
 class TooLarge(Exception):
@@ -234,7 +234,7 @@ class FusionExecutor(Executor):
         key = region_key(region)
         compiled = self._compiled.get(key)
         if compiled is None:
-            while len(self._compiled) >= KEPT:
+            while len(self._compiled) >= REMEMBERED:
                 del self._compiled[next(iter(self._compiled))]
             compiled = self._compiled[key] = make()
             self.compilations += 1

@@ -60,11 +60,11 @@ def _shared(
 
 class _Unit(NamedTuple):
     """Regions that wait for others, or others for them. names: values that nothing in between may read, or make.
-    kept: bytes. kinds: how many operations there are of each kind of region."""
+    live_bytes: bytes. kinds: how many operations there are of each kind of region."""
 
     pieces: list[Piece]
     names: set[Proxy]
-    kept: int
+    live_bytes: int
     arguments: int
     kinds: dict[tuple, int]
 
@@ -97,7 +97,7 @@ def _gathered(
         inputs, outputs = ends(unit)
         known = inputs if waits else outputs
         blocked = _is_barrier(unit) or not all(u.names.isdisjoint(known) for u in waiting)
-        if blocked or sum(u.kept for u in waiting) > free:
+        if blocked or sum(u.live_bytes for u in waiting) > free:
             launch(waiting)
             waiting = []
         if not pieces or not all(id(p.core) in open_to for p in pieces):

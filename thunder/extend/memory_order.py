@@ -45,12 +45,12 @@ class Needs:
         self.bases = alias_bases([b for u in units for b in _views(u)], maybe=True)
         self.returned = {self.bases[o] for o in output if isinstance(o, TensorProxy)}
         self.uses: dict[Proxy, set[int]] = {}  # by value, the units (by id) that read it or views of it
-        self.made: dict[int, list[TensorProxy]] = {}
+        self.produced: dict[int, list[TensorProxy]] = {}
         for unit in units:
             inputs, outputs = self.ends[id(unit)]
             for base in map(self.bases.__getitem__, inputs):
                 self.uses.setdefault(base, set()).add(id(unit))
-            self.made[id(unit)] = [
+            self.produced[id(unit)] = [
                 o for o in outputs if isinstance(o, TensorProxy) and o not in self.bases and o not in outside
             ]
 
@@ -60,7 +60,7 @@ class Needs:
         positions = {id(u): i for i, u in enumerate(units)}
         amounts, now = [], 0
         for i, unit in enumerate(units):
-            produced, dying = self.made[id(unit)], [v for v in self.read(unit) if self.last(v, positions) == i]
+            produced, dying = self.produced[id(unit)], [v for v in self.read(unit) if self.last(v, positions) == i]
             now += sum(map(nbytes, produced))
             sizes = collections.Counter((v.dtype, nbytes(v)) for v in dying)
             over = sizes & collections.Counter((v.dtype, nbytes(v)) for v in produced)
@@ -90,7 +90,7 @@ class Needs:
         """The bytes that a unit makes, and those that it frees whichever of it and a neighbour is first."""
         end = max(positions[id(unit)], positions[id(other)])
         freed = [v for v in self.read(unit) if id(other) not in self.uses[v] and self.last(v, positions) <= end]
-        return sum(map(nbytes, self.made[id(unit)])), sum(map(nbytes, freed))
+        return sum(map(nbytes, self.produced[id(unit)])), sum(map(nbytes, freed))
 
     def independent(self, first: Unit, second: Unit) -> bool:
         free = not (stays(first) or stays(second))
@@ -114,7 +114,7 @@ class _Order:
 
     def __init__(self, units: Sequence[BoundSymbol | Piece], needs: Needs):
         self.units, self.needs = list(units), needs
-        self.place = {id(u): i for i, u in enumerate(units)}
+        self.positions = {id(u): i for i, u in enumerate(units)}
         self.least = max(LITTLE, *needs.occupied(units)) // LEAST
 
     def move(self, start: int, step: int) -> None:
@@ -137,13 +137,13 @@ class _Order:
         first, second = self.units[i : i + 2]
         if not self.needs.independent(first, second):
             return None
-        a, a_freed = self.needs.grows(first, second, self.place)
-        b, b_freed = self.needs.grows(second, first, self.place)
+        a, a_freed = self.needs.grows(first, second, self.positions)
+        b, b_freed = self.needs.grows(second, first, self.positions)
         return max(a, a - a_freed + b) - max(b, b - b_freed + a)
 
     def swap(self, i: int) -> None:
         self.units[i : i + 2] = self.units[i : i + 2][::-1]
-        self.place |= {id(self.units[i]): i, id(self.units[i + 1]): i + 1}
+        self.positions |= {id(self.units[i]): i, id(self.units[i + 1]): i + 1}
 
 
 def stays(unit: Unit) -> bool:

@@ -180,11 +180,11 @@ class PassList(tuple[Pass, ...]):
 
     def __getitem__(self, index):  # type: ignore[override]
         if isinstance(index, str):
-            return self[self._place(index)]
+            return self[self._index_of(index)]
         selected = super().__getitem__(index)
         return PassList(selected) if isinstance(index, slice) else selected
 
-    def _place(self, name: str) -> int:
+    def _index_of(self, name: str) -> int:
         """The place of a pass, given its name or itself."""
         names = [p.name for p in self]
         if isinstance(name, Pass):
@@ -198,23 +198,23 @@ class PassList(tuple[Pass, ...]):
 
     def before(self, name: str, *passes: Pass) -> PassList:
         """With these passes right before the one of that name."""
-        index = self._place(name)
+        index = self._index_of(name)
         return PassList((*self[:index], *passes, *self[index:]))
 
     def after(self, name: str, *passes: Pass) -> PassList:
         """With these passes right after the one of that name."""
-        index = self._place(name) + 1
+        index = self._index_of(name) + 1
         return PassList((*self[:index], *passes, *self[index:]))
 
     def without(self, *names: str) -> PassList:
         """Without the passes and the rules of these names."""
         rules = {r.name for p in self for r in p.rules or ()}
-        gone = {self._place(name) for name in names if name not in rules}
+        gone = {self._index_of(name) for name in names if name not in rules}
         return PassList(p._without(names) for i, p in enumerate(self) if i not in gone)
 
     def replacing(self, name: str, *passes: Pass) -> PassList:
         """With these passes in the place of the one of that name."""
-        index = self._place(name)
+        index = self._index_of(name)
         return PassList((*self[:index], *passes, *self[index + 1 :]))
 
     def giving(self, fact: str) -> int:

@@ -37,7 +37,7 @@ class NotExported(Exception):
     """The program does something that an exported one cannot do. The words say what."""
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """Where an input of a program comes from. leaf: its position among the arguments of a call, None for what the
     module holds. dimension: of the argument whose size it is."""
 
@@ -50,7 +50,7 @@ class Exported(torch.nn.Module):
     sizes, and whether they hold."""
 
     def __init__(
-        self, run: Callable[[dict], Any], places: Mapping[str, Place], held: Mapping[str, torch.Tensor],
+        self, run: Callable[[dict], Any], places: Mapping[str, Origin], held: Mapping[str, torch.Tensor],
         relations: Mapping[tuple, bool],
     ):  # fmt: skip
         super().__init__()
@@ -67,7 +67,7 @@ class Exported(torch.nn.Module):
                 raise NotExported(f"it is a program for {a} {relation} {b}")
         return self.run(values)
 
-    def _value(self, name: str, origin: Place, leaves: list) -> Any:
+    def _value(self, name: str, origin: Origin, leaves: list) -> Any:
         if origin.leaf is None:
             return getattr(self, name)
         value = leaves[origin.leaf]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from thunder.interpreter import building, control, instructions
 from thunder.interpreter.errors import UnsupportedError
-from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, given
+from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, always
 
 OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
 SEND, LOAD_FAST_AND_CLEAR = (dis.opmap.get(name, -1) for name in ("SEND", "LOAD_FAST_AND_CLEAR"))
@@ -150,7 +150,7 @@ def _with_handlers(row):
 
 
 def row_of(opname):
-    row = TABLE.get(opname, (("UNSUPPORTED", given(opname)),))  # an unknown opcode fails when it is reached, not here
+    row = TABLE.get(opname, (("UNSUPPORTED", always(opname)),))  # an unknown opcode fails when it is reached, not here
     return _with_handlers(row) if type(row) is tuple else row
 
 

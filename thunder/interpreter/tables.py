@@ -89,7 +89,7 @@ def backward(raw):
     return raw.after - 2 * raw.arg
 
 
-def given(value):
+def always(value):
     return lambda raw: value
 
 
@@ -143,12 +143,12 @@ def super_attribute(raw):
 
 
 def intrinsic_1(raw):
-    return (INTRINSICS_1.get(raw.arg) or ("UNSUPPORTED", given("CALL_INTRINSIC_1")),)
+    return (INTRINSICS_1.get(raw.arg) or ("UNSUPPORTED", always("CALL_INTRINSIC_1")),)
 
 
 INTRINSICS_1 = {
     3: ("STOPITERATION_ERROR", nothing),
-    5: ("UNARY", given((operator.pos, "+"))),
+    5: ("UNARY", always((operator.pos, "+"))),
     6: ("LIST_TO_TUPLE", nothing),
 }
 
@@ -176,27 +176,27 @@ V3_11 = {
     **dropped("NOP RESUME PRECALL"),
     "LOAD_CLOSURE": (("LOAD_FAST", variable),),
     "LOAD_GLOBAL": global_name,
-    "LOAD_ASSERTION_ERROR": (("LOAD_CONST", given(AssertionError)),),
+    "LOAD_ASSERTION_ERROR": (("LOAD_CONST", always(AssertionError)),),
     "KW_NAMES": (("LOAD_CONST", constant),),
     "CALL": call,
     "YIELD_VALUE": yield_value,
     "DICT_MERGE": (("DICT_MERGE", lambda raw: (raw.arg, raw.arg + 2)),),
     "FORMAT_VALUE": (("FORMAT_VALUE", count),),
-    "WITH_EXCEPT_START": (("WITH_EXCEPT_START", given(4)),),
+    "WITH_EXCEPT_START": (("WITH_EXCEPT_START", always(4)),),
     "BINARY_OP": (("BINARY", binary_operator),),
     "BINARY_SUBSCR": (("SUBSCRIPT", nothing),),
     "COMPARE_OP": (("COMPARE", comparison(0)),),
     "UNARY_NOT": (("NOT", nothing),),
-    "UNARY_NEGATIVE": (("UNARY", given((operator.neg, "-"))),),
-    "UNARY_INVERT": (("UNARY", given((operator.invert, "~"))),),
-    "UNARY_POSITIVE": (("UNARY", given((operator.pos, "+"))),),
+    "UNARY_NEGATIVE": (("UNARY", always((operator.neg, "-"))),),
+    "UNARY_INVERT": (("UNARY", always((operator.invert, "~"))),),
+    "UNARY_POSITIVE": (("UNARY", always((operator.pos, "+"))),),
     "FOR_ITER": (("FOR_ITER", forward),),
     "SEND": (("SEND", forward),),
     "JUMP_FORWARD": (("JUMP", forward),),
     "JUMP_BACKWARD": (("JUMP", backward),),
     "JUMP_BACKWARD_NO_INTERRUPT": (("JUMP", backward),),
-    "JUMP_IF_TRUE_OR_POP": (("COPY", given(1)), ("POP_JUMP_IF_TRUE", forward), ("POP_TOP", nothing)),
-    "JUMP_IF_FALSE_OR_POP": (("COPY", given(1)), ("POP_JUMP_IF_FALSE", forward), ("POP_TOP", nothing)),
+    "JUMP_IF_TRUE_OR_POP": (("COPY", always(1)), ("POP_JUMP_IF_TRUE", forward), ("POP_TOP", nothing)),
+    "JUMP_IF_FALSE_OR_POP": (("COPY", always(1)), ("POP_JUMP_IF_FALSE", forward), ("POP_TOP", nothing)),
     **{f"POP_JUMP_FORWARD_IF_{k}": ((f"POP_JUMP_IF_{k}", forward),) for k in ("TRUE", "FALSE", "NONE", "NOT_NONE")},
     **{f"POP_JUMP_BACKWARD_IF_{k}": ((f"POP_JUMP_IF_{k}", backward),) for k in ("TRUE", "FALSE", "NONE", "NOT_NONE")},
 }
@@ -211,8 +211,8 @@ V3_12 = V3_11 | {
     "LOAD_ATTR": attribute_name,
     "LOAD_SUPER_ATTR": super_attribute,
     "RETURN_CONST": (("LOAD_CONST", constant), ("RETURN_VALUE", nothing)),
-    "BINARY_SLICE": (("BUILD_SLICE", given(2)), ("SUBSCRIPT", nothing)),
-    "STORE_SLICE": (("BUILD_SLICE", given(2)), ("STORE_SUBSCR", nothing)),
+    "BINARY_SLICE": (("BUILD_SLICE", always(2)), ("SUBSCRIPT", nothing)),
+    "STORE_SLICE": (("BUILD_SLICE", always(2)), ("STORE_SUBSCR", nothing)),
     "COMPARE_OP": (("COMPARE", comparison(4)),),
     "CALL_INTRINSIC_1": intrinsic_1,
 }
@@ -225,11 +225,11 @@ V3_13 = V3_12 | {
     "STORE_FAST_LOAD_FAST": (("STORE_FAST", first_variable), ("LOAD_FAST", second_variable)),
     "STORE_FAST_STORE_FAST": (("STORE_FAST", first_variable), ("STORE_FAST", second_variable)),
     "CALL_KW": (("CALL_KEYWORDS", count),),
-    "MAKE_FUNCTION": (("MAKE_FUNCTION", given(0)),),
+    "MAKE_FUNCTION": (("MAKE_FUNCTION", always(0)),),
     "DICT_MERGE": (("DICT_MERGE", lambda raw: (raw.arg, raw.arg + 3)),),
     "CONVERT_VALUE": (("CONVERT_VALUE", count),),
-    "FORMAT_SIMPLE": (("FORMAT_VALUE", given(0)),),
-    "FORMAT_WITH_SPEC": (("FORMAT_VALUE", given(4)),),
+    "FORMAT_SIMPLE": (("FORMAT_VALUE", always(0)),),
+    "FORMAT_WITH_SPEC": (("FORMAT_VALUE", always(4)),),
     "COMPARE_OP": lambda raw: (("COMPARE", comparison(5)), ("TO_BOOL", nothing))[: 1 + (raw.arg >> 4 & 1)],
 }
 
@@ -243,8 +243,8 @@ V3_14 = V3_13 | {
     "LOAD_SMALL_INT": (("LOAD_CONST", count),),
     "LOAD_COMMON_CONSTANT": (("LOAD_CONST", lambda raw: COMMON_CONSTANTS[raw.arg]),),
     "LOAD_SPECIAL": (("LOAD_SPECIAL", lambda raw: SPECIAL_METHODS[raw.arg]),),
-    "WITH_EXCEPT_START": (("WITH_EXCEPT_START", given(5)),),
-    "CALL_FUNCTION_EX": (("CALL_FUNCTION_EX", given(1)),),
+    "WITH_EXCEPT_START": (("WITH_EXCEPT_START", always(5)),),
+    "CALL_FUNCTION_EX": (("CALL_FUNCTION_EX", always(1)),),
     "BINARY_OP": lambda raw: (("SUBSCRIPT", nothing),) if raw.arg == 26 else (("BINARY", binary_operator),),
     "POP_ITER": (("POP_TOP", nothing),),
 }
@@ -260,7 +260,7 @@ def iterator(raw):
 
 def imported(raw):
     return (
-        ("UNSUPPORTED", given("lazy import")) if raw.arg & 1 else ("IMPORT_NAME", lambda raw: raw.names[raw.arg >> 2]),
+        ("UNSUPPORTED", always("lazy import")) if raw.arg & 1 else ("IMPORT_NAME", lambda raw: raw.names[raw.arg >> 2]),
     )
 
 

@@ -794,11 +794,11 @@ class _Writer:
         scope = _Scope(row)
         for node, name in parts.sums.items():
             value, combine = self.value(self.kernel.rows[node], scope), node.what[0]
-            scope.lines.append(f"{name} = {_COMBINE[combine]}({name}, {self._kept(value, combine, node.dtype)});")
+            scope.lines.append(f"{name} = {_COMBINE[combine]}({name}, {self._in_lanes(value, combine, node.dtype)});")
         for c, start in parts.columns:
             value = self.value(c.value, scope)
             if c in parts.held:
-                name, value = parts.held[c], self._kept(value, c.combine, c.value.dtype)
+                name, value = parts.held[c], self._in_lanes(value, c.combine, c.value.dtype)
                 scope.lines.append(f"{name} = {_COMBINE[c.combine]}({name}, {value});")
             else:
                 self.accumulate(c, start, value, scope)
@@ -819,7 +819,7 @@ class _Writer:
         self.n, self.is_last = "", False
         return scope.lines
 
-    def _kept(self, value: str, combine: Combine, kind: dtype) -> str:
+    def _in_lanes(self, value: str, combine: Combine, kind: dtype) -> str:
         if not self.n and not self.is_last:
             return value
         lanes_in_use = "last_lanes(left)" if self.is_last else f"active({self.n})"
@@ -933,7 +933,7 @@ class _Writer:
         else:
             old = f"apart({near}, {self.lanes(index, scope)}, {count})"
         if self.is_last:
-            value = self._kept(value, c.combine, c.value.dtype)
+            value = self._in_lanes(value, c.combine, c.value.dtype)
         name = self.emit(scope, f"V<{t}>", f"{_COMBINE[c.combine]}({old}, {value})")
         self._store(t, near, index, name, scope)
 

@@ -20,7 +20,7 @@ from thunder.kernels.index import Index, Part, Variable, opened
 from thunder.kernels.ir import BINDERS, COMBINES, EXTREMES, Combine, Graph, Node, in_order, replaced, variables_of
 from thunder.kernels.sizes import Extent, Undecided, at_least
 
-Found = dict[str, Node]
+Bindings = dict[str, Node]
 Size = int | Extent
 
 
@@ -30,19 +30,19 @@ class Rule(NamedTuple):
     may find that the rule does not fit: None."""
 
     pattern: tuple
-    condition: Callable[[Found], bool]
+    condition: Callable[[Bindings], bool]
     replacement: Any
 
 
-def _always(f: Found) -> bool:
+def _always(f: Bindings) -> bool:
     return True
 
 
-def _of(*categories: int) -> Callable[[Found], bool]:
+def _of(*categories: int) -> Callable[[Bindings], bool]:
     return lambda f: f["it"].dtype.category in categories
 
 
-def _is_power_of_two(f: Found) -> bool:
+def _is_power_of_two(f: Bindings) -> bool:
     c = f["c"]
     if c.op != "constant" or c.dtype.category != FLOAT or not math.isfinite(c.what) or not c.what:
         return False
@@ -50,12 +50,12 @@ def _is_power_of_two(f: Found) -> bool:
     return abs(mantissa) == 0.5 and -100 < exponent < 100
 
 
-def _inverse(graph: Graph, f: Found) -> Node:
+def _inverse(graph: Graph, f: Bindings) -> Node:
     c = f["c"]
     return graph.make("mul", (f["x"], graph.make("constant", (), c.dtype, 1.0 / c.what)), f["it"].dtype)
 
 
-def _is_exact_and_back(f: Found) -> bool:
+def _is_exact_and_back(f: Bindings) -> bool:
     """A type that holds all values of the other one."""
     narrow, wide = f["x"].dtype, f["it"].args[0].dtype
     return f["it"].dtype is narrow and _holds(wide, narrow)
@@ -72,7 +72,7 @@ def _holds(wide: dtype, narrow: dtype) -> bool:
     return narrow.category == BOOL
 
 
-def _is_between(f: Found) -> bool:
+def _is_between(f: Bindings) -> bool:
     return any(f["it"].what[0].is_inside(lo, hi) for lo, hi in _ranges(f["it"]))
 
 
@@ -81,7 +81,7 @@ def _ranges(concat: Node) -> list[tuple[Size, Size]]:
     return [*zip(starts, (*starts[1:], end), strict=True)]
 
 
-def _only_piece(graph: Graph, f: Found) -> Node:
+def _only_piece(graph: Graph, f: Bindings) -> Node:
     index = f["it"].what[0]
     return next(
         piece for piece, (lo, hi) in zip(f["it"].args, _ranges(f["it"]), strict=True) if index.is_inside(lo, hi)
@@ -93,7 +93,7 @@ def _like_pieces(concat: Node) -> bool:
     return first.op != "constant" and all(p.op == first.op and p.dtype is first.dtype for p in others)
 
 
-def _rotated(graph: Graph, f: Found) -> Node | None:
+def _rotated(graph: Graph, f: Bindings) -> Node | None:
     """`x[j + 3] for j < 53, x[j - 53] from there on`, where x has 56 elements, is `x[(j + 3) % 56]`."""
     along, starts, end = opened(f["it"].what[0]), *f["it"].what[1:]
     (v, factor), *others = along.terms.items() or [(None, 0)]
@@ -107,7 +107,7 @@ def _rotated(graph: Graph, f: Found) -> Node | None:
     return _at_any(graph, first, {v: (along + rest) % end + (-rest - along.constant)})
 
 
-def _joined(graph: Graph, f: Found) -> Node | None:
+def _joined(graph: Graph, f: Bindings) -> Node | None:
     """`x[0, j] for j < 8, x[1, j - 8] from there on` is `x[j // 8, j % 8]`."""
     along, starts, end = opened(f["it"].what[0]), *f["it"].what[1:]
     pieces, count, size = f["it"].args, len(starts), starts[1] if len(starts) > 1 else end
@@ -219,7 +219,7 @@ def _merged_index(indices: Sequence[Index], number: Index) -> Index | None:
     return None
 
 
-def _are_apart(f: Found) -> bool:
+def _are_apart(f: Bindings) -> bool:
     """Two concatenations of the same ranges, of which one at least is a constant in each, or they are apart there."""
     x, y = f["x"], f["y"]
     if x.op != "concat" or y.op != "concat" or x.what[0].key != y.what[0].key or x.what[1:] != y.what[1:]:
@@ -228,23 +228,23 @@ def _are_apart(f: Found) -> bool:
     return all("constant" in (a.op, b.op) or _are_apart({"x": a, "y": b}) for a, b in pairs)
 
 
-def _added_apart(graph: Graph, f: Found) -> Node:
+def _added_apart(graph: Graph, f: Bindings) -> Node:
     kind, x, y = f["it"].dtype, f["x"], f["y"]
     pieces = [graph.make("add", (a, b), kind) for a, b in zip(x.args, y.args, strict=True)]
     return graph.make("concat", pieces, kind, x.what)
 
 
-def _is_padded(f: Found) -> bool:
+def _is_padded(f: Bindings) -> bool:
     x, c = f["x"], f["c"]
     return c.op == "constant" and x.op == "concat" and any(piece.op == "constant" for piece in x.args)
 
 
-def _added_inside(graph: Graph, f: Found) -> Node:
+def _added_inside(graph: Graph, f: Bindings) -> Node:
     kind, x = f["it"].dtype, f["x"]
     return graph.make("concat", [graph.make("add", (piece, f["c"]), kind) for piece in x.args], kind, x.what)
 
 
-def _binds_nothing(f: Found) -> bool:
+def _binds_nothing(f: Bindings) -> bool:
     combine, bound = f["it"].what
     return f["x"].axes.isdisjoint(bound) and (combine != Combine.PROD or all(type(a.size) is int for a in bound))
 
@@ -258,7 +258,7 @@ def _power(graph: Graph, x: Node, count: int) -> Node:
     return graph.make("mul", (square, x), x.dtype) if count % 2 else square
 
 
-def _of_equal(graph: Graph, f: Found) -> Node:
+def _of_equal(graph: Graph, f: Bindings) -> Node:
     """A reduction of elements that are all the same."""
     combine, bound = f["it"].what
     count = math.prod(a.size for a in bound)
@@ -278,12 +278,12 @@ def _number(graph: Graph, n: int | Extent, kind: dtype) -> Node:
     return graph.make("constant", (), kind, float(n) if kind.category == FLOAT else n)
 
 
-def _is_read_backwards(f: Found) -> bool:
+def _is_read_backwards(f: Bindings) -> bool:
     factors = f["it"].what[2].terms.values()
     return bool(factors) and all(at_least(-1, factor) for factor in factors)
 
 
-def _turned(graph: Graph, f: Found) -> Node:
+def _turned(graph: Graph, f: Bindings) -> Node:
     """The scan of the elements in the other order, read in the other order."""
     combine, bound, index, is_backwards = f["it"].what
     last = bound.size - 1
@@ -291,12 +291,12 @@ def _turned(graph: Graph, f: Found) -> Node:
     return graph.make("scan", (body,), f["it"].dtype, (combine, bound, index * -1 + last, not is_backwards))
 
 
-def _is_read_at_an_end(f: Found) -> bool:
+def _is_read_at_an_end(f: Bindings) -> bool:
     combine, bound, index, is_backwards = f["it"].what
     return combine in COMBINES and not index.terms and index.constant == (0 if is_backwards else bound.size - 1)
 
 
-def _reduced(graph: Graph, f: Found) -> Node:
+def _reduced(graph: Graph, f: Bindings) -> Node:
     combine, bound, _, _ = f["it"].what
     return graph.make("reduce", (f["x"],), f["it"].dtype, (Combine(combine), (bound,)))
 
@@ -304,7 +304,7 @@ def _reduced(graph: Graph, f: Found) -> Node:
 _BOTH = ("logical_and", "bitwise_and")  # of truth values
 
 
-def _one_hot(f: Found) -> tuple[list[Node], Node, Node] | None:
+def _one_hot(f: Bindings) -> tuple[list[Node], Node, Node] | None:
     """Of a sum over r of `where(c & (r == i), y, 0)`, in which r is nowhere else: the parts of c, i and y."""
     combine, bound = f["it"].what
     c, y, rest = f["x"].args if f["x"].op == "where" else (None,) * 3
@@ -323,7 +323,7 @@ def _one_hot(f: Found) -> tuple[list[Node], Node, Node] | None:
     return None
 
 
-def _of_one_hot(graph: Graph, f: Found) -> Node:
+def _of_one_hot(graph: Graph, f: Bindings) -> Node:
     """The only element that may be other than 0, where there is one. A sum of zeros is no -0.0."""
     tests, i, y = _one_hot(f) or ([], f["x"], f["x"])
     (r,) = f["it"].what[1]
@@ -334,12 +334,12 @@ def _of_one_hot(graph: Graph, f: Found) -> Node:
     return graph.make("where", (c, graph.make("add", (y, zero), y.dtype), zero), y.dtype)
 
 
-def _are_constants(f: Found) -> bool:
+def _are_constants(f: Bindings) -> bool:
     it = f["it"]
     return it.op in _FOLDED and bool(it.args) and all(a.op == "constant" for a in it.args)
 
 
-def _fold(graph: Graph, f: Found) -> Node:
+def _fold(graph: Graph, f: Bindings) -> Node:
     it = f["it"]
     value = _FOLDED[it.op](*(a.what for a in it.args))
     return graph.make("constant", (), it.dtype, _rounded(value, it.dtype))
@@ -362,11 +362,11 @@ def _rounded(value: Any, kind: dtype) -> Any:
     return float(value)
 
 
-def _constant_of(graph: Graph, f: Found, value: Any) -> Node:
+def _constant_of(graph: Graph, f: Bindings, value: Any) -> Node:
     return graph.make("constant", (), f["it"].dtype, value)
 
 
-def _is_foldable_cast(f: Found) -> bool:
+def _is_foldable_cast(f: Bindings) -> bool:
     x, kind = f["x"], f["it"].dtype
     if x.op != "constant" or kind.bytes == 2 and kind.category == FLOAT:
         return False
@@ -381,25 +381,25 @@ _FOLDED: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def _is_index_and_number(f: Found) -> bool:
+def _is_index_and_number(f: Bindings) -> bool:
     """An index, and a number that it can be combined with."""
     x, c = f["x"], f["c"]
     return x.op == "index" and c.op == "constant" and f["it"].dtype.name == "int64" and abs(c.what) < 1 << 40
 
 
-def _is_divided_index(f: Found) -> bool:
+def _is_divided_index(f: Bindings) -> bool:
     return _is_index_and_number(f) and f["c"].what > 0 and at_least(f["x"].what.low, 0)
 
 
-def _index_by(combine: Callable[[Index, int], Index]) -> Callable[[Graph, Found], Node]:
+def _index_by(combine: Callable[[Index, int], Index]) -> Callable[[Graph, Bindings], Node]:
     return lambda g, f: g.make("index", (), f["it"].dtype, combine(f["x"].what, f["c"].what))
 
 
-def _index_of(graph: Graph, f: Found, index: Index) -> Node:
+def _index_of(graph: Graph, f: Bindings, index: Index) -> Node:
     return graph.make("index", (), f["it"].dtype, index)
 
 
-def _are_indices(f: Found) -> bool:
+def _are_indices(f: Bindings) -> bool:
     return f["x"].op == f["y"].op == "index" and f["it"].dtype.name == "int64"
 
 
@@ -477,7 +477,7 @@ _BY_OP = _by_op(RULES)
 def rewrite(graph: Graph, node: Node) -> Node | None:
     """What takes a node's place; None where no rule fits. Operands are rewritten already."""
     for rule in _BY_OP.get(node.op, ()):
-        names: Found = {"it": node}
+        names: Bindings = {"it": node}
         with contextlib.suppress(Undecided):
             if _matches(rule.pattern, node, names) and rule.condition(names):
                 result = _built(graph, rule.replacement, names)
@@ -486,7 +486,7 @@ def rewrite(graph: Graph, node: Node) -> Node | None:
     return None
 
 
-def _matches(pattern: Any, node: Node, names: Found) -> bool:
+def _matches(pattern: Any, node: Node, names: Bindings) -> bool:
     if isinstance(pattern, str):
         return names.setdefault(pattern, node) is node
     if isinstance(pattern, tuple):
@@ -500,7 +500,7 @@ def _matches(pattern: Any, node: Node, names: Found) -> bool:
     return node.op == "constant" and node.what == pattern
 
 
-def _built(graph: Graph, replacement: Any, names: Found) -> Node | None:
+def _built(graph: Graph, replacement: Any, names: Bindings) -> Node | None:
     if isinstance(replacement, str):
         return names[replacement]
     if isinstance(replacement, tuple):

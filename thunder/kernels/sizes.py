@@ -55,7 +55,7 @@ class Extent:
         terms = dict(self.terms)
         for monomial, c in _terms(other):
             terms[monomial] = terms.get(monomial, 0) + c
-        return _made(terms)
+        return _from_terms(terms)
 
     def __mul__(self, other: int | Extent) -> int | Extent:
         terms: dict = {}
@@ -63,7 +63,7 @@ class Extent:
             for n, d in _terms(other):
                 monomial = tuple(sorted(m + n)) if m and n else m or n
                 terms[monomial] = terms.get(monomial, 0) + c * d
-        return _made(terms)
+        return _from_terms(terms)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -96,7 +96,7 @@ def _terms(n: int | Extent):
     return n.terms.items() if isinstance(n, Extent) else (((), n),) if n else ()
 
 
-def _made(terms: dict) -> int | Extent:
+def _from_terms(terms: dict) -> int | Extent:
     nonzero = {m: c for m, c in terms.items() if c}
     return nonzero.get((), 0) if not nonzero or nonzero.keys() == {()} else Extent(nonzero)
 
@@ -122,13 +122,13 @@ def _divided(n: int | Extent, by: int | Extent) -> tuple[int | Extent, int | Ext
         monomial, k = _leading(n)
         quotient_monomial = _without(monomial, lead)
         if quotient_monomial is None or not k // c:
-            term = _made({monomial: k})
+            term = _from_terms({monomial: k})
             rest, n = rest + term, n - term
         else:
-            term = _made({quotient_monomial: k // c})
+            term = _from_terms({quotient_monomial: k // c})
             whole, n = whole + term, n - by * term
             if k % c:
-                left = _made({monomial: k % c})
+                left = _from_terms({monomial: k % c})
                 rest, n = rest + left, n - left
     return whole, rest
 
@@ -148,7 +148,7 @@ def quotient(n: int | Extent, by: int | Extent) -> int | Extent | None:
         return None if n % by else n // by
     if isinstance(by, int):
         assert isinstance(n, Extent)
-        return None if any(c % by for c in n.terms.values()) else _made({m: c // by for m, c in n.terms.items()})
+        return None if any(c % by for c in n.terms.values()) else _from_terms({m: c // by for m, c in n.terms.items()})
     whole, rest = _divided(n, by)
     return None if rest else whole
 
@@ -221,7 +221,7 @@ def common(a: int | Extent, b: int | Extent) -> int | Extent:
             shared.append(atom)
             for m in left:
                 m.remove(atom)
-    return _made({tuple(shared): math.gcd(*(c for _, c in terms))})
+    return _from_terms({tuple(shared): math.gcd(*(c for _, c in terms))})
 
 
 def value_of(n: int | Extent, values: Mapping[str, int]) -> int:

@@ -59,7 +59,7 @@ class ProductWriter(Writer):
     # -------------------------------------------------------------------------------------------- the function
     def text(self, name: str) -> str:
         tile, lines = self.tile, self.top.lines
-        lines += self.place()
+        lines += self.tile_lines()
         sizes = ("x", self.row_count), ("r", self.column_count)
         lines += [f"{n}_inside = {n} < {size}" for n, size in sizes if self.masks_of[n]]
         body = self.multiplied()
@@ -71,7 +71,7 @@ class ProductWriter(Writer):
         parameters = ["program", *self.buffers.values(), *self.numbers.values()]
         return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{text}\n"
 
-    def place(self) -> list[str]:
+    def tile_lines(self) -> list[str]:
         """The tile of a program, as lines. Programs that follow each other read the same columns, for some rows of
         tiles, which are then in the cache."""
         tile = self.tile

@@ -21,10 +21,10 @@ class Graph:
     """The piece of PyTorch's autograd graph that one operation left: what its derivative saves. found: where a backward
     of the whole graph leaves the gradients of the inputs."""
 
-    __slots__ = ("inputs", "outputs", "found")
+    __slots__ = ("inputs", "outputs", "gradients")
 
     def __init__(self, inputs: list, outputs: list[torch.Tensor], gradients: list | None = None):
-        self.inputs, self.outputs, self.found = inputs, outputs, gradients
+        self.inputs, self.outputs, self.gradients = inputs, outputs, gradients
 
 
 def _tensors_in(value, tensors: list) -> list:
@@ -191,12 +191,12 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, inputs, gradients):
         ctx.set_materialize_grads(False)
-        ctx.found = gradients
+        ctx.gradients = gradients
         return tuple([x.detach() for x in inputs])
 
     @staticmethod
     def backward(ctx, *gradients):
-        ctx.found[:] = gradients
+        ctx.gradients[:] = gradients
         return None, None, None
 
 
@@ -243,10 +243,10 @@ def run_backward(graph: Graph, cotangents: tuple):
     pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(x) for x in graph.inputs)
-    if graph.found is None:
+    if graph.gradients is None:
         return _gradients(pairs, graph.inputs, compat.keeps_graph())
     compat.run_backward(*zip(*pairs, strict=True), compat.keeps_graph())
-    gradients, graph.found[:] = graph.found[:] or [None] * len(graph.inputs), ()
+    gradients, graph.gradients[:] = graph.gradients[:] or [None] * len(graph.inputs), ()
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, gradients, strict=True))
 
 

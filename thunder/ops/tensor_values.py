@@ -83,7 +83,7 @@ def _fixed_operations(a: TensorProxy, recorder: Recorder) -> list | None:
         ):
             return None
         if operation not in needed:
-            needed[operation] = recorder.place(value)
+            needed[operation] = recorder.position(value)
             pending += operation.inputs
     return sorted(needed, key=needed.__getitem__)
 
@@ -227,7 +227,7 @@ def item(a: TensorProxy):
     recorder = current_recorder()
     if recorder is None:
         return _read_numbers(_item, a, ())
-    tensor = _made(recorder, recorder.latest(a))
+    tensor = _production(recorder, recorder.latest(a))
     if (known := recorder.read_numbers.get(tensor)) is not None:
         return known.number()
     number = _read_numbers(_item, a, ())
@@ -235,7 +235,7 @@ def item(a: TensorProxy):
     return number
 
 
-def _made(recorder: Recorder, a: TensorProxy) -> tuple:
+def _production(recorder: Recorder, a: TensorProxy) -> tuple:
     """A key that is equal for tensors that are made in the same way."""
     operation = recorder.producer(a)
     if operation is None or operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}:
@@ -258,7 +258,7 @@ def tolist(a: TensorProxy):
     return _read_numbers(_tolist, a, tuple(map(concrete, a.shape)))
 
 
-def _asked(symbol: Symbol, *args, **kwargs):
+def _truth(symbol: Symbol, *args, **kwargs):
     """What an operation says that gives a bool: a data-dependent condition, or the bool itself where it
     depends on no input."""
     values = [fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
@@ -287,7 +287,7 @@ def equal(input, other):
         len(input.shape) != len(other.shape) or any((m == n) is False for m, n in zip(input.shape, other.shape))
     ):
         return False
-    return _asked(_equal, input, other)
+    return _truth(_equal, input, other)
 
 
 @torch_prim(name="allclose", fn=torch.allclose)
@@ -299,7 +299,7 @@ def _allclose(a, other, rtol=1e-5, atol=1e-8, equal_nan=False):
 
 @alias(torch.allclose, torch.Tensor.allclose)
 def allclose(*args, **kwargs):
-    return _asked(_allclose, *args, **kwargs)
+    return _truth(_allclose, *args, **kwargs)
 
 
 @torch_prim(name="is_nonzero", fn=torch.Tensor.is_nonzero)
@@ -314,7 +314,7 @@ def is_nonzero(input):
             f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is "
             "ambiguous"
         )
-    return _asked(_is_nonzero, input)
+    return _truth(_is_nonzero, input)
 
 
 def _is_single(a: TensorProxy) -> bool:

@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
 # ------------------------------------------------------------------------------------------------------- what there is
 
 
-def found() -> list[tuple[Path, Mapping | None, str]]:
+def programs_on_disk() -> list[tuple[Path, Mapping | None, str]]:
     """Each file, its document, and in words why there is none."""
     rows: list[tuple[Path, Mapping | None, str]] = []
     secret, directory = files.key_of_user(), files.directory()
@@ -68,7 +68,7 @@ def _short(path: Path) -> str:
 
 
 def _one(part: str) -> tuple[Path, Mapping]:
-    rows = [(path, document) for path, document, _ in found() if document is not None and _is(path, part)]
+    rows = [(path, document) for path, document, _ in programs_on_disk() if document is not None and _is(path, part)]
     if len(rows) != 1:
         raise SystemExit(f"{len(rows)} programs have a name with {part!r}: `python -m thunder cache ls` lists all")
     return rows[0]
@@ -79,7 +79,7 @@ def _is(path: Path, part: str) -> bool:
 
 
 def list_programs() -> None:
-    rows = found()
+    rows = programs_on_disk()
     print(f"{files.directory()}: {len(rows)} files, {sum(path.stat().st_size for path, *_ in rows) >> 10} KiB")
     for path, document, problem in rows:
         status = path.stat()
@@ -98,7 +98,7 @@ def _shape(document: Mapping | None) -> str:
 
 def explain_programs(part: str) -> None:
     """For each program: whether a process like this one looks at it, and what it then asks."""
-    rows = [row for row in found() if part in _function(row[1]) or _is(row[0], part)]
+    rows = [row for row in programs_on_disk() if part in _function(row[1]) or _is(row[0], part)]
     if not rows:
         print(f"no program of {part or 'anything'} is in {files.directory()}: {_NONE}")
     here = {"versions": dict(versions(False)), "machine": dict(machine())}
@@ -132,14 +132,14 @@ def compare(first: str, second: str) -> None:
     print(f"{_short(one)} and {_short(other)}")
     for text in differences(a["metadata"], b["metadata"]):
         print(f"  {text}")
-    for name, lines in (("questions", _asked), ("prologue", _text("prologue")), ("computation", _text("computation"))):
+    for name, lines in (("questions", _guards), ("prologue", _text("prologue")), ("computation", _text("computation"))):
         changed = list(difflib.unified_diff(lines(a), lines(b), _short(one), _short(other), lineterm="", n=0))
         print(f"{name}: {'the same' if not changed else ''}")
         for line in changed:
             print(f"  {line}")
 
 
-def _asked(document: Mapping) -> list[str]:
+def _guards(document: Mapping) -> list[str]:
     """The questions of a program, a line each."""
     said = document.get("questions", {"sources": [], "asked": [], "tensors": []})
     names: list[str] = []
@@ -163,7 +163,7 @@ def remove_programs(parts: list[str], everything: bool, unusable: bool) -> None:
         raise SystemExit("say which: parts of names, --unusable or --all")
     here = {"versions": dict(versions(False)), "machine": dict(machine())}
     count = 0
-    for path, document, _ in found():
+    for path, document, _ in programs_on_disk():
         named = any(_is(path, part) or part in _function(document) for part in parts)
         was = {} if document is None else {name: document["metadata"].get(name) for name in here}
         if everything or named or unusable and (document is None or differences(was, here)):

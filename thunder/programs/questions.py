@@ -115,13 +115,13 @@ class _Writer:
             if id(value) in self._open:
                 raise Unspeakable(f"the program depends on an object of {type(value).__name__} that only it refers to")
             self._open.add(id(value))
-            said = self.place(value)
+            said = self.described(value)
             self._open.discard(id(value))
             number = self._constants[name] = len(self.constants)
             self.constants.append(said)
         return number
 
-    def place(self, value: Any) -> list:
+    def described(self, value: Any) -> list:
         """How another process finds the like of an object: by its name, or where it stands."""
         c = self.c
         for part in _FUNCTION_PARTS:
@@ -145,7 +145,7 @@ class _Writer:
             return ["named", said]
         if type(value) is types.CellType and id(value) in c.outside.cells:
             owner = c.outside.cells[id(value)]
-            return ["cell of", self.place(owner), owner.__closure__.index(value)]
+            return ["cell of", self.described(owner), owner.__closure__.index(value)]
         for source in self._standing.get(id(value), ()):
             try:
                 return ["at", self.source(source)]
@@ -236,7 +236,7 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     pinned = [write.source(s) for s in c.outside.pinned]
     inputs = [write.source(s) for s in input_sources]
     required = [write.source(s) for s in c.tensors.required.values()]
-    places = {name: write.place(x) for name, x in objects.items()}
+    places = {name: write.described(x) for name, x in objects.items()}
     return {
         "parameters": list(c.world.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": guards, "tensors": tensors, "real": real,
@@ -317,7 +317,7 @@ class Replay:
         self._call_shape()
         say = Describer()
         for row in self.said["sources"]:
-            self._sources.append(self._made(*row))
+            self._sources.append(self._new_source(*row))
         with compat.DisableTorchFunction():  # questions are no operations of the program
             for source in map(self.source, self.said["pinned"]):
                 model = self.outside.pinned[source] = self.value(source)
@@ -335,7 +335,7 @@ class Replay:
 
     def objects(self) -> dict[str, Any]:
         """What the epilogue names."""
-        return {name: self.found(description) for name, description in self.said["objects"].items()}
+        return {name: self.object_at(description) for name, description in self.said["objects"].items()}
 
     def _call_shape(self) -> None:
         args, kwargs = self.request.args, self.request.kwargs
@@ -421,7 +421,7 @@ class Replay:
         if source in values:
             return values[source]
         if base is None:
-            value = self.found(self.said["constants"][source.key])
+            value = self.object_at(self.said["constants"][source.key])
             self.world.pin(source.key, value)
         else:
             owner = self.value(base)
@@ -442,7 +442,7 @@ class Replay:
     def source(self, number: int) -> Source:
         return self._sources[number]
 
-    def _made(self, base: int | None, step: str, key: Any, label: str = "") -> Source:
+    def _new_source(self, base: int | None, step: str, key: Any, label: str = "") -> Source:
         """The source of a row, which names rows before it."""
         if base is not None:
             if step in ("keyed", "at"):
@@ -464,8 +464,8 @@ class Replay:
             raise Mismatch("a path that begins nowhere")
         return Source(None, "const", key, label)
 
-    def found(self, description: list) -> Any:
-        """The object of this process that stands where `_Writer.place` says. Raises Mismatch where nothing does."""
+    def object_at(self, description: list) -> Any:
+        """The object of this process that stands where `_Writer.described` says. Raises Mismatch where nothing does."""
         kind, *rest = description
         if kind == "hooks":
             return [
@@ -483,7 +483,7 @@ class Replay:
         elif kind == "type of":
             value = type(self.value(self.source(rest[0])))
         elif kind == "cell of":
-            value = self.found(rest[0]).__closure__[rest[1]]
+            value = self.object_at(rest[0]).__closure__[rest[1]]
         else:
             value = named(rest[0])
         if value is MISSING:

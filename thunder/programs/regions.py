@@ -67,10 +67,10 @@ class Regions:
 
 def kept_regions(said: dict[str, dict], unusual: Callable[[], None]) -> dict[str, FusedFunction]:
     """By name, the functions of regions of a program from the disk. unusual: see `FusionExecutor.from_text`."""
-    return {name: _kept(each, unusual) for name, each in said.items()}
+    return {name: _function(each, unusual) for name, each in said.items()}
 
 
-def _kept(said: dict, unusual: Callable[[], None]) -> FusedFunction:
+def _function(said: dict, unusual: Callable[[], None]) -> FusedFunction:
     executor = get_executor(said["executor"])
     if not isinstance(executor, FusionExecutor):
         raise Damaged(f"it has regions of {said['executor']}, which is no fusion executor here")

@@ -79,7 +79,7 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
         return ["constant", written_text(x.trace, {}, regions)]
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
     said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
-    value_now = _found(said, regions)
+    value_now = _object_of(said, regions)
     if not _same(value_now, x):
         kind = "the function" if callable(x) else "an object"
         raise Unspeakable(f"an operation refers to {kind} {getattr(x, '__qualname__', type(x).__qualname__)}")
@@ -108,7 +108,7 @@ def _operations() -> dict[Callable, list]:
 # -------------------------------------------------------------------------------------------------------- from text
 
 
-def _found(said: Any, regions: Mapping[str, Callable]) -> Any:
+def _object_of(said: Any, regions: Mapping[str, Callable]) -> Any:
     """The object that `written_object` has said; MISSING where there is none."""
     kind, *parts = said if isinstance(said, list) and said else (None,)
     if kind == "region" and len(parts) == 1:
@@ -208,7 +208,7 @@ def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingPr
     """The objects that a text names. Raises Damaged for one that is not found."""
     objects = {}
     for name, what in said.items():
-        objects[name] = x = _found(what, regions)
+        objects[name] = x = _object_of(what, regions)
         if not name.isidentifier() or name.startswith("__") or name in _ROOTS or not _may_be_named(x):
             raise Damaged(f"its text names {what!r} {name}, which is no operation of thunder's here")
     return objects
@@ -226,7 +226,7 @@ def _may_be_named(x: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
-    """Whether it is one of `transforms/kept_numbers.py`."""
+    """Whether it is one of `transforms/number_operands.py`."""
     return type(x) is torch.Tensor and not x.dim() and x.device.type == "cpu" and math.isfinite(x.item())
 
 

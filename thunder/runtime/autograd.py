@@ -222,7 +222,8 @@ class _Program:
     """The state that the calls of one compiled forward share."""
 
     __slots__ = (
-        "backward", "make_without", "make_batched", "make_again", "make_watched", "made", "lock", "differentiable",
+        "backward", "make_without", "make_batched", "make_again", "make_watched", "later_programs", "lock",
+        "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
         "decisions", "names", "tensors", "local", "make_parts", "places", "leaves", "order",
     )  # fmt: skip
@@ -247,7 +248,7 @@ class _Program:
         # weak references to the leaves of the first call; the order of their gradients, where hooks see it
         self.leaves: list[weakref.ref] = []
         self.order: Sequence[int] | None = None
-        self.made: dict[tuple, list] = {}  # later programs, with the relations of each
+        self.later_programs: dict[tuple, list] = {}  # later programs, with the relations of each
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
@@ -298,7 +299,7 @@ class _Program:
         """`make(missing)` for a call with these numbers, called at the first use in any thread of autograd."""
         values = dict(zip(self.names, numbers, strict=True))
         with self.lock:
-            known = self.made.setdefault((kind, missing), [])
+            known = self.later_programs.setdefault((kind, missing), [])
             for relations, function in known:
                 if hold(relations, values):
                     return function

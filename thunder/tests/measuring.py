@@ -100,7 +100,7 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
     n = len(names)
     zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
     for turn in range(rounds):
-        order = [names[(place + turn) % n] for place in zigzag]
+        order = [names[(index + turn) % n] for index in zigzag]
         yield order[::-1] if turn // n % 2 else order
 
 
@@ -174,12 +174,12 @@ def in_processes(
                             check=True,
                             timeout=limit,
                         )
-                        found = json.loads(done.stdout.splitlines()[-1])
+                        rows_of_process = json.loads(done.stdout.splitlines()[-1])
                     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
                         failed = (said.strip().splitlines() or ["no output"])[-1]
-                        found = [{"workload": workload, "system": s, "failed": failed} for s in together]
-                    for row in found:
+                        rows_of_process = [{"workload": workload, "system": s, "failed": failed} for s in together]
+                    for row in rows_of_process:
                         rows.append(row | ({"run": run} if run else {}))
                         print(line(rows[-1]), flush=True)
     return rows

@@ -92,7 +92,7 @@ class Transform:
 HOOKS = tuple(name for name, value in vars(Transform).items() if callable(value) and not name.startswith("_"))
 
 
-def asked(transform, hook: str) -> bool:
+def has_hook(transform, hook: str) -> bool:
     """Whether a transform has a hook of its own."""
     method = getattr(type(transform), hook, None)
     return method is not None and method is not getattr(Transform, hook)
@@ -110,7 +110,7 @@ def check_transforms(transforms: Sequence) -> tuple:
     for t in (checked := tuple(transforms)):
         if isinstance(t, type):
             raise OptionError(f"transforms= has the class {t.__name__}: give an instance, {t.__name__}(...)")
-        if not isinstance(t, Transform) and not any(asked(t, hook) for hook in HOOKS):
+        if not isinstance(t, Transform) and not any(has_hook(t, hook) for hook in HOOKS):
             raise OptionError(
                 f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: "
                 f"{', '.join(HOOKS)}"
@@ -146,7 +146,7 @@ def transform_traces(
     number of arguments than it has.
     """
     for transform in transforms:
-        if not asked(transform, "transform_traces_pre_prologue"):
+        if not has_hook(transform, "transform_traces_pre_prologue"):
             continue
         before = prologues[-1], computations[-1], epilogues[-1] if epilogues else None
         name = type(transform).__name__

@@ -227,7 +227,7 @@ def _in_batch(value: TensorProxy, table: dict, size) -> TensorProxy:
 
 
 _MAPPED: dict[Symbol, Symbol] = {}
-_KEPT = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.DETACHED, OpTags.VIEW, OpTags.OPAQUE, OpTags.DEVICE_SYNC_OP}
+_INHERITED = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.DETACHED, OpTags.VIEW, OpTags.OPAQUE, OpTags.DEVICE_SYNC_OP}
 
 
 def mapped_symbol(symbol: Symbol) -> Symbol:
@@ -266,7 +266,12 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
         return map_structure(lambda x: like(x, (size, *x.shape)) if isinstance(x, TensorProxy) else x, out)
 
     mapped_form = Symbol(
-        f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
+        f"vmap_of_{symbol.name}",
+        meta,
+        id=("vmap_of", symbol.id),
+        is_prim=True,
+        tags=tuple(symbol.tags & _INHERITED),
+        fn=run,
     )
     mapped_form.declared_outside = symbol.declared_outside  # its author's rule for vmap may run
     detaches = symbol.detaches

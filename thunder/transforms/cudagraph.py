@@ -164,7 +164,7 @@ class CUDAGraphTransform(Transform):
             for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
         }
         inside, written = _memory(region.bound_symbols)
-        stays = [o in flow.kept and inside.get(o) not in within for o in region.outputs]
+        stays = [o in flow.held and inside.get(o) not in within for o in region.outputs]
         visible = [not s or o in flow.read for s, o in zip(stays, region.outputs, strict=True)]
         staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, visible))
         arguments, names = [*inputs, *(p for pairs in collections.values() for _, p in pairs)], flow.trace.names
@@ -177,7 +177,7 @@ class CUDAGraphTransform(Transform):
             expected=[i for i, p in enumerate(inputs) if p in flow.unpacked],
             returned=[o in flow.returned for o in region.outputs],
             shown=list(itertools.compress(itertools.count(), visible)),
-            kept=list(itertools.compress(itertools.count(), stays)),
+            held=list(itertools.compress(itertools.count(), stays)),
             read=[[i for i, _ in pairs] for pairs in collections.values()],
             watcher=self.watcher,
         )
@@ -231,7 +231,7 @@ class _Flow:
     def find(self, regions: Sequence[Region], recorded: Sequence[bool]) -> None:
         memory, _ = _memory(self.operations)
         leaving = {memory.get(p, p) for p in self.returned}
-        self.kept = {o for o in self.saved if memory.get(o, o) not in leaving}
+        self.held = {o for o in self.saved if memory.get(o, o) not in leaving}
         self.gathered, self.unpacked = _gathered(regions, recorded, self.trace.output_proxies)
         self.taken, self.read = dict.fromkeys(self.gathered.values()), {p for r in regions for p in r.inputs}
 

@@ -29,7 +29,7 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
     left: dict[BoundSymbol, None] = {}
-    dispatched = rewrite(trace, lambda operation, out: _place(operation, tuple(executors), out, left))
+    dispatched = rewrite(trace, lambda operation, out: _dispatched(operation, tuple(executors), out, left))
     return dispatched.replace(info=dispatched.info.replace(fusible=frozenset(left))) if left else dispatched
 
 
@@ -87,13 +87,13 @@ def dispatch_left(trace: Trace, executors: Sequence[Executor]) -> Trace:
     def rule(operation: BoundSymbol, out: Rewriter) -> None:
         symbol = operation.sym
         is_placed = symbol.is_fusion or symbol.executor is not None and operation not in fusible
-        out.write(operation) if is_placed else _place(operation, others, out, {})
+        out.write(operation) if is_placed else _dispatched(operation, others, out, {})
 
     dispatched = rewrite(trace, rule)
     return dispatched.replace(info=dispatched.info.replace(fusible=frozenset()))
 
 
-def _place(
+def _dispatched(
     operation: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: dict[BoundSymbol, None]
 ) -> None:
     """Writes the operations that execute `operation`."""
@@ -134,7 +134,7 @@ def _place(
             "Register an implementation"
         )
     for sub in operation.subsymbols:
-        _place(out.current(sub), executors, out, left)
+        _dispatched(out.current(sub), executors, out, left)
     out.alias(operation.aliases)
 
 
@@ -206,6 +206,6 @@ def _rewrites(
         its_own = (
             new.sym.executor is executor or isinstance(executor, FusionExecutor) and new.sym.id != operation.sym.id
         )
-        _place(out.current(new), executors if its_own else others, out, left)
+        _dispatched(out.current(new), executors if its_own else others, out, left)
     out.alias(aliases)
     return True

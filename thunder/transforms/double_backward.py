@@ -79,7 +79,7 @@ class InputsBehind(NamedTuple):
     """Places of the arguments that the gradients are recomputed from. saved: pairs of such a place and the place among
     the saved tensors. numbers: arguments that are no tensors."""
 
-    kept: list[int]
+    unsaved: list[int]
     saved: list[tuple[int, int]]
     numbers: list[int]
 

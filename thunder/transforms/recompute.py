@@ -75,7 +75,7 @@ class _Copies:
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
         self.forward, self.chosen, self.names = forward, chosen, names
         self.producer = producers(forward)
-        self.made: dict[tuple[Proxy, int], Proxy] = {}
+        self.copies: dict[tuple[Proxy, int], Proxy] = {}
         # random operations that are recomputed: the state of the generator before them
         self.states: dict[BoundSymbol, Proxy] = {}
         self.pending: list[BoundSymbol] = []
@@ -101,7 +101,7 @@ class _Copies:
         return shared if shared or value in self.chosen else None
 
     def table(self, values: Iterable[Proxy], chain: tuple) -> dict[Proxy, Proxy]:
-        return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
+        return {v: self.copies[v, level] for v in values if (level := self.level(v, chain)) is not None}
 
     def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
         """New operations that compute the copies of `values` and of all that these depend on, in an order that runs."""
@@ -109,7 +109,7 @@ class _Copies:
         stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
         while stack:
             value, level, inputs_are_there = stack.pop()
-            if (value, level) in self.made:
+            if (value, level) in self.copies:
                 continue
             operation = self.producer[value]
             inside = _chain(operation)[:level]
@@ -122,7 +122,7 @@ class _Copies:
 
     def copy(self, operation: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
         new = renamed_operation(operation, table, lambda o: self.names.claim(f"bw_{o.name}"))
-        self.made |= {(o, level): table[o] for o in operation.outputs}
+        self.copies |= {(o, level): table[o] for o in operation.outputs}
         return self.replayed(operation, new) if OpTags.RANDOM_OP in operation.sym.tags else [new]
 
     def replayed(self, operation: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:

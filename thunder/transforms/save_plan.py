@@ -10,7 +10,7 @@ rematerialization as in Chen, Moreau et al. 2018, "TVM" and AOTAutograd's partit
 multiplier of the budget.) Lowering the price until the bytes fit the budget walks along the curve of the least time for
 each amount of memory.
 
-Of the values to recompute, `kept_values` then keeps those in memory that cost a pass over memory to recompute, as far
+Of the values to recompute, `values_in_memory` keeps those in memory that cost a pass over memory to recompute, as far
 as the peak allows it.
 """
 
@@ -33,9 +33,9 @@ from thunder.ops import prims
 from thunder.ops.functionalize.inplace import writes_back
 from thunder.ops.rules import derivatives
 from thunder.options import compile_option
-from thunder.transforms.kept_values import kept_values
 from thunder.transforms.phases import phases
 from thunder.transforms.recompute import recompute
+from thunder.transforms.values_in_memory import values_in_memory
 
 MEMORY_BUDGET = compile_option(
     "memory_budget", float, 1.0,
@@ -71,7 +71,7 @@ def save_plan(
 ) -> Trace:
     """The trace with the values that each of its backwards recomputes (`info.recomputed`).
 
-    budget, fuses: see `plan`. at_any_peak: see `kept_values`, which runs where there is no budget; None: no value is
+    budget, fuses: see `plan`. at_any_peak: see `values_in_memory`, which runs without a budget; None: no value is
     kept that a backward may recompute.
     """
     recomputed: dict[int, frozenset[Proxy]] = {}
@@ -80,7 +80,7 @@ def save_plan(
         recomputed[number] = chosen.recomputed
         if at_any_peak is not None and budget >= 1.0:
             candidates = chosen.recomputed - chosen.regathered
-            recomputed[number] -= kept_values(trace, candidates, fuses, at_any_peak, number)
+            recomputed[number] -= values_in_memory(trace, candidates, fuses, at_any_peak, number)
     return trace.replace(info=trace.info.replace(recomputed=recomputed))
 
 

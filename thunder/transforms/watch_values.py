@@ -86,14 +86,14 @@ class Fault(NamedTuple):
         what = {"nan": "NaN", "inf": "infinite"}[self.kind]
         if self.part == "argument":
             text = [f"{self.name}, which is passed in, holds {self.count} {what} numbers, the first at {self.index}"]
-            return "\n".join(text + self._place("it is read first in"))
+            return "\n".join(text + self._location_text("it is read first in"))
         of = f"the backward of {self.derivative_of or 'the program'}" if self.part == "backward" else "the program"
         text = [f"{self.operation} makes {self.count} {what} numbers in {of}, the first at {self.index}"]
         text += [f"  it was given {value}" for value in self.values]
         text.append(f"  trace line: {self.line}")
-        return "\n".join(text + self._place("in the user's program:"))
+        return "\n".join(text + self._location_text("in the user's program:"))
 
-    def _place(self, words: str) -> list[str]:
+    def _location_text(self, words: str) -> list[str]:
         if self.where is None:
             return []
         filename, number, function, source = self.where
@@ -161,18 +161,21 @@ class Watch:
                 self.numbers[proxy.name] = numbers_of(x)
                 self.origin.setdefault(proxy.name, record)
                 if "shapes" in self.topics and isinstance(x, torch.Tensor):
-                    print(f"{self._place(operation)}{operation.sym.name}: {_in_words(proxy.name, x)}", file=sys.stderr)
+                    print(
+                        f"{self._location_text(operation)}{operation.sym.name}: {_in_words(proxy.name, x)}",
+                        file=sys.stderr,
+                    )
             return result
 
         return run
 
-    def _place(self, operation: BoundSymbol) -> str:
+    def _location_text(self, operation: BoundSymbol) -> str:
         where = self.where(operation.location) if operation.location else None
         return f"{where[0]}:{where[1]}: " if where is not None else ""
 
     def _print_slow(self) -> None:
         for seconds, operation in sorted(self.times, key=lambda t: -t[0])[:SLOWEST]:
-            print(f"{self._place(operation)}{operation.sym.name} took {seconds * 1e3:.3f} ms", file=sys.stderr)
+            print(f"{self._location_text(operation)}{operation.sym.name} took {seconds * 1e3:.3f} ms", file=sys.stderr)
         self.times.clear()
 
     # --- origins

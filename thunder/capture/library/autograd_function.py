@@ -205,7 +205,7 @@ class _Function:
         with self.behind_forward(c) as backward, compat.autocast_off():
             c.tensors.await_cotangents(known)
             try:
-                cotangents = self._given(ctx, outputs, missing)
+                cotangents = self._cotangents(ctx, outputs, missing)
                 returned = map_structure(c.recorder.latest, c.call(_backward_of(self.cls), [ctx, *cotangents], {}))
                 gradients = self._checked(c, returned)
             except c.uncatchable:
@@ -229,7 +229,7 @@ class _Function:
         vars(ctx).update(attributes)
         return _Read(self._without_decisions(c, backward.bound_symbols), gradients)
 
-    def _given(self, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> list:
+    def _cotangents(self, ctx: FunctionContext, outputs, missing: tuple[int, ...]) -> list:
         """The cotangents that the backward is called with: of no tensor there is None, of a missing one zeros or
         None."""
         cotangents, places = [], iter(range(len(self.cotangents)))

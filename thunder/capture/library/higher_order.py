@@ -133,13 +133,13 @@ def _function_apply(forward_graph, backward_graph, *args, **options):
     context = (None,) * (len(forward_graph.graph.find_nodes(op="placeholder")) - len(args))
 
     def forward(ctx, *inputs):
-        outputs, ctx.kept = forward_graph(*context, *inputs)
+        outputs, ctx.residuals = forward_graph(*context, *inputs)
         constant = options["non_differentiable_idx"]
         ctx.mark_non_differentiable(*[outputs[i] for i in constant])
         return outputs
 
     def backward(ctx, *gradients):
-        return backward_graph(*context, *gradients, *ctx.kept)
+        return backward_graph(*context, *gradients, *ctx.residuals)
 
     return _function(forward, backward).apply(*args)
 

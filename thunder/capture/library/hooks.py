@@ -83,7 +83,7 @@ def register(c: Capture, f, args, kwargs) -> RemovableHandle:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     operations = c.recorder.bound_symbols
     head = node(c, value)
-    position = c.recorder.place(head)
+    position = c.recorder.position(head)
     if c.recording.outer or position is None or operations[position] in c.engine.known:
         return c.refuse(
             "a hook is registered on an overwritten argument, inside of a transform of functions, or after a backward",
@@ -114,7 +114,7 @@ def remove(c: Capture, f, args, kwargs) -> None:
         c.engine.heads[value] = head
         if value is head:
             del c.engine.heads[value]
-    position = c.recorder.place(below)
+    position = c.recorder.position(below)
     c.recorder.rewrite(
         [b.swap({below: head}) if i == position else b for i, b in enumerate(operations) if b is not call]
     )

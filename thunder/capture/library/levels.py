@@ -179,17 +179,17 @@ class _Forward(_Differentiated):
 
     def __init__(self, c: Capture):
         super().__init__(c)
-        self.given: dict[Proxy, Any] = {}
+        self.tangents_in: dict[Proxy, Any] = {}
         self.tangents: dict[Proxy, Any] = {}
 
     def dual(self, c: Capture, x, tangent) -> TensorProxy:
         dual_value = self.add(c, x)
         dual_value.requires_grad = True
-        (self.given[dual_value],), _ = flatten(c, tangent)
+        (self.tangents_in[dual_value],), _ = flatten(c, tangent)
         return dual_value
 
     def linearize(self, c: Capture, level, arguments, *rest):
-        tangents = pushforward(level, arguments, [self.given.get(a) for a in level.arguments], *rest)
+        tangents = pushforward(level, arguments, [self.tangents_in.get(a) for a in level.arguments], *rest)
         self.tangents = dict(zip(level.outputs, tangents, strict=True))
 
     def tangent(self, c: Capture, value: TensorProxy) -> TensorProxy:

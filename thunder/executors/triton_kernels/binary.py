@@ -21,7 +21,7 @@ from thunder.executors.triton_kernels.compiling import Request
 from thunder.runtime import disk_cache
 from thunder.runtime.processes import Died, ForkServer
 
-KEPT = 4096  # kernels that a process remembers
+REMEMBERED = 4096  # kernels that a process remembers
 PROCESSES = 8  # at most, that compile at a time
 IDLE = 60.0  # seconds, after which the process ends that has imported Triton
 
@@ -49,7 +49,7 @@ def binary_of(request: Request) -> Future[Binary]:
     with _lock:
         future = _requested.get(request)
         if future is None:
-            while len(_requested) >= KEPT:
+            while len(_requested) >= REMEMBERED:
                 del _requested[next(iter(_requested))]
             future = _requested[request] = Future()
             _jobs().put((request, future))

@@ -37,7 +37,7 @@ class Step:
     """One call, compared."""
 
     def __init__(self, step: int, entry, options, comparisons: list[Comparison]):
-        self.step, self.entry, self.options, self.found = step, entry, options, comparisons
+        self.step, self.entry, self.options, self.comparisons = step, entry, options, comparisons
         self.acquired: Trace = entry.captured.computation
         self.names = self.acquired.names
         self.values: dict[str, Any] = {}
@@ -60,7 +60,9 @@ class Step:
         verdict: Verdict,
     ) -> None:
         user_line = self.entry.captured.where(location) if location else None
-        self.found.append(Comparison(self.step, part, value, operation, executor, text, number, user_line, *verdict))
+        self.comparisons.append(
+            Comparison(self.step, part, value, operation, executor, text, number, user_line, *verdict)
+        )
 
     def exact(self, inputs, operations, wanted, inputs_now) -> tuple:
         """R and R' of the rule, or None where the operations cannot be run in double precision."""

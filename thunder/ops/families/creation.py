@@ -37,7 +37,7 @@ def default_device(device):
     return to_device(chosen or "cpu")
 
 
-def _made(shape, device, dtype) -> TensorProxy:
+def _result(shape, device, dtype) -> TensorProxy:
     return TensorProxy(shape=tuple(shape), device=device, dtype=dtype)
 
 
@@ -49,7 +49,7 @@ def _torch_kwargs(device, dtype) -> dict:
     lambda shape, value, *, device, dtype: torch.full(tuple(shape), value, **_torch_kwargs(device, dtype)), name="full"
 )
 def full_prim(shape, value, *, device, dtype):
-    return _made(shape, device, dtype)
+    return _result(shape, device, dtype)
 
 
 def _shape_of(args: tuple) -> tuple:
@@ -94,7 +94,7 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _full_meta(shape, fill_value, *, device, dtype):
-    return _made(shape, device, dtype)
+    return _result(shape, device, dtype)
 
 
 @composite(torch.full, meta=_full_meta, canonicalize=_full_arguments)
@@ -116,7 +116,7 @@ def _factory(name: str, value) -> Symbol:
     return composite(
         getattr(torch, name),
         name=name,
-        meta=lambda shape, *, device, dtype: _made(shape, device, dtype),
+        meta=lambda shape, *, device, dtype: _result(shape, device, dtype),
         canonicalize=_factory_arguments,
     )(decomposition)
 
@@ -242,7 +242,7 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 def _arange_meta(start, end, step, *, device, dtype):
     if dtype is dtypes.int64:  # PyTorch counts with its integer parts
         start, end, step = (int(x) if type(x) is float else x for x in (start, end, step))
-    return _made((_count(start, end, step),), device, dtype)
+    return _result((_count(start, end, step),), device, dtype)
 
 
 @prim(
@@ -252,7 +252,7 @@ def _arange_meta(start, end, step, *, device, dtype):
 )
 def iota(length, *, start, step, device, dtype):
     """start, start + step, start + 2 * step ...: `length` of them."""
-    return _made((length,), device, dtype)
+    return _result((length,), device, dtype)
 
 
 @composite(torch.arange, meta=_arange_meta, canonicalize=_arange_arguments)
@@ -278,7 +278,7 @@ def _spaced(start, end, steps, device, dtype) -> TensorProxy:
     require(steps >= 0)
     ranks = [len(x.shape) if type(x) is TensorProxy else 0 for x in (start, end)]
     require(not any(ranks))
-    return _made((steps,), device, dtype)
+    return _result((steps,), device, dtype)
 
 
 @torch_prim(torch.linspace, canonicalize=_linspace_arguments, tags=(OpTags.DETACHED,))
@@ -300,7 +300,7 @@ def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 @torch_prim(torch.eye, canonicalize=_eye_arguments)
 def eye(n, m, *, device, dtype):
     require(n >= 0 and m >= 0)
-    return _made((n, m), device, dtype)
+    return _result((n, m), device, dtype)
 
 
 # --- Python data
@@ -331,7 +331,7 @@ def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 @torch_prim(torch.tensor, canonicalize=_tensor_arguments, fn=torch.tensor)
 def tensor(data, *, device, dtype, requires_grad=False):
-    return _made(_data_shape(data), device, dtype)
+    return _result(_data_shape(data), device, dtype)
 
 
 _tensor_symbol = tensor
@@ -445,12 +445,12 @@ def _indices_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 @torch_prim(torch.tril_indices, canonicalize=_indices_arguments)
 def tril_indices(row, col, offset, *, device, dtype):
-    return _made((2, _indices_count(row, col, offset)), device, dtype)
+    return _result((2, _indices_count(row, col, offset)), device, dtype)
 
 
 @torch_prim(torch.triu_indices, canonicalize=_indices_arguments)
 def triu_indices(row, col, offset, *, device, dtype):
-    return _made((2, row * col - _indices_count(row, col, offset - 1)), device, dtype)
+    return _result((2, row * col - _indices_count(row, col, offset - 1)), device, dtype)
 
 
 def _one_hot_meta(a, num_classes=-1):

@@ -32,7 +32,7 @@ _BIG = 1 << 60  # slice ends beyond any size
 # reading a key
 
 
-class Place:
+class Selection:
     """What a key selects. `entries`: for each dimension of `a`, in order, ("slice", start, stop, step), ("int", i),
     ("index", tensor or list, shape) or ("mask", tensor); with ("new",) and ("bool", value) in between, which use up no
     dimension."""
@@ -114,7 +114,7 @@ def _used(k) -> int:
     return len(_list_shape(k)) if isinstance(k, Sequence) and len(k) and _bools(k) else 1
 
 
-def place(a: TensorProxy, key) -> Place:
+def selected(a: TensorProxy, key) -> Selection:
     """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does. A size that is as many as a
     mask has true elements is None."""
     keys = key_tuple(key)
@@ -157,7 +157,7 @@ def place(a: TensorProxy, key) -> Place:
         out.append(shape[i])
     if advanced:
         out = _with_indices(out, advanced)
-    return Place(entries, tuple(out))
+    return Selection(entries, tuple(out))
 
 
 def _int_entry(k, n):
@@ -240,7 +240,7 @@ def indexed(indices: Sequence) -> tuple[list[int], int, int]:
 def _getitem_meta(a, key):
     if type(key) is int and type(a.shape[0] if a.shape else None) is int and -a.shape[0] <= key < a.shape[0]:
         return like(a, a.shape[1:])
-    return like(a, tuple([fresh_size() if n is None else n for n in place(a, key).shape]))
+    return like(a, tuple([fresh_size() if n is None else n for n in selected(a, key).shape]))
 
 
 def _with_numbers(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -278,7 +278,7 @@ def _bound(x):
 def getitem(a, key):
     """A slice of each dimension, integers among these as slices of one element whose dimension goes; then index
     tensors, of which masks are several."""
-    selection = place(a, key)
+    selection = selected(a, key)
     out = _sliced(a, selection.entries)
     indices = [
         e
@@ -369,7 +369,7 @@ def copy_with_setitem(a, key, value):
 
 
 def _setitem_meta(a, key, value):
-    shape = place(a, key).shape
+    shape = selected(a, key).shape
     if isinstance(value, TensorProxy):
         if not any(n is None for n in shape):
             have = value.shape
@@ -424,7 +424,7 @@ def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
     the index tensors that are applied last."""
     shape, dim, steps = a.shape, 0, []
     indices: list = []
-    for kind, *entry in place(a, key).entries:
+    for kind, *entry in selected(a, key).entries:
         if kind == "int":
             steps.append(("select", shape, dim, entry[0]))
             shape = (*shape[:dim], *shape[dim + 1 :])
@@ -461,7 +461,7 @@ def _simple(a, key) -> bool:
     """Whether the backward is made of PyTorch's steps: no mask, no bool, no 0-dim index tensor, no list of bools."""
     lists = [k for k in key_tuple(key) if isinstance(k, (list, tuple))]
     return not any(_bools(k) or not len(k) for k in lists) and not any(
-        e[0] in ("mask", "bool") or (e[0] == "index" and e[2] == ()) for e in place(a, key).entries
+        e[0] in ("mask", "bool") or (e[0] == "index" and e[2] == ()) for e in selected(a, key).entries
     )
 
 
@@ -488,7 +488,7 @@ def _(a, key):
 def _(a, key, value):
     has_gradient = isinstance(value, TensorProxy) and value.requires_grad
     if has_gradient and any(
-        e[0] == "mask" for e in place(a, key).entries
+        e[0] == "mask" for e in selected(a, key).entries
     ):  # how many elements it takes is known when it runs
         return NotImplemented
     g = yield setitem(a, key, value)

@@ -27,7 +27,7 @@ def standardized(x, dims: tuple[int, ...], epsilon: Callable):
     return centred * inverse, inverse
 
 
-def _found(rstd) -> Callable:
+def _epsilon_of(rstd) -> Callable:
     """The epsilon that a saved deviation was computed with."""
     return lambda variance: ltorch.detach(1 / (rstd * rstd) - variance)
 
@@ -63,7 +63,7 @@ def in_full(position: int) -> Callable:
 @in_full(3)
 def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
     dims = tuple(range(len(a.shape) - len(normalized_shape), len(a.shape)))
-    normal, inverse = standardized(a, dims, _found(rstd))
+    normal, inverse = standardized(a, dims, _epsilon_of(rstd))
     return (
         of_input(g if weight is None else g * weight, normal, inverse, dims) if mask[0] else None,
         ltorch.sum(ltorch.reshape(g * normal, (-1, *normalized_shape)), 0) if mask[1] else None,
@@ -75,7 +75,7 @@ def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask)
 @in_full(2)
 def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
     grouped = (n, groups, c // groups * size)
-    normal, inverse = standardized(ltorch.reshape(a, grouped), (2,), _found(ltorch.reshape(rstd, (n, groups, 1))))
+    normal, inverse = standardized(ltorch.reshape(a, grouped), (2,), _epsilon_of(ltorch.reshape(rstd, (n, groups, 1))))
     g = ltorch.reshape(g, (n, c, size))
     weighted = ltorch.reshape(g if weight is None else g * ltorch.reshape(weight, (c, 1)), grouped)
     return (

@@ -20,8 +20,8 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.creation import (
     _factory_arguments,
     _like_arguments,
-    _made,
     _options,
+    _result,
     _shape_of,
     _torch_kwargs,
     default_device,
@@ -41,7 +41,7 @@ _TAGS = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
 
 def _factory(name: str) -> Symbol:
     return torch_prim(getattr(torch, name), name=name, canonicalize=_factory_arguments, tags=_TAGS)(
-        lambda shape, *, device, dtype, generator=None: _made(shape, device, dtype)
+        lambda shape, *, device, dtype, generator=None: _result(shape, device, dtype)
     )
 
 
@@ -74,7 +74,7 @@ def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 @torch_prim(torch.randint, canonicalize=_randint_arguments, tags=_TAGS)
 def randint(low, high, size, /, *, device, dtype, generator=None):  # whose first argument may be left out
-    return _made(size, device, dtype)
+    return _result(size, device, dtype)
 
 
 def _randint_like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -91,14 +91,14 @@ def randint_like(a, low, high, *, device, dtype, generator=None):
 
 @torch_prim(torch.randperm, canonicalize=lambda args, kwargs: (args, _options(dict(kwargs), dtypes.int64)), tags=_TAGS)
 def randperm(n, *, device, dtype, generator=None):
-    return _made((n,), device, dtype)
+    return _result((n,), device, dtype)
 
 
 def _normal_meta(mean, std=1.0, size=None, *, generator=None, **options):
     tensors = [x for x in (mean, std) if type(x) is TensorProxy]
     if tensors:
         return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)))
-    return _made(size, default_device(options.get("device")), options.get("dtype") or default_dtype())
+    return _result(size, default_device(options.get("device")), options.get("dtype") or default_dtype())
 
 
 normal = torch_prim(torch.normal, name="normal", tags=_TAGS)(_normal_meta)
@@ -161,7 +161,7 @@ for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "l
 )
 def uniform(shape, minval=0.0, maxval=1.0, *, device, dtype):
     """Numbers from [minval, maxval), drawn as PyTorch's generator does."""
-    return _made(shape, device, dtype)
+    return _result(shape, device, dtype)
 
 
 @composite()
@@ -211,7 +211,7 @@ def _run_uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, o
 @torch_prim(fn=_run_uniform_philox)
 def uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset):
     """Numbers from [minval, maxval) that seed and offset decide, on every device: no generator is read or moved."""
-    return _made(shape, device, dtype)
+    return _result(shape, device, dtype)
 
 
 @composite()

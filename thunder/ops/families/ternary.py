@@ -149,7 +149,7 @@ def _inside(a, min, max, strictly: bool = False):
     )
 
 
-def _kept(g, a, min, max):
+def _clamped(g, a, min, max):
     """The cotangent of a value between bounds: what PyTorch leaves to it."""
     tensors = type(min) is TensorProxy or type(max) is TensorProxy
     share = kept_at_bounds(tensors)
@@ -187,7 +187,7 @@ def _clamp_rule(symbol: Symbol, bounds) -> None:
     def rule(a, *args, **kwargs):
         low, high = bounds(*args, **kwargs)
         g = yield symbol(a, *args, **kwargs)
-        of_a = sum_to(_kept(g, a, low, high), a.shape) if a.requires_grad else None
+        of_a = sum_to(_clamped(g, a, low, high), a.shape) if a.requires_grad else None
         of_low = _taken(g, a, low, high, "lt") if type(low) is TensorProxy and low.requires_grad else None
         of_high = _taken(g, a, high, low, "gt") if type(high) is TensorProxy and high.requires_grad else None
         by_name = dict(zip(("min", "max"), (of_low, of_high), strict=True))

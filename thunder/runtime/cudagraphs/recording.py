@@ -47,9 +47,9 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
     """Tensors as one object again: results of a recording if their addresses are those of its results."""
     recording = reference()
     if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [
-        *map(torch.Tensor.data_ptr, recording.kept)
+        *map(torch.Tensor.data_ptr, recording.held)
     ]:
-        return Results(recording, recording.kept)
+        return Results(recording, recording.held)
     return Results(None, list(tensors))
 
 
@@ -105,7 +105,7 @@ class Recording:
     def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: Any) -> None:
         """Sorts the outputs into watched ones, copied ones, and views of inputs."""
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
-        self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
+        self.on_host: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
         self.shown_from: list[int] = []
         self.whole: list[tuple[int, torch.Tensor]] = []  # results that are copied, and share memory with no other
         sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
@@ -119,18 +119,18 @@ class Recording:
             members = [outputs[i] for i in places]
             if data in sources:
                 self.shown_from.append(sources[data])
-                self.made.append((places, _shown(members, sources[data], inputs)))
+                self.on_host.append((places, _shown(members, sources[data], inputs)))
             elif any(region.returned[i] for i in places):
                 if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(members[0]):
                     self.whole.append((places[0], members[0]))
                     continue
-                self.made.append((places, _copied(members)))
+                self.on_host.append((places, _copied(members)))
             else:
                 for i, o in zip(places, members, strict=True):
                     self.results[i] = o
                 self.watched[data] = members[0].untyped_storage()
-        self.kept = [o for i in region.kept if (o := self.results[i]) is not None]
-        if len(self.kept) < len(region.kept):
+        self.held = [o for i in region.held if (o := self.results[i]) is not None]
+        if len(self.held) < len(region.held):
             raise Refused("what it leaves for a backward is in memory that others may write to")
         shown = [o for i in region.shown if (o := self.results[i]) is not None]
         # as tensors
@@ -189,13 +189,13 @@ class Recording:
             tensors = region.all_tensors(tensors, collections)
         if self.counted:
             torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
-        by_index = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
+        by_index = {i: value for places, make in self.on_host for i, value in zip(places, make(tensors), strict=True)}
         if self.whole:
             by_index |= self._copies()
         values: list = [by_index[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
         self.handed_out = bool(self.watched)
-        if self.kept:
-            values.append(Results(self, self.kept))
+        if self.held:
+            values.append(Results(self, self.held))
         return values
 
     def _copies(self) -> dict[int, torch.Tensor]:

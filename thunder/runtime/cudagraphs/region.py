@@ -68,7 +68,7 @@ class GraphedRegion:
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
-        self.shown, self.kept, self.read = list(shown), list(held), list(read)
+        self.shown, self.held, self.read = list(shown), list(held), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
         is_fixed = set(fixed)
         self.others = [i for i in range(self.tensors) if i not in is_fixed]  # the alignment of these may change
@@ -134,7 +134,7 @@ class GraphedRegion:
     def _run_operations(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
         values = self.run(*self.all_tensors(tensors, collections))
         return (
-            [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
+            [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.held])] if self.held else values
         )
 
     def _record(

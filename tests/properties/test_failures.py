@@ -1,4 +1,4 @@
-"""Programs that the generators found wrong (`found.txt`): those that are still wrong are strict xfails."""
+"""Programs that the generators found wrong (`failures.txt`): those that are still wrong are strict xfails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.properties import issue18
 from tests.properties.compared import Program, run
 
-TEXT = pathlib.Path(__file__).with_name("found.txt").read_text()
+TEXT = pathlib.Path(__file__).with_name("failures.txt").read_text()
 HEAD = re.compile(r"^## (open|closed) (\w+): (.*)$", re.M)
 
 

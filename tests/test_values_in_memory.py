@@ -17,7 +17,7 @@ from thunder.analysis.aliases import Bases
 from thunder.core.proxies import Proxy
 from thunder.distributed.costs import Memory
 from thunder.executors.triton_fuser import TritonFuser
-from thunder.transforms import kept_values as module
+from thunder.transforms import values_in_memory as module
 from thunder.transforms.save_plan import save_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

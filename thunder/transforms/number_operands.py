@@ -33,7 +33,7 @@ _NUMBERS = {int, float}
 def keep_numbers(trace: Trace) -> Trace:
     """The trace with a tensor in the place of each number that a kernel would convert in each call."""
     tensors: dict[tuple, torch.Tensor] = {}  # by the text of a number: 0.0 and -0.0 are equal
-    operations = [_kept(b, tensors) if _takes_number(b) else b for b in trace.bound_symbols]
+    operations = [_with_tensors(b, tensors) if _takes_number(b) else b for b in trace.bound_symbols]
     return trace.replace(bound_symbols=operations) if tensors else trace
 
 
@@ -56,7 +56,7 @@ def _kind(operation: BoundSymbol) -> dtype | None:
     return kinds.pop() if on_cpu and len(kinds) == 1 and kinds <= _KINDS.keys() else None
 
 
-def _kept(operation: BoundSymbol, tensors: dict[tuple, torch.Tensor]) -> BoundSymbol:
+def _with_tensors(operation: BoundSymbol, tensors: dict[tuple, torch.Tensor]) -> BoundSymbol:
     args, kind = list(operation.args), _kind(operation)
     assert kind is not None, "it takes a number"
     for i in kernels.converts_numbers.of(original_of(operation).sym):

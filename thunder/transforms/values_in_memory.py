@@ -28,7 +28,7 @@ from thunder.transforms.phases import phases
 ROOM = 1.15
 
 
-def kept_values(
+def values_in_memory(
     trace: Trace,
     chosen: Iterable[Proxy],
     fuses: Callable[[BoundSymbol], bool],

@@ -137,7 +137,7 @@ def test_a_complex_operation_may_have_a_complex_gradient():
 def test_a_custom_operator_of_pytorch():
     """PyTorch's engine runs its derivative, and checks it."""
 
-    @torch.library.custom_op("given_gradients::twice", mutates_args=())
+    @torch.library.custom_op("checked_gradients::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
