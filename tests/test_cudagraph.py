@@ -472,7 +472,7 @@ def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
     monkeypatch.setattr(
         Recording,
         "_uses",
-        lambda self, opened: joined.append(Results(self, self.kept)) or uses(self, opened),
+        lambda self, opened: joined.append(Results(self, self.held)) or uses(self, opened),
     )
     assert recording.in_use() and joined
     monkeypatch.setattr(Recording, "_uses", uses)

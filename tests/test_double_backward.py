@@ -237,12 +237,12 @@ def test_compiled_once_and_kept():
     program = thunder.compile_stats(compiled).last_entry.computation_fn
     apply_of = {c.cell_contents for c in program.__closure__ if type(c.cell_contents).__name__ == "_Program"}
     (shared,) = apply_of
-    assert not shared.made
+    assert not shared.later_programs
     nth(compiled, x, 2)
-    made = dict(shared.made)
+    made = dict(shared.later_programs)
     assert len(made) == 1
     nth(compiled, x, 2)
-    assert shared.made == made
+    assert shared.later_programs == made
 
 
 def test_statistics_are_written_once_where_the_backward_is_differentiated():

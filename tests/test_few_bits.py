@@ -80,7 +80,7 @@ def test_parts_of_a_weight_on_a_cpu(format, dtype, monkeypatch):
     """Lengths that change as well, where sizes stay symbolic."""
     from thunder.executors import few_bits
 
-    monkeypatch.setattr(few_bits, "MADE", 5 * 256)
+    monkeypatch.setattr(few_bits, "DEQUANTIZED", 5 * 256)
     monkeypatch.setattr(few_bits, "_has_kernels", lambda x, rows: False)
     monkeypatch.setattr(few_bits, "CPU_ROWS_FLOAT32", 0)
     torch.manual_seed(0)

@@ -41,15 +41,15 @@ def add_commands(commands: Any) -> None:
     """Adds the commands of this file to those of an ArgumentParser."""
     run = commands.add_parser("run", help="run a script; modules that it calls are compiled, a report follows")
     _add_script(run)
-    run.set_defaults(command=lambda given: run_script(given.script, given.arguments, given.recipe))
+    run.set_defaults(command=lambda options: run_script(options.script, options.arguments, options.recipe))
 
     report = commands.add_parser("report", help="run a script, and write a page for each module that it calls")
     report.add_argument("--output", default="thunder_report.html", help="the page; that of several modules has links")
     report.add_argument("--beside", default="", help="systems to measure too, of eager, torch.compile")
     _add_script(report)
     report.set_defaults(
-        command=lambda given: run_script(
-            given.script, given.arguments, given.recipe, Path(given.output).absolute(), given.beside
+        command=lambda options: run_script(
+            options.script, options.arguments, options.recipe, Path(options.output).absolute(), options.beside
         )
     )
 
@@ -57,14 +57,16 @@ def add_commands(commands: Any) -> None:
     smallest.add_argument("--fault", choices=FAULTS, help="which one; a crash or a wrong result by default")
     smallest.add_argument("script")
     smallest.add_argument("arguments", nargs=argparse.REMAINDER)
-    smallest.set_defaults(command=lambda given: minify_script(given.script, given.arguments, given.fault))
+    smallest.set_defaults(command=lambda options: minify_script(options.script, options.arguments, options.fault))
 
     bench = commands.add_parser("bench", help="time a model beside eager PyTorch")
     bench.add_argument("--systems", default="eager,thunder", help="of eager, torch.compile, thunder, thunder_inductor")
     bench.add_argument("--train", action="store_true", help="forward and backward")
     bench.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
     _add_model(bench)
-    bench.set_defaults(command=lambda given: time_model(*_model(given), given.systems, given.train, given.seconds))
+    bench.set_defaults(
+        command=lambda options: time_model(*_model(options), options.systems, options.train, options.seconds)
+    )
 
     explain = commands.add_parser("explain", help="list the work of a model on the host, with its cost")
     _add_model(explain)
@@ -88,27 +90,31 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _model(given: argparse.Namespace) -> tuple[Callable, list[torch.Tensor]]:
+def _model(options: argparse.Namespace) -> tuple[Callable, list[torch.Tensor]]:
     """The model of a command line, on its device, and its arguments. Raises SystemExit with a message where there is
     none."""
-    place, _, name = given.model.partition(":")
+    module_name, _, name = options.model.partition(":")
     if not name:
-        raise SystemExit(f"{given.model!r} is no model: say package.module:name or file.py:name")
-    if place.endswith(".py"):
-        found: Any = runpy.run_path(place).get(name)
+        raise SystemExit(f"{options.model!r} is no model: say package.module:name or file.py:name")
+    if module_name.endswith(".py"):
+        model_or_maker: Any = runpy.run_path(module_name).get(name)
     else:
-        found = getattr(importlib.import_module(place), name, None)
-    if found is None:
-        raise SystemExit(f"{place} has no {name!r}")
+        model_or_maker = getattr(importlib.import_module(module_name), name, None)
+    if model_or_maker is None:
+        raise SystemExit(f"{module_name} has no {name!r}")
     torch.manual_seed(0)
-    model = found if isinstance(found, torch.nn.Module) or given.input and not _makes_model(found) else found()
+    model = (
+        model_or_maker
+        if isinstance(model_or_maker, torch.nn.Module) or options.input and not _makes_model(model_or_maker)
+        else model_or_maker()
+    )
     if isinstance(model, torch.nn.Module):
-        model.to(given.device)
-    return model, [_argument(text, given.device) for text in given.input]
+        model.to(options.device)
+    return model, [_argument(text, options.device) for text in options.input]
 
 
-def _makes_model(found: Any) -> bool:
-    return isinstance(found, type) or getattr(found, "__code__", None) is not None and not found.__code__.co_argcount
+def _makes_model(value: Any) -> bool:
+    return isinstance(value, type) or getattr(value, "__code__", None) is not None and not value.__code__.co_argcount
 
 
 def _argument(text: str, device: str) -> torch.Tensor:
@@ -122,8 +128,8 @@ def _argument(text: str, device: str) -> torch.Tensor:
     return torch.randint(0, 2 if dtype is torch.bool else 100, sizes, device=device).to(dtype)
 
 
-def _explain(given: argparse.Namespace) -> int:
-    model, args = _model(given)
+def _explain(options: argparse.Namespace) -> int:
+    model, args = _model(options)
     print(thunder.explain(model, *args))
     return 0
 
@@ -136,8 +142,8 @@ def time_model(model: Callable, args: list[torch.Tensor], systems: str, train: b
         with torch.set_grad_enabled(train):
             out = call(*args)
         if train:
-            made = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else [out]
-            means = [x.float().mean() for x in made if isinstance(x, torch.Tensor) and x.requires_grad]
+            results = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else [out]
+            means = [x.float().mean() for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
             torch.stack(means).sum().backward()
         if on_gpu:
             torch.cuda.synchronize()
@@ -277,7 +283,7 @@ def _show_fault(compiled: Compiled, fault: str | None, args: tuple, kwargs: dict
 def minify_script(script: str, arguments: list[str], fault: str | None) -> int:
     """Runs a script as `python script.py arguments` would until a compiled function in it shows a fault, and prints the
     smallest program that shows that. 1 where there is none."""
-    given, path = sys.argv, sys.path[:]
+    old_arguments, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
         with watched_calls(fault):
@@ -285,7 +291,7 @@ def minify_script(script: str, arguments: list[str], fault: str | None) -> int:
     except _Shown:
         return 0
     finally:
-        sys.argv, sys.path[:] = given, path
+        sys.argv, sys.path[:] = old_arguments, path
     print("thunder: no call of a compiled function in the script shows a fault", file=sys.stderr)
     return 1
 
@@ -294,13 +300,13 @@ def run_script(script: str, arguments: list[str], recipe: str, output: Path | No
     """Runs a script as `python script.py arguments` would, with compiled modules, and prints a row for each of them.
     output: where a page about each module is written, measured by calls like its last one. beside: the systems that
     are measured as well, separated by commas."""
-    given, path = sys.argv, sys.path[:]
+    old_arguments, path = sys.argv, sys.path[:]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
         with compiled_calls(recipe) as rows:
             runpy.run_path(script, run_name="__main__")
     finally:
-        sys.argv, sys.path[:] = given, path
+        sys.argv, sys.path[:] = old_arguments, path
         nothing = "the script calls no module with parameters, and nothing that it has compiled"
         print(f"\nthunder: {len(rows)} compiled" if rows else f"\nthunder: {nothing}")
         for row in rows.values():
@@ -314,26 +320,26 @@ def _pages(script: str, rows: list[_Row], output: Path, beside: list[str]) -> No
     """Writes a page for each row with programs, and, where there are several rows, one that leads to them."""
     places: list[Path | None] = []
     for number, row in enumerate(rows, 1):
-        place = output if len(rows) == 1 else output.with_stem(f"{output.stem}_{number}")
-        places.append(place if row.programs else None)
+        page = output if len(rows) == 1 else output.with_stem(f"{output.stem}_{number}")
+        places.append(page if row.programs else None)
         if row.programs:
-            print(f"  {row.name}: {place}, {_page(row, place, beside)}")
+            print(f"  {row.name}: {page}, {_page(row, page, beside)}")
     if len(rows) > 1:
-        links = [(row.name, row.calls, row.programs, row.seconds, row.why, place) for row, place in zip(rows, places)]
+        links = [(row.name, row.calls, row.programs, row.seconds, row.why, page) for row, page in zip(rows, places)]
         job_report(script, links).save(output)
         print(f"  links to these pages: {output}")
 
 
-def _page(row: _Row, place: Path, beside: list[str]) -> str:
+def _page(row: _Row, page: Path, beside: list[str]) -> str:
     """Writes the page of a module. Returns its subject in words."""
     assert row.last is not None, "a module with programs was called"
     args, kwargs, grad = row.last
     try:
         with torch.set_grad_enabled(grad):
-            thunder.report(thunder.profile(row.compiled, *args, **kwargs).compare(*beside), place)
+            thunder.report(thunder.profile(row.compiled, *args, **kwargs).compare(*beside), page)
         return "its last call measured"
     except Exception as error:  # noqa: BLE001  the script's module may refuse to be called again
-        thunder.report(row.compiled, place)
+        thunder.report(row.compiled, page)
         return f"not measured: {type(error).__name__}: {error}"
 
 
@@ -358,17 +364,17 @@ def doctor() -> int:
 
 
 def _c_compiler() -> str:
-    found = C_COMPILER.value or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if found is None:
+    compiler = C_COMPILER.value or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
         return "none, so that prologues run in Python"
-    made = passes.build(found)
-    fails = f"{found} cannot build an extension (are Python's headers there?): prologues run in Python"
-    return fails if made is None else found
+    library = passes.build(compiler)
+    fails = f"{compiler} cannot build an extension (are Python's headers there?): prologues run in Python"
+    return fails if library is None else compiler
 
 
 def _cxx_compiler() -> str:
-    found = CXX_COMPILER.value or shutil.which("clang++" if sys.platform == "darwin" else "g++")
-    return found or "none, so that Inductor makes no kernels for the CPU"
+    compiler = CXX_COMPILER.value or shutil.which("clang++" if sys.platform == "darwin" else "g++")
+    return compiler or "none, so that Inductor makes no kernels for the CPU"
 
 
 def _triton() -> str:
@@ -393,10 +399,10 @@ def _works(device: str) -> bool:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).to(device)
     x = torch.randn(4, 8, device=device)
-    found = []
+    results = []
     for call in (model, thunder.jit(model, fallback="error")):
         model.zero_grad()
         loss = call(x).square().mean()
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*found, strict=True))
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*results, strict=True))

@@ -538,7 +538,7 @@ def test_without_the_option_nothing_is_written(cache, monkeypatch):
 
 
 def test_no_more_than_a_number_of_programs_of_one_key(again, monkeypatch):
-    monkeypatch.setattr(keep, "KEPT", 3)
+    monkeypatch.setattr(keep, "MOST_PROGRAMS", 3)
     for n in range(1, 6):
         again(scaled, torch.ones(n))
     assert len([*files.directory().glob("*.program")]) == 3

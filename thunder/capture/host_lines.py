@@ -448,8 +448,8 @@ def to_numpy(c: Capture, p: TensorProxy) -> HostProxy:
 def of_numpy(c: Capture, function, args, kwargs):
     """A function of NumPy's that is given tensors. Two classes are Python's as well, and ask an argument for its text,
     or its number, before they take it for an array."""
-    given = [a for a in (*args, *kwargs.values()) if type(a) is TensorProxy]
-    has_number = function is numpy.float64 and all(math.prod(p.shape) == 1 for p in given)
+    operands = [a for a in (*args, *kwargs.values()) if type(a) is TensorProxy]
+    has_number = function is numpy.float64 and all(math.prod(p.shape) == 1 for p in operands)
     if has_number or function is numpy.str_:
         return run(c, function, *printed(c, (args, kwargs)))
     args = [to_numpy(c, a) if type(a) is TensorProxy else a for a in args]

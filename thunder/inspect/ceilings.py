@@ -44,11 +44,11 @@ def ceilings(device: torch.device, dtypes: frozenset[torch.dtype]) -> Ceilings:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    found = []
+    seconds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - started)
-    return min(found)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

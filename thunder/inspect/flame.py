@@ -33,13 +33,13 @@ def flame(measured: Profile) -> Iterator[str]:
 def _by_path(measured: Profile) -> dict[str, float]:
     """Seconds by module path; "" is all that was measured."""
     known = {share.key: share.seconds for share in measured.by_module() if share.key}
-    found = {"": measured.seconds}
+    by_path = {"": measured.seconds}
     for cost in measured.costs:
         names = (cost.module or "").split(".")
         for i in range(1, len(names) + 1):
             if (path := ".".join(names[:i])) in known:
-                found.setdefault(path, known[path])
-    return {**found, **known}
+                by_path.setdefault(path, known[path])
+    return {**by_path, **known}
 
 
 def _bars(

@@ -152,7 +152,7 @@ class Profile:
         return self._shares(lambda where, module: _prefixes(module))
 
     def _shares(self, keys: Callable[..., Iterable]) -> list[Share]:
-        found: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0, 0, 0.0])
+        rows: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0, 0, 0.0])
         where, keys_of = self.entry.captured.where, {}
         for cost in self.costs:
             computes = cost.bound_symbol.sym not in STATEMENTS
@@ -161,7 +161,7 @@ class Profile:
                 location = part.location
                 at = keys(where(location), location[2]) if location else keys(cost.where, cost.module)
                 for key in dict.fromkeys(at):
-                    row = found[key]
+                    row = rows[key]
                     row[0] += share * cost.seconds
                     row[1] += round(share * max(cost.bytes, 0))
                     row[3] += computes
@@ -171,8 +171,8 @@ class Profile:
                     keys_of |= dict.fromkeys([o.name for o in part.outputs], tuple(dict.fromkeys(at)))
         for name, size in self._alive.items():
             for key in keys_of.get(name, ()):
-                found[key][2] += size
-        return sorted((Share(key, *row) for key, row in found.items() if row[3]), key=lambda s: -s.seconds)
+                rows[key][2] += size
+        return sorted((Share(key, *row) for key, row in rows.items() if row[3]), key=lambda s: -s.seconds)
 
     def __str__(self) -> str:
         head = (
@@ -228,17 +228,17 @@ def _parts(b: BoundSymbol) -> Iterator[tuple[BoundSymbol, float]]:
 
 def _alive(costs: Sequence[Cost]) -> dict[str, int]:
     """By name, the bytes of the values that are in memory behind the last of these bound symbols."""
-    found: dict[str, int] = {}
+    alive: dict[str, int] = {}
     bases = alias_bases((c.bound_symbol for c in costs), maybe=True)
     for cost in costs:
         b = cost.bound_symbol
         if b.sym is python_del:
             for value in b.inputs:
-                found.pop(value.name, None)
+                alive.pop(value.name, None)
         elif b.sym is not unpack_sequence and OpTags.IN_PLACE not in b.sym.tags:
             own = [o for o in b.outputs if isinstance(o, TensorProxy) and o not in bases]
-            found |= {o.name: nbytes(o) for o in own}
-    return found
+            alive |= {o.name: nbytes(o) for o in own}
+    return alive
 
 
 # ------------------------------------------------------------------------------------------------------------- notes
@@ -274,11 +274,11 @@ class _Clock:
         """Seconds of the host, or an event on the stream."""
         if self._stream is None:
             return time.perf_counter()
-        found = next(self._unused, None)
-        if found is None:
-            self._events.append(found := torch.cuda.Event(enable_timing=True))
-        found.record(self._stream)
-        return found
+        event = next(self._unused, None)
+        if event is None:
+            self._events.append(event := torch.cuda.Event(enable_timing=True))
+        event.record(self._stream)
+        return event
 
     def note_for(self, trace: Trace) -> Callable[[], Any]:
         """Reads the clock where the next bound symbol does not give memory back."""
@@ -291,12 +291,12 @@ class _Clock:
 
     def times(self, run: _Run) -> list[float]:
         """Seconds by bound symbol."""
-        found, first, last = [0.0] * len(run.trace.bound_symbols), 0, run.notes[0]
+        seconds, first, last = [0.0] * len(run.trace.bound_symbols), 0, run.notes[0]
         for i, reading in enumerate(run.notes[1:], 1):
             if reading is not None:
-                found[first] = self.between(last, reading)
+                seconds[first] = self.between(last, reading)
                 first, last = i, reading
-        return found
+        return seconds
 
 
 class _Noted:
@@ -339,24 +339,24 @@ def _with_notes(trace: Trace, function: FunctionType, number: int):
     tree = ast.parse(source)
     body = next(n for n in tree.body if isinstance(n, ast.FunctionDef)).body
     owners = line_owners(trace)
-    made = [_statement(f"_thunder_note = {NOTES}({number})", body[0].lineno)]
+    statements = [_statement(f"_thunder_note = {NOTES}({number})", body[0].lineno)]
     for statement, following in zip(body, [*body[1:], None], strict=True):
-        made.append(statement)
+        statements.append(statement)
         owner = owners.get(statement.lineno)
         if owner is not None and (following is None or owners.get(following.lineno) is not owner):
-            made.append(_statement("_thunder_note()", statement.lineno))
-    body[:] = made
+            statements.append(_statement("_thunder_note()", statement.lineno))
+    body[:] = statements
     space: dict[str, Any] = {}
     exec(compile(tree, function.__code__.co_filename, "exec"), space)
     return space[trace.name].__code__
 
 
 def _statement(text: str, line: int) -> ast.stmt:
-    found = ast.parse(text).body[0]
-    for node in ast.walk(found):
+    statement = ast.parse(text).body[0]
+    for node in ast.walk(statement):
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
-    return found
+    return statement
 
 
 def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[], Any]]:
@@ -510,11 +510,11 @@ def _activities() -> list[ProfilerActivity]:
 def _allocated(profiler: torch.profiler.profile) -> dict[str, int]:
     """By the name of a range, the bytes that were allocated in it, less those that were given back. On a GPU a range
     has a second event of its name, on the device, which has no bytes."""
-    found: dict[str, int] = defaultdict(int)
+    allocated: dict[str, int] = defaultdict(int)
     for event in profiler.events():
         if event.name.startswith("thunder ") and not event.is_async:
-            found[event.name] += event.cpu_memory_usage + event.device_memory_usage
-    return found
+            allocated[event.name] += event.cpu_memory_usage + event.device_memory_usage
+    return allocated
 
 
 def costs_of(
@@ -523,7 +523,7 @@ def costs_of(
     """The bound symbols of programs that ran. times: by program and bound symbol. allocated: bytes, by the names of
     ranges."""
     made_at: dict[Proxy, tuple] = {}  # by value, the location of the bound symbol that makes it
-    found = []
+    costs = []
     for trace, seconds in zip(ran, times, strict=True):
         number_of = entry.executed.index(trace) if trace in entry.executed else None  # a backward that never ran
         part = "backward" if TraceTag.BACKWARD in trace.tags else "forward"
@@ -538,5 +538,5 @@ def costs_of(
             made_at |= dict.fromkeys(b.outputs, location) if location else {}
             where, module = (entry.captured.where(location), location[2]) if location else (None, None)
             size = allocated.get(f"thunder {number_of} {i}", 0)
-            found.append(Cost(part, trace, i, b, seconds[i], size, where, module))
-    return found
+            costs.append(Cost(part, trace, i, b, seconds[i], size, where, module))
+    return costs

@@ -72,15 +72,15 @@ def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any
     """
     measured = profile(fn, *args, **kwargs) if args or kwargs else fn if isinstance(fn, Profile) else None
     if measured is not None:
-        found = Report(_page(measured.compiled, measured.entry, measured))
+        written_report = Report(_page(measured.compiled, measured.entry, measured))
     else:
         entry, compiled = last_entry(fn), compiled_of(fn)
         assert compiled is not None, "last_entry refuses what is not compiled"
         check_symbols(entry)
-        found = Report(_page(compiled, entry, None))
+        written_report = Report(_page(compiled, entry, None))
     if path is not None:
-        found.save(path)
-    return found
+        written_report.save(path)
+    return written_report
 
 
 def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> str:
@@ -124,8 +124,8 @@ def job_report(script: str, rows: Sequence[tuple[str, int, int, float, str, Path
     rows: name, calls, programs, seconds of calls that compiled, a remark, and the page beside this one, if any.
     """
     cells = []
-    for name, calls, programs, seconds, remark, place in rows:
-        link = f'<td><a href="{escape(place.name)}">{escape(name)}</a></td>' if place else _text(name)
+    for name, calls, programs, seconds, remark, page in rows:
+        link = f'<td><a href="{escape(page.name)}">{escape(name)}</a></td>' if page else _text(name)
         cells.append((link, _number(calls, "{:,}"), _number(programs, "{}"), _number(seconds, "{:.2f}"), _text(remark)))
     head = ("function", "calls", "programs", "s of calls that compiled", "remark")
     return Report(_filled(script, [f"<h1>{escape(script)}</h1>", *_table("by_function", head, cells)]))
@@ -173,9 +173,9 @@ def _where(where: tuple | None) -> str:
     """A cell with the user's line."""
     if where is None:
         return "<td></td>"
-    place = f"{Path(where[0]).name}:{where[1]}"
+    line_text = f"{Path(where[0]).name}:{where[1]}"
     line = f"<code>{escape(where[3].strip())}</code>"
-    return f'<td class="where" title="{escape(where[0])}"><small>{escape(place)}</small> {line}</td>'
+    return f'<td class="where" title="{escape(where[0])}"><small>{escape(line_text)}</small> {line}</td>'
 
 
 def _cut(text: str) -> str:
@@ -349,12 +349,12 @@ def _fusions(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
         head = f"{b.sym.name}, {len(b.subsymbols)} operations, {kernels} kernels"
         known = shown.setdefault(id(b.sym.fn), b.sym.name)
         source = getattr(b.sym.fn, "description", "") if known == b.sym.name else ""
-        made = f'<p class="note">the kernels of {escape(known)}</p>' if known != b.sym.name else ""
+        note = f'<p class="note">the kernels of {escape(known)}</p>' if known != b.sym.name else ""
         executor = b.sym.executor.name if b.sym.executor is not None else "cudagraph"
         yield (
             f'<details class="region"><summary>{escape(head)}{took} <small>by {escape(executor)}: '
             f"{escape(names[:200])}</small></summary><pre>{escape(chr(10).join(map(_first_line, b.subsymbols)))}</pre>"
-            f"{_cut(source) if source else made}</details>"
+            f"{_cut(source) if source else note}</details>"
         )
 
 
@@ -481,12 +481,12 @@ def _decisions(compiled: Compiled) -> Iterator[str]:
 
 def _host(entry: CacheEntry, costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
     seconds = {id(c.bound_symbol): c.seconds for c in costs} if measured is not None else {}
-    found = list(explained(entry, seconds))
-    if not found:
+    explained_symbols = list(explained(entry, seconds))
+    if not explained_symbols:
         yield '<p class="note">Nothing: all of it is a program on the device.</p>'
         return
     rows = ((_text(x.kind), _text(x.what), _number(x.milliseconds), _number(x.bytes, "{:,}"), _where(x.where))
-            for x in found)  # fmt: skip
+            for x in explained_symbols)  # fmt: skip
     yield from _table("host_calls", ("kind", "what", "ms", "bytes read", "the user's line"), rows, ROWS)
 
 

@@ -94,7 +94,7 @@ class _Layers:
         self.by_rows = options.scaling == "rowwise"
         self.paths = trace.info.parameters
         self.cast_of: dict[Proxy, Proxy] = {}
-        self.quantized: dict[tuple, Quantized] = {}
+        self.known: dict[tuple, Quantized] = {}
         self.refused: list[str] = []
         self.taken = 0
         self.transposed: dict[Proxy, bool] = {}
@@ -151,8 +151,6 @@ class _Layers:
     def quantized(self, operation: BoundSymbol, value: TensorProxy, matrix) -> Quantized:
         """In a checkpoint what stands there is recomputed, so that it is not shared with what stands outside."""
         key = value, operation.context.checkpoint if operation.context is not None else ()
-        if key not in self.quantized:
-            self.quantized[key] = quantized(
-                matrix, dtypes.float8_e4m3fn, self.by_rows, self.transposed.get(value, False)
-            )
-        return self.quantized[key]
+        if key not in self.known:
+            self.known[key] = quantized(matrix, dtypes.float8_e4m3fn, self.by_rows, self.transposed.get(value, False))
+        return self.known[key]
