@@ -25,7 +25,7 @@ from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError, ProgramFileError
 from thunder.extend import get_always_executors
 from thunder.inspect.explain import explained
-from thunder.inspect.exported import Exported, NotExported, Place, tree_of_paths
+from thunder.inspect.exported import Exported, NotExported, Origin, tree_of_paths
 from thunder.inspect.plain import NoPlainProgram
 from thunder.inspect.verification.programs import generators_restored
 from thunder.options import NUMERICS_OPTIONS, DebugOptions
@@ -106,7 +106,7 @@ def _of_varargs(dynamic_shapes: Any, kwargs: dict) -> Any:
 def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -> Exported:
     """The module that torch.export records."""
     entry, inputs = plain.entry_for(args, kwargs)
-    places, held, relations = dict[str, Place](), dict[str, torch.Tensor](), dict[tuple, bool]()
+    places, held, relations = dict[str, Origin](), dict[str, torch.Tensor](), dict[tuple, bool]()
 
     def program(entry: CacheEntry, inputs: Sequence[Any]) -> Trace:
         """The operations of an entry; notes its inputs."""
@@ -115,7 +115,7 @@ def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -
         sources = dict(zip((a.name for a in entry.captured.computation_traces[0].args), entry.captured._input_sources))
         for argument, value in zip(trace.args, inputs, strict=True):
             if isinstance(value, torch.Tensor):
-                origin = Place(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
+                origin = Origin(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
                 if origin.leaf is None and held.setdefault(argument.name, value) is not value:
                     raise NotExported(f"{argument.name} is another tensor behind a decision")
             elif isinstance(argument, NumberProxy) and argument.name in sources:
@@ -132,13 +132,13 @@ def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -
 
     run = tree_of_paths(program(entry, inputs), entry.path, other, dynamic_shapes is not None)
     bounds = _bounds(args, dynamic_shapes)
-    ranges = {name: bounds.get(place, (2, None)) for name, place in places.items() if place.dimension is not None}
+    ranges = {name: bounds.get(origin, (2, None)) for name, origin in places.items() if origin.dimension is not None}
     return Exported(run, places, held, _without_computed(relations, ranges))
 
 
-def _bounds(args: tuple, dynamic_shapes: Any) -> dict[Place, tuple[int, int | None]]:
+def _bounds(args: tuple, dynamic_shapes: Any) -> dict[Origin, tuple[int, int | None]]:
     """The least and the largest value of each size that changes, as `dynamic_shapes` says it."""
-    found, leaf = {}, itertools.count()
+    ranges, leaf = {}, itertools.count()
 
     def walk(value: Any, shapes: Any) -> None:
         if isinstance(value, (list, tuple)):
@@ -148,14 +148,14 @@ def _bounds(args: tuple, dynamic_shapes: Any) -> dict[Place, tuple[int, int | No
             for key, inner in value.items():
                 walk(inner, shapes.get(key) if isinstance(shapes, dict) else None)
         else:
-            place = next(leaf)
+            position = next(leaf)
             for d, dim in (shapes if isinstance(shapes, dict) else dict(enumerate(shapes or ()))).items():
                 most = getattr(dim, "max", None)
                 bounded = isinstance(most, int) and most < MOST_SIZES
-                found[Place(place, d)] = getattr(dim, "min", 2), most if bounded else None
+                ranges[Origin(position, d)] = getattr(dim, "min", 2), most if bounded else None
 
     walk(args, dynamic_shapes)
-    return found
+    return ranges
 
 
 def _without_computed(relations: dict[tuple, bool], ranges: dict[str, tuple[int, int | None]]) -> dict[tuple, bool]:
@@ -164,10 +164,10 @@ def _without_computed(relations: dict[tuple, bool], ranges: dict[str, tuple[int,
 
     A mask of ones is an example: transformers asks in each call whether all positions of a batch follow each other.
     """
-    found = {}
+    between_arguments = {}
     for (a, relation, b), holds in relations.items():
         if not a.computed() | b.computed():
-            found[a, relation, b] = holds
+            between_arguments[a, relation, b] = holds
             continue
         names = sorted(a.symbols() | b.symbols())
         sizes = [ranges.get(name, (2, None)) for name in names]
@@ -181,7 +181,7 @@ def _without_computed(relations: dict[tuple, bool], ranges: dict[str, tuple[int,
             known = dict(zip(names, values, strict=True))
             if RELATIONS[relation](a.evaluate(known), b.evaluate(known)) is not holds:
                 raise NotExported(f"it decides by a value that it computes of sizes, which differs for {values}")
-    return found
+    return between_arguments
 
 
 def _checked(entry: CacheEntry) -> Trace:
@@ -206,7 +206,7 @@ def _checked(entry: CacheEntry) -> Trace:
     return trace
 
 
-def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Place:
+def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Origin:
     """Where a symbolic number comes from: a number among the arguments, or a size of one."""
     leaves, structure = tree_flatten((args, kwargs))
     numbered_args, numbered_kwargs = tree_unflatten(range(len(leaves)), structure)
@@ -224,7 +224,7 @@ def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Place:
         position = None
     if type(position) is not int:
         raise NotExported("it reads a number or a size of an object that is no argument: pass it as an argument")
-    return Place(position, source.key if is_size else None)
+    return Origin(position, source.key if is_size else None)
 
 
 def _check_operators(program: torch.export.ExportedProgram) -> None:

@@ -77,25 +77,25 @@ def find_named(module: str, path: str) -> Any:
     if module.startswith("thunder.") and module not in sys.modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    found: Any = sys.modules.get(module, MISSING)
+    value: Any = sys.modules.get(module, MISSING)
     path, *parts = path.split("#")
     for name in path.split("."):
-        space = getattr(found, "__dict__", None) if isinstance(found, (types.ModuleType, type)) else None
-        found = space.get(name, MISSING) if isinstance(space, (dict, types.MappingProxyType)) else MISSING
+        space = getattr(value, "__dict__", None) if isinstance(value, (types.ModuleType, type)) else None
+        value = space.get(name, MISSING) if isinstance(space, (dict, types.MappingProxyType)) else MISSING
     for part in parts:
-        found = dict(_parts(found)).get(part, MISSING)
-    return found
+        value = dict(_parts(value)).get(part, MISSING)
+    return value
 
 
 def _parts(x: Any) -> list[tuple[str, Any]]:
     """The functions inside of a descriptor, of an operation or of a decorated function."""
-    found = [(name, getattr(x, name)) for name in _INSIDE.get(type(x), ())]
+    parts = [(name, getattr(x, name)) for name in _INSIDE.get(type(x), ())]
     if type(x) in (types.FunctionType, functools._lru_cache_wrapper) and "__wrapped__" in x.__dict__:
-        found.append(("__wrapped__", x.__dict__["__wrapped__"]))
+        parts.append(("__wrapped__", x.__dict__["__wrapped__"]))
     if type(x) is types.FunctionType and x.__closure__:
         cells = zip(x.__code__.co_freevars, x.__closure__, strict=True)
-        found += [(f"cell {name}", v) for name, cell in cells if type(v := cell_value(cell)) is types.FunctionType]
-    return found
+        parts += [(f"cell {name}", v) for name, cell in cells if type(v := cell_value(cell)) is types.FunctionType]
+    return parts
 
 
 _INSIDE: dict[type, tuple[str, ...]] = {
@@ -117,10 +117,10 @@ def name_of(x: Any) -> tuple[str, str] | None:
         return "types", _TYPES_BY_CLASS[x]
     level = [(path, find_named(module, path))]
     for _ in range(_WRAPPED):
-        for name, found in level:
-            if found is x:
+        for name, value in level:
+            if value is x:
                 return module, name
-        level = [(f"{name}#{part}", inside) for name, found in level for part, inside in _parts(found)]
+        level = [(f"{name}#{part}", inside) for name, value in level for part, inside in _parts(value)]
     return None
 
 
@@ -133,7 +133,7 @@ class Describer:
 
     def __init__(self):
         self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self._alive: list[Any] = []
         self._known: dict[int, Any] = {}  # classes and functions are mentioned again and again
         self._rules: dict[type, Callable[[Any], Any]] = {
             float: lambda x: ["float", repr(x)],
@@ -198,15 +198,15 @@ class Describer:
 
     def number(self, x: Any) -> int:
         """The number of an object's first mention."""
-        found = self._numbers.get(id(x))
-        if found is None:
-            found = self._numbers[id(x)] = len(self._numbers)
-            self._kept.append(x)
-        return found
+        number = self._numbers.get(id(x))
+        if number is None:
+            number = self._numbers[id(x)] = len(self._numbers)
+            self._alive.append(x)
+        return number
 
     def _keep(self, x: Any, said: list) -> list:
         self._known[id(x)] = said
-        self._kept.append(x)
+        self._alive.append(x)
         return said
 
     def _data(self, x: Any) -> Any:
@@ -259,12 +259,12 @@ class Describer:
             held = {n: object.__getattribute__(x, n) for n in names if _has(x, n)} | (own or {})
             return [[str(n), self(held[n])] for n in sorted(held, key=str)]
         try:
-            made = copyreg.dispatch_table[t](x) if t in copyreg.dispatch_table else x.__reduce_ex__(2)
+            reduced = copyreg.dispatch_table[t](x) if t in copyreg.dispatch_table else x.__reduce_ex__(2)
         except Exception:  # noqa: BLE001 - whatever a library's object raises
             raise Unspeakable(
                 f"it depends on an object of {t.__module__}.{t.__qualname__}, whose content cannot be compared"
             ) from None
-        return [self(part) for part in made] if isinstance(made, tuple) else [str(made)]
+        return [self(part) for part in reduced] if isinstance(reduced, tuple) else [str(reduced)]
 
 
 def _too_large(x: Any) -> bool:
@@ -311,16 +311,16 @@ def named(said: Any) -> Any:
 def _all(make: Callable) -> Callable:
     """Makes something of parts that are all found."""
 
-    def made(*parts):
-        found = [named(part) for part in parts]
-        return MISSING if any(x is MISSING for x in found) else make(found)
+    def rebuilt(*parts):
+        values = [named(part) for part in parts]
+        return MISSING if any(x is MISSING for x in values) else make(values)
 
-    return made
+    return rebuilt
 
 
 def _torch_constant(name: str) -> Any:
-    found = torch.__dict__.get(name, MISSING)
-    return found if type(found) in _OF_TORCH else MISSING
+    value = torch.__dict__.get(name, MISSING)
+    return value if type(value) in _OF_TORCH else MISSING
 
 
 def _a_number(number: float, kind: str) -> torch.Tensor:
@@ -328,32 +328,32 @@ def _a_number(number: float, kind: str) -> torch.Tensor:
 
 
 def _a_class(module: str, path: str) -> Any:
-    found = find_named(module, path)
-    return found if isinstance(found, type) else MISSING
+    value = find_named(module, path)
+    return value if isinstance(value, type) else MISSING
 
 
 def _a_function(module: str, path: str, code: str) -> Any:
-    found = find_named(module, path)
-    return found if type(found) is types.FunctionType and code_digest(found.__code__) == code else MISSING
+    value = find_named(module, path)
+    return value if type(value) is types.FunctionType and code_digest(value.__code__) == code else MISSING
 
 
 def _a_builtin(module: str, path: str) -> Any:
-    found = find_named(module, path)
-    return found if type(found) is types.BuiltinFunctionType else MISSING
+    value = find_named(module, path)
+    return value if type(value) is types.BuiltinFunctionType else MISSING
 
 
 def _of_builtin(owner: Any, name: str) -> Any:
     owner = named(owner)
     if not isinstance(owner, type):
         return MISSING
-    found = type.__getattribute__(owner, name)
-    return found if type(found) is types.BuiltinFunctionType else MISSING
+    value = type.__getattribute__(owner, name)
+    return value if type(value) is types.BuiltinFunctionType else MISSING
 
 
 def _a_descriptor(owner: Any, name: str) -> Any:
     owner = named(owner)
-    found = vars(owner).get(name, MISSING) if isinstance(owner, type) else MISSING
-    return found if type(found) in _DESCRIPTORS else MISSING
+    value = vars(owner).get(name, MISSING) if isinstance(owner, type) else MISSING
+    return value if type(value) in _DESCRIPTORS else MISSING
 
 
 def _a_member(kind: Any, name: str) -> Any:
@@ -364,20 +364,20 @@ def _a_member(kind: Any, name: str) -> Any:
 
 
 def _a_module(name: str) -> Any:
-    found = sys.modules.get(name, MISSING)
-    return found if isinstance(found, types.ModuleType) else MISSING
+    module = sys.modules.get(name, MISSING)
+    return module if isinstance(module, types.ModuleType) else MISSING
 
 
 def _a_dict(*items: Any) -> Any:
-    found = {named(k): named(v) for k, v in items}
-    return MISSING if any(v is MISSING for v in found.values()) else found
+    table = {named(k): named(v) for k, v in items}
+    return MISSING if any(v is MISSING for v in table.values()) else table
 
 
 def _cache_of(wrapped: Any) -> Any:
     """The function behind functools.lru_cache, found where what it wraps is named."""
     inside = named(wrapped)
-    found = find_named(wrapped[1], wrapped[2].removesuffix("#__wrapped__")) if inside is not MISSING else MISSING
-    return found if type(found) is functools._lru_cache_wrapper and found.__wrapped__ is inside else MISSING
+    cached = find_named(wrapped[1], wrapped[2].removesuffix("#__wrapped__")) if inside is not MISSING else MISSING
+    return cached if type(cached) is functools._lru_cache_wrapper and cached.__wrapped__ is inside else MISSING
 
 
 def _a_partial(function: Any, args: Any, keywords: Any) -> Any:

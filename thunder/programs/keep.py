@@ -43,13 +43,13 @@ KEEP = compile_option(
     "where it is not given, THUNDER_KEEP_PROGRAMS says it",
     owner="programs",
 )  # fmt: skip
-KEPT = 64  # programs of one key; what more are made is not kept
+MOST_PROGRAMS = 64  # programs of one key; what more are made is not kept
 
 
 def wanted(options: JitOptions) -> bool:
     """Whether programs of a function are looked for on disk, and kept there."""
-    given = options.get(KEEP)
-    return KEEP_PROGRAMS.value if given is None else given
+    option = options.get(KEEP)
+    return KEEP_PROGRAMS.value if option is None else option
 
 
 def prepare(options: JitOptions) -> None:
@@ -118,18 +118,18 @@ def _options(options: JitOptions) -> dict[str, str]:
                      "tiers", "default_executors", "debug")
     }  # fmt: skip
     said["sharp_edges"] = str(options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR)
-    given = {n: v for n, v in options.compile_options.items() if n != KEEP.name}
+    other_options = {n: v for n, v in options.compile_options.items() if n != KEEP.name}
     return said | {
         "executors": str([(e.name, e.version) for e in options.executors]),
-        "others": str(sorted(given.items())),
+        "others": str(sorted(other_options.items())),
     }
 
 
 def _check_executor(executor: Any) -> None:
     if executor._fuel is not FUEL_LEVEL.UNLIMITED:
         raise Unspeakable(f"the executor {executor.name} stops after a number of regions (its fuel)")
-    for found in executor.implmap.values():
-        for rule in (found.checker, found.execution_transform, found.grad_transform):
+    for implementation in executor.implmap.values():
+        for rule in (implementation.checker, implementation.execution_transform, implementation.grad_transform):
             if rule is not None and not (getattr(rule, "__module__", None) or "thunder.").startswith("thunder."):
                 raise Unspeakable(
                     f"the executor {executor.name} has an implementation from {rule.__module__}, not from thunder"
@@ -153,10 +153,10 @@ def _sources(anywhere: bool) -> str:
     """A hash of thunder's own files: while it is worked on, its version stays. On one machine it is of their times and
     sizes, since reading them takes a tenth of a small program's first step."""
     root = os.path.dirname(version.__file__)
-    found = hashlib.sha256(b"" if anywhere else root.encode())
+    hashed = hashlib.sha256(b"" if anywhere else root.encode())
     for directory, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("__") and name != "tests")
-        found.update(directory[len(root) :].encode())
+        hashed.update(directory[len(root) :].encode())
         for name in sorted(name for name in names if name.endswith(".py")):
             path = f"{directory}/{name}"
             if anywhere:
@@ -165,8 +165,8 @@ def _sources(anywhere: bool) -> str:
             else:
                 stat = os.stat(path)
                 content = b"%d %d" % (stat.st_mtime_ns, stat.st_size)
-            found.update(name.encode() + content)
-    return found.hexdigest()[:16]
+            hashed.update(name.encode() + content)
+    return hashed.hexdigest()[:16]
 
 
 @functools.cache
@@ -183,14 +183,14 @@ def machine() -> tuple:
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In words, what differs between what a program was made for and what is here."""
-    found = []
+    lines = []
     for part in sorted({*was, *now}):
         a, b = was.get(part), now.get(part)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += [f"{part}: {n} was {a.get(n)}, is {b.get(n)}" for n in sorted({*a, *b}) if a.get(n) != b.get(n)]
+            lines += [f"{part}: {n} was {a.get(n)}, is {b.get(n)}" for n in sorted({*a, *b}) if a.get(n) != b.get(n)]
         elif a != b:
-            found.append(f"{part} was {a}, is {b}" if part != "code" else "the code of the function changed")
-    return found
+            lines.append(f"{part} was {a}, is {b}" if part != "code" else "the code of the function changed")
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------------ find, keep
@@ -203,24 +203,24 @@ def find(
     args: tuple,
     kwargs: dict,
     overrides: tuple,
-    given: tuple,
+    documents: tuple,
     why: list[str],
 ) -> CacheEntry | None:
-    """The entry of a program on disk that fits a call; None where there is none. given: documents that the user loaded.
+    """The entry of a program on disk that fits a call; None where there is none. documents: those that the user loaded.
     why: gets, in words, what was wrong with those that were looked at."""
     try:
-        said = metadata(fn, options, modes, anywhere=bool(given))
+        said = metadata(fn, options, modes, anywhere=bool(documents))
     except Unspeakable as error:
         why.append(f"programs of it cannot be kept: {error}")
         return None
-    for document in given:
-        if found := differences(document["metadata"], said):
-            why.append("; ".join(found))
+    for document in documents:
+        if reasons := differences(document["metadata"], said):
+            why.append("; ".join(reasons))
         elif (entry := _fitting(document, modes, fn, args, kwargs, overrides, why)) is not None:
             return entry
     if not wanted(options):
         return None
-    said = metadata(fn, options, modes) if given else said
+    said = metadata(fn, options, modes) if documents else said
     key, secret = key_of(said), files.key_of_user()
     for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
         document = _read(path, secret) if _version(path) not in _retired else None
@@ -292,16 +292,16 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
         refused(said or {"function": _function(fn)}, f"writing it raised {type(error).__name__}: {error}")
         return
     name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
-    kept = _Kept(document, files.directory() / name, regions)
+    kept_program = _OnDisk(document, files.directory() / name, regions)
     if regions.functions:
-        LATER.add(kept.write_what_is_new)
+        LATER.add(kept_program.write_what_is_new)
     else:
-        kept.write()
+        kept_program.write()
     if entry.connection is not None and not entry.connection.names:  # with numbers it may be for some sizes only
-        entry.connection.variants.notice = kept.add_backward
+        entry.connection.variants.notice = kept_program.add_backward
 
 
-class _Kept:
+class _OnDisk:
     """A program that is written, and written again when more of it is known. A thread writes it as well."""
 
     def __init__(self, document: dict, path: Path, regions: Regions):
@@ -353,7 +353,7 @@ def _store(path: Path, document: Mapping) -> None:
         if key is None:
             raise OSError(f"the key that signs them cannot be written to {path.parent.parent}")
         others = path.parent.glob(f"{path.name.partition('-')[0]}-*{files.SUFFIX}")
-        if len(list(others)) < KEPT or path.exists():
+        if len(list(others)) < MOST_PROGRAMS or path.exists():
             files.write(path, document, key)
     except OSError as error:
         _warn_once(f"programs are not kept: {error}. THUNDER_CACHE_DIR names the directory")
