@@ -375,17 +375,8 @@ def connected(
             program.local = [i for i, _ in program.inputs[1] if getattr(inputs[i], "local_of", None) is not None]
         # autograd counts the writes to a DTensor, not to its local tensor
         wholes = [(whole := inputs[i].local_of, whole._version) for i in program.local]  # type: ignore[union-attr]
-        call = (
-            program,
-            others,
-            saved_inputs,
-            saved_inputs and _versions(saved_inputs),
-            numbers,
-            generators,
-            joins,
-            hooked,
-            wholes,
-        )
+        versions = saved_inputs and _versions(saved_inputs)
+        call = program, others, saved_inputs, versions, numbers, generators, joins, hooked, wholes
         outcome = outputs, tensors, call
         linked = inputs
         if unreached:

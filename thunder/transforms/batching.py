@@ -197,11 +197,8 @@ class _Batch:
 
         name, key = f"vmap_of_{symbol.name}", ("vmap_of", symbol.id, id(operation))
         batched_symbol = Symbol(name, meta, id=key, decomposition=decomposition)
-        batched_symbol.tags, batched_symbol.own_derivative, batched_symbol.nondifferentiable = (
-            symbol.tags,
-            True,
-            symbol.nondifferentiable,
-        )
+        batched_symbol.tags, batched_symbol.own_derivative = symbol.tags, True
+        batched_symbol.nondifferentiable = symbol.nondifferentiable
         if symbol.grad_rule is not None:
             batched_symbol.grad_rule = by(symbol.grad_rule)
         if (rule := derivatives.functional.of(symbol)) is not None:
