@@ -93,12 +93,7 @@ def _reduced_symbol(symbol: Symbol) -> tuple:
         return _at, reference
     executor = None if symbol.executor is None else symbol.executor.name
     fields = symbol.name, symbol.module, symbol.id, symbol.is_prim, symbol.tags, symbol.is_fusion, executor
-    return _symbol, (
-        *fields,
-        pickled_or_marked(symbol.fn),
-        pickled_or_marked(symbol.python_printer),
-        pickled_or_marked(symbol.condition),
-    )
+    return _symbol, (*fields, *map(pickled_or_marked, (symbol.fn, symbol.python_printer, symbol.condition)))
 
 
 def _place_of(symbol: Symbol) -> tuple[str, str, str] | None:
