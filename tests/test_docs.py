@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import dashboard
 from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +109,12 @@ def test_the_page_of_the_api_is_current():
     # in a process of its own: tests register options, which a docstring lists
     done = fresh.run(ROOT / "tests/api_page.py", "-")
     assert done.stdout == (ROOT / "docs/api.md").read_text(), f"run python tests/api_page.py\n{done.stderr}"
+
+
+def test_the_dashboard_is_that_of_its_data():
+    data = json.loads(dashboard.DATA.read_text())
+    assert dashboard.PAGE.read_text() == dashboard.page(data), "python benchmarks/dashboard.py writes it"
+    assert dashboard.PICTURE.read_text() == dashboard.picture(data["rows"])
 
 
 def test_the_page_of_options_names_each_one():
