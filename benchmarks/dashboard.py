@@ -60,7 +60,8 @@ def page(data: dict) -> str:
         "",
         f"A training step of {len(rows)} programs on an {data['machine']}, {data['date']}: milliseconds of a step and "
         "of its kernels, and seconds to the first result with empty caches. A ratio below 1 means that thunder is "
-        "faster, or takes less memory. [Performance](performance.md) says how this is measured, and why some rows are slow.",
+        "faster, or takes less memory. [Performance](performance.md) says how this is measured, and why some rows are "
+        "slow.",
         "",
         f"Geometric means: {geometric_mean(eager):.2f} of eager's step, {geometric_mean(ratios):.2f} of "
         f"torch.compile's, {geometric_mean(peaks):.2f} of its peak memory.",
