@@ -141,3 +141,11 @@ def test_an_index_with_a_tensor_in_a_list_is_an_index():
 
     x, t = torch.randn(3, 4), torch.tensor(2)
     torch.testing.assert_close(thunder.jit(program, fallback="error")(x, t), program(x, t))
+
+
+def test_a_method_whose_schema_has_a_number_before_the_tensor():
+    """`x.polygamma(n)` is polygamma(n, self): a tensor of one integer before the dot is no number."""
+    x = torch.tensor(3)
+    for f in (lambda x, n: x.polygamma(n), lambda x, n: torch.polygamma(n, x)):
+        for n in (1, torch.tensor(2)):
+            torch.testing.assert_close(thunder.jit(f, fallback="error")(x, n), f(x, n))

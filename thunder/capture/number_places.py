@@ -80,7 +80,10 @@ def _kinds(function, parameter: int | str) -> list[str]:
         if "Tensor" not in str(schema):  # TorchScript's, of Python's numbers
             continue
         written = {a.name: _written_type(schema, a.name) for a in schema.arguments}
-        positional = [written[a.name] for a in schema.arguments if not a.kwarg_only]
+        names = [a.name for a in schema.arguments if not a.kwarg_only]
+        if type(function) is types.MethodDescriptorType and "self" in names:  # `x.polygamma(n)` of polygamma(n, self)
+            names.insert(0, names.pop(names.index("self")))
+        positional = [written[name] for name in names]
         if isinstance(parameter, str):
             kinds += [written[parameter]] if parameter in written else []
         elif (
