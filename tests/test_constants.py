@@ -149,3 +149,10 @@ def test_layers_share_what_one_mask_becomes():
     torch.testing.assert_close(torch.autograd.grad(compiled(x, m), x), torch.autograd.grad(program(x, m), x))
     names = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols]
     assert names.count("attention_bias") == 1
+
+
+def test_a_tensor_filled_with_one_number_is_computed_in_each_call():
+    """It is written as fast as it is read, and a document prints such a program."""
+    compiled = thunder.jit(lambda x: x * torch.ones(4, 4) + mask())
+    assert torch.equal(compiled(X), X + mask()) and len(held(compiled)) == 1
+    assert "torch.full((4, 4), 1.0" in thunder.last_traces(compiled)[-1].python()

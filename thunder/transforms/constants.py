@@ -5,7 +5,8 @@ torch.mul(x, m)`; `constant` holds `m`, and its decomposition is printed below i
 
 Fused kernels compute such values in registers, so the pass takes operations that PyTorch runs. A value that the program
 returns, writes to, or hands to the user's code needs memory of its own in each call. Constants that share memory with
-such a value are computed in each call as well, and so are those above `LARGEST` bytes in all.
+such a value are computed in each call as well, and so are those above `LARGEST` bytes in all, and tensors filled with one number, which
+would take memory between calls to save one write.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from thunder.core.proxies import Proxy, TensorProxy, has_numbers, leaves, like, 
 from thunder.core.regions import leading_to
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceInfo, TraceTag
+from thunder.ops import prims
 from thunder.transforms.dce import dce
 from thunder.transforms.phases import marked
 
@@ -115,7 +117,11 @@ def _values(trace: Trace, producers: dict[Proxy, BoundSymbol]) -> list[TensorPro
         exposed |= {bases[p] for p in saved if p.name in names}
     read = {*saved, *(i for b in trace.bound_symbols if not any(o in producers for o in b.outputs) for i in b.inputs)}
     values = [o for o, b in producers.items() if o in read and not any(bases[x] in exposed for x in b.outputs)]
-    return [o for o in values if isinstance(o, TensorProxy)]
+    return [o for o in values if isinstance(o, TensorProxy) and not _is_filled(producers[o])]
+
+
+def _is_filled(operation: BoundSymbol) -> bool:
+    return operation.primitive is not None and operation.primitive.sym is prims.full
 
 
 def _constant(value: TensorProxy, trace: Trace, operations: list[BoundSymbol]) -> BoundSymbol:
