@@ -155,4 +155,4 @@ def test_a_tensor_filled_with_one_number_is_computed_in_each_call():
     """It is written as fast as it is read, and a document prints such a program."""
     compiled = thunder.jit(lambda x: x * torch.ones(4, 4) + mask())
     assert torch.equal(compiled(X), X + mask()) and len(held(compiled)) == 1
-    assert "torch.full((4, 4), 1.0" in thunder.last_traces(compiled)[-1].python()
+    assert "torch.ones(" in thunder.last_traces(compiled)[-1].python()
