@@ -5,8 +5,8 @@ torch.mul(x, m)`; `constant` holds `m`, and its decomposition is printed below i
 
 Fused kernels compute such values in registers, so the pass takes operations that PyTorch runs. A value that the program
 returns, writes to, or hands to the user's code needs memory of its own in each call. Constants that share memory with
-such a value are computed in each call as well, and so are those above `LARGEST` bytes in all. Tensors filled with one number are too:
-they would take memory between calls to save one write.
+such a value are computed in each call as well, and so are those above `LARGEST` bytes in all. So are tensors filled
+with one number: they would take memory between calls to save one write.
 """
 
 from __future__ import annotations
