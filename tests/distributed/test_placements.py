@@ -14,8 +14,8 @@ from tests.test_transforms_api import LowRank, Quantize
 from thunder.distributed import DDPTransform, FSDPBucketingStrategy, FSDPTransform, FSDPType, ddp, fsdp
 from thunder.distributed.boundary import local_of
 from thunder.distributed.data_parallel import sharded
+from thunder.distributed.layouts import PlannedGroup
 from thunder.distributed.placement import place, placement_of, placing_copies
-from thunder.distributed.planning import _FakeGroup
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -422,7 +422,7 @@ def test_errors_speak_of_whole_parameters(ranks):
 def test_programs_that_read_no_parts_fail_as_they_are():
     """Also while the process has parameters of which it holds a part."""
     parameter = torch.nn.Parameter(torch.zeros(4))
-    placement = sharded("weight", parameter, (_FakeGroup(2),), FSDPType.ZERO2, FSDPBucketingStrategy.NONE, None, None)
+    placement = sharded("weight", parameter, (PlannedGroup(2),), FSDPType.ZERO2, FSDPBucketingStrategy.NONE, None, None)
     with placing_copies():
         place(parameter, placement)
         with pytest.raises(TypeError, match="'Tensor' object is not callable"):

@@ -22,6 +22,7 @@ _FROM = {
     "thunder.distributed.expert_parallel": ("expert_parallel",),
     "thunder.distributed.pipelines": ("PipelineStage", "pipeline_stages"),
     "thunder.distributed.planning": ("plan",),
+    "thunder.distributed.layout_search": ("Candidate", "search"),
     "thunder.distributed.costs": ("Machine", "H200"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),
     "thunder.distributed.placement": (

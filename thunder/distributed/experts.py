@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
-from thunder.distributed.layouts import Axis, V
+from thunder.distributed.layouts import Axis, PlannedGroup, V
 from thunder.distributed.redistribute import redistribute, spelled, steps_of
 from thunder.ops import ltorch
 from thunder.ops.families.exchange import collect_rows, dispatch_rows, rows_of_experts
@@ -154,7 +154,9 @@ class _Experts:
     def cut(self, value: TensorProxy, axis: _Exchange, dim: int) -> TensorProxy:
         assert dim == 0, "rows are along the first dimension"
         if (value, axis) not in self.sent:
-            self.sent[value, axis] = dispatch_rows(value, axis.sizes, axis.axis.group)
+            group = axis.axis.group
+            rows = value.shape[0] if isinstance(group, PlannedGroup) else None  # the router says when the program runs
+            self.sent[value, axis] = dispatch_rows(value, axis.sizes, group, rows)
         return self.sent[value, axis]
 
     def computed(self, operation: BoundSymbol, table: dict, axis, dim: int) -> Part:

@@ -18,6 +18,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch.distributed as dist
+
 from thunder.core import codegen
 
 
@@ -49,6 +51,15 @@ R, I, V, P = Layout("R"), Layout("I"), Layout("V"), Layout("P")  # noqa: E741
 def S(dim: int, size: int | None = None) -> Layout:
     """Parts along a dimension."""
     return Layout("S", dim, size)
+
+
+class PlannedGroup(dist.ProcessGroup):
+    """The group of a program that is planned, of which this process is rank 0. It never communicates; ranks send each
+    other as many rows as they get. stride: how far apart its ranks are among all."""
+
+    def __init__(self, ranks: int, stride: int = 1):
+        super().__init__(0, ranks)  # type: ignore[call-arg]
+        self.stride = stride
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ executors of the GPU; what comes out is walked along, operation by operation (`t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from thunder import compat
 from thunder.api import jit_with
@@ -24,10 +24,12 @@ from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.tables import table
+from thunder.core.trace import Trace
 from thunder.core.utils import compiling
 from thunder.distributed.boundary import local_of
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
+from thunder.distributed.layouts import PlannedGroup
 from thunder.distributed.placement import (
     FSDPBucketingStrategy,
     FSDPType,
@@ -39,23 +41,15 @@ from thunder.distributed.placement import (
 )
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
-from thunder.options import NUMERICS_OPTIONS, JitOptions
+from thunder.options import FALLBACK_OPTIONS, NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import PASSES, asked_for, lower, lower_with_derivatives
+from thunder.transforms.base import Transform
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
 GIB, MIB = 2**30, 2**20
 
 # optimizers, by how many numbers as large as a parameter they keep
 OPTIMIZERS = {"sgd": 0, "sgd momentum": 1, "adam": 2, "adamw": 2}
-
-
-class _FakeGroup(dist.ProcessGroup):
-    """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among
-    all."""
-
-    def __init__(self, ranks: int, stride: int = 1):
-        super().__init__(0, ranks)
-        self.stride = stride
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ def plan(
     if not sizes:
         raise OptionError("world_size names no number of GPUs")
     module = module_of(model, "plan")
-    state = _state_of(optimizer)
+    state = state_of(optimizer)
     if sharding_strategy is not None:
         check_member(FSDPType, sharding_strategy, "sharding_strategy")
     elif unused := [
@@ -238,7 +232,10 @@ def _options(model, device: str) -> JitOptions:
             "thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the "
             "module without CUDAGraphTransform"
         )
-    options = dataclasses.replace(options, device=Device(device), used_compile_options={})
+    # lines that run as they are would run on meta tensors
+    options = dataclasses.replace(
+        options, device=Device(device), used_compile_options={}, fallback=FALLBACK_OPTIONS.ERROR
+    )
     options.executors = tuple(e.configured(options).planned() for e in executors)
     return options
 
@@ -254,16 +251,14 @@ def _groups(size: int, shards: int | None, ranks: int) -> tuple:
         )
     size //= ranks
     if shards is None or shards == size:
-        return (_FakeGroup(size, ranks),)
+        return (PlannedGroup(size, ranks),)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
         raise OptionError(f"shards={shards!r} is not an option for {size} GPUs; valid: a number that divides {size}")
-    return _FakeGroup(size // shards, shards * ranks), _FakeGroup(shards, ranks)
+    return PlannedGroup(size // shards, shards * ranks), PlannedGroup(shards, ranks)
 
 
-def _compiled(
-    module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement | None]
-) -> torch.nn.Module:
-    """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
+def on_meta(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module on the meta device, whose parameters are held as those of the module."""
     known: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         empty = torch.empty_like(local_of(tensor), device="meta", requires_grad=False)
@@ -272,7 +267,14 @@ def _compiled(
         )
         if (split := placement_of(tensor)) is not None:  # a part of a layer
             place(known[id(tensor)], split)
-    compiled = jit_with(copy.deepcopy(module, known), options)
+    return copy.deepcopy(module, known)
+
+
+def _compiled(
+    module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement | None]
+) -> torch.nn.Module:
+    """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
+    compiled = jit_with(on_meta(module), options)
     for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
         if placement is not None:
@@ -281,15 +283,36 @@ def _compiled(
     return compiled
 
 
+def trace_to_plan(module: torch.nn.Module, args: tuple, kwargs: dict, device: str) -> Trace:
+    """A module's program as plans read it, before it is lowered; it knows its parameters by name."""
+    options = dataclasses.replace(_options(module, device), transforms=(Transform(),))
+    with compiling():
+        return _captured(jit_with(module, options), args, kwargs, options)[0].computation
+
+
 def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
     overrides = compiled._lc_cd.overrides
     try:
-        captured = capture(Request(compiled._lc_original, args, kwargs, options, overrides=overrides))
+        with _as_on_gpus(options):
+            captured = capture(Request(compiled._lc_original, args, kwargs, options, overrides=overrides))
     except FailsWithParts as failure:
         raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
     captured.transform(options, overrides, compiled)
     captured.close()
     return captured, asked_for(captured.computation, options)
+
+
+@contextlib.contextmanager
+def _as_on_gpus(options: JitOptions) -> Iterator[None]:
+    """Where a program for GPUs is planned without one, models that ask for the GPU's capability are told Hopper's."""
+    if options.device.type != "cuda" or torch.cuda.is_available():
+        yield
+        return
+    usual, torch.cuda.get_device_capability = torch.cuda.get_device_capability, lambda device=None: (9, 0)
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = usual
 
 
 class _Held:
@@ -305,7 +328,7 @@ class _Held:
         self.others = sum(t.nbytes for t in (*module.buffers(), *inputs))
 
 
-def _state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
+def state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
     """(parameter) -> bytes of the optimizer's state for it, without counters of steps."""
     if isinstance(optimizer, int) and not isinstance(optimizer, bool) and optimizer >= 0:
         return lambda p: optimizer * p.numel()
