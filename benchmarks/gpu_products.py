@@ -226,8 +226,8 @@ def in_kernels(run, repetitions: int = 5) -> tuple[float, int]:
 
 
 def norms() -> None:
-    """A norm with a residual and relu, forward and backward, of eager, torch.compile and thunder; kernels of thunder's,
-    and how far results and gradients are from float64, to the largest element."""
+    """A norm with a residual and relu, forward and backward, of eager, torch.compile and thunder, in how many
+    kernels, and how far results and gradients are from float64, to the largest element."""
     import torch.nn as nn
 
     import thunder
@@ -281,13 +281,6 @@ def norms() -> None:
                     f"{' '.join(f'{d:.1e}' for d in far)}",
                     flush=True,
                 )
-            for trace in (thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]):
-                regions = [b.sym.fn for b in trace.bound_symbols if b.sym.is_fusion]
-                strides = [list(f.schedules)[-1] for f in regions]
-                found = [
-                    [(k.kind, k.rows, k.columns) for k in f.schedules[s].kernels] for f, s in zip(regions, strides)
-                ]
-                print(f"  {found}", flush=True)
 
 
 def programs_of_products(device: str = "cuda") -> dict[str, tuple]:
