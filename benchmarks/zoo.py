@@ -4,7 +4,8 @@
         [--device cuda] [--full] [--rounds 20] [--threads 2] [--minutes 8] [--batch 1/3] [--together 6] [--json FILE]
 
 The rows are those of zoo_programs.py, small models with odd sizes, trained without dropout; with `--full` those of
-zoo_full.py, for a GPU, what tells most first. Each runs in a process of its own, all systems on copies of the same
+zoo_full.py, for a GPU, what tells most first; with `--libraries` those of zoo_libraries.py, with `--draw SEED` ten drawn
+models more. Each runs in a process of its own, all systems on copies of the same
 module and arguments, taking turns. On a GPU, `thunder_tiers` and `thunder_again` have processes of their own, where
 they find no kernels of `thunder`. `thunder_again` is a second process, which finds the program and the kernels of the
 first on the disk. `--together`: so many processes compile at a time, one after the other measures, and their first
@@ -45,6 +46,7 @@ from typing import IO, Any
 import torch
 from model_zoo import named_tensors
 from zoo_full import rows as full_rows
+from zoo_libraries import rows as library_rows
 from zoo_programs import ROWS, Row, Task
 
 from thunder.tests.measuring import (
@@ -264,11 +266,14 @@ def once(name: str, chosen: argparse.Namespace) -> None:
 
 def command(name: str, chosen: argparse.Namespace, systems: Sequence[str]) -> list[str]:
     options = [f"--{n}={getattr(chosen, n)}" for n in ("rounds", "threads", "device")]
-    options += [f"--{n}" for n in ("tf32", "full", "small") if getattr(chosen, n)]
+    options += [f"--{n}" for n in ("tf32", "full", "libraries", "small") if getattr(chosen, n)]
+    options += [] if chosen.draw is None else [f"--draw={chosen.draw}"]
     return [sys.executable, __file__, name, "--inner", f"--systems={','.join(systems)}", *options]
 
 
 def rows_of(chosen: argparse.Namespace) -> dict[str, Row]:
+    if chosen.libraries or chosen.draw is not None:
+        return library_rows(chosen.small, chosen.draw)
     return full_rows(chosen.small) if chosen.full else ROWS
 
 
@@ -378,6 +383,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", default="1/1", help="I/N: each N-th row, from the I-th on")
     parser.add_argument("--together", type=int, default=1, help="rows that compile at a time")
     parser.add_argument("--full", action="store_true", help="the rows of zoo_full.py")
+    parser.add_argument("--libraries", action="store_true", help="the rows of zoo_libraries.py")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="these, and ten models that the seed draws")
     parser.add_argument("--small", action="store_true", help="these in small sizes, to test them")
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the rows, and measure nothing")
