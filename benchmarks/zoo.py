@@ -4,8 +4,8 @@
         [--device cuda] [--full] [--rounds 20] [--threads 2] [--minutes 8] [--batch 1/3] [--together 6] [--json FILE]
 
 The rows are those of zoo_programs.py, small models with odd sizes, trained without dropout; with `--full` those of
-zoo_full.py, for a GPU, what tells most first; with `--libraries` those of zoo_libraries.py, with `--draw SEED` ten drawn
-models more. Each runs in a process of its own, all systems on copies of the same
+zoo_full.py, for a GPU, what tells most first; with `--libraries` those of zoo_libraries.py, with `--draw SEED` ten
+drawn models more. Each runs in a process of its own, all systems on copies of the same
 module and arguments, taking turns. On a GPU, `thunder_tiers` and `thunder_again` have processes of their own, where
 they find no kernels of `thunder`. `thunder_again` is a second process, which finds the program and the kernels of the
 first on the disk. `--together`: so many processes compile at a time, one after the other measures, and their first

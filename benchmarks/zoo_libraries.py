@@ -1,7 +1,7 @@
 """Programs and models of libraries that the other rows do not name: torch_geometric, torchaudio, timm, diffusers.
 
-`rows(small, seed)` maps a name to a `Row`: thirteen programs whose kernels were slow once, then ten models that the seed
-draws from `POOL`. Rows of a library that is not installed are left out. Nothing is downloaded. `small`: the same
+`rows(small, seed)` maps a name to a `Row`: thirteen programs whose kernels were slow once, then ten models that the
+seed draws from `POOL`. Rows of a library that is not installed are left out. Nothing is downloaded. `small`: the same
 programs in sizes for a test.
 """
 
@@ -224,7 +224,9 @@ def _flux(small: bool) -> Task:
         num_attention_heads=heads, joint_attention_dim=heads * 8 if small else 4096, pooled_projection_dim=64,
         axes_dims_rope=axes,
     )  # fmt: skip
-    ids = torch.stack(torch.meshgrid(torch.zeros(1), torch.arange(1.0 * side), torch.arange(1.0 * side), indexing="ij"), -1)
+    ids = torch.stack(
+        torch.meshgrid(torch.zeros(1), torch.arange(1.0 * side), torch.arange(1.0 * side), indexing="ij"), -1
+    )
     inputs = {
         "hidden_states": torch.randn(1, side * side, 64).to(BF16),
         "encoder_hidden_states": torch.randn(1, text, heads * 8 if small else 4096).to(BF16),

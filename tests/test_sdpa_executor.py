@@ -652,6 +652,27 @@ def test_forward_and_backward_are_lines(on_the_cpu, options):
     assert ("sdpa_cpu_without_grad" in names(thunder.last_traces(compiled)[-1])) == converts
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5, 24, 8), (6, 24, 8), (2, 1, 2, 3, 24, 8)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "scale": 0.2}])
+def test_windows_and_missing_heads_are_four_dimensions(monkeypatch, on_the_cpu, shape, options):
+    choose = sdpaex._choose
+    is_four = lambda usable, query, *rest: choose() if len(query.shape) == 4 else None  # noqa: E731
+    monkeypatch.setattr(sdpaex, "_choose", is_four)
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape).transpose(0, -3).requires_grad_() for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), executors=["sdpa"])
+    for a, b in zip(
+        with_gradients(compiled, *inputs),
+        with_gradients(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), *inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    assert "sdpa_cpu" in names(thunder.last_traces(compiled)[-1])
+    masked = thunder.jit(lambda q, k, v, m: scaled_dot_product_attention(q, k, v, m), executors=["sdpa"])
+    masked(*inputs, torch.ones(24, 24, dtype=torch.bool))
+    assert "sdpa_cpu" not in names(thunder.last_traces(masked)[-1])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the fuser takes the GPU's tensors there, this kernel the CPU's")
 def test_layers_without_grad_share_what_is_made_of_a_mask(on_the_cpu):
     def attend(x, mask):

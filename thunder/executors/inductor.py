@@ -36,7 +36,7 @@ from thunder.executors.inductor_joins import joined_by_parts
 from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_out
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
-from thunder.extend.fusion import FusionExecutor, computing, fusible
+from thunder.extend.fusion import FusionExecutor, computing, fusible, has_data_dependent_sizes
 from thunder.ops.layout import run_line
 from thunder.ops.registry import PRIMS
 from thunder.ops.rules import effects, kernels
@@ -66,6 +66,7 @@ class InductorExecutor(FusionExecutor):
     def can_fuse(self, operation: BoundSymbol) -> bool:
         if (
             not fusible(operation, numbers=True)
+            or has_data_dependent_sizes(operation)
             or not _is_of_sizes(operation)
             or not all(isinstance(p, TensorProxy) for p in (*operation.inputs, *operation.outputs))
         ):

@@ -18,6 +18,10 @@ cuDNN makes a plan for each size, which takes the host as long as hundreds of ca
 program of many sizes therefore calls `sdpa_by_size`: flash attention, or with a mask memory-efficient attention, until
 calls of a size were worth a plan.
 
+PyTorch's kernels take tensors of four dimensions, and its own call composes attention of others from products and a
+softmax. Windows as a fifth dimension, and heads that are missing, become four dimensions here where a kernel takes
+them.
+
 Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them:
 `k.repeat_interleave(n, 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
 """
@@ -31,7 +35,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.core.proxies import TensorProxy, equal_shapes, has_numbers, number_value, numbers_in
+from thunder.core.proxies import TensorProxy, element_count, equal_shapes, has_numbers, like, number_value, numbers_in
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.attention_kernels import BY_SIZE, CUDNN, EFFICIENT, FLASH, KERNELS, Kernel, aligned_bias
 from thunder.executors.attention_operands import grouped, without_copies
@@ -138,12 +142,37 @@ class SDPAExecutor(OperatorExecutor):
             )
             self.register_rule(Rule(f"Kernels of {symbol.name}", symbol, self._changed, self._changes))
 
+        self.register_rule(
+            Rule("Attention in four dimensions", scaled_dot_product_attention, _in_four, self._takes_in_four)
+        )
         self.register_implementation(
             lower_right_attention,
             checker=lambda *args: self._kernel_of_blocks(*args) is not None,
             execution_transform=lambda *args: next(self._in_blocks(*args)),
             grad_transform=self._differentiated_in_blocks,
         )
+
+    def _takes_in_four(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        *,
+        scale=None,
+        enable_gqa=False,
+        match: Match,
+    ) -> bool:
+        tensors = query, key, value
+        ranks = {len(t.shape) for t in tensors}
+        if attn_mask is not None or dropout_p > 0.0 or len(ranks) != 1 or not ranks.isdisjoint((2, 4)):
+            return False
+        if has_numbers(tensors) or len({t.shape[:-3] if ranks != {3} else t.shape[:1] for t in tensors}) != 1:
+            return False
+        four = [like(t, shape=_four(t)) for t in tensors]
+        return self._choose(*four, None, 0.0, is_causal, enable_gqa) is not None
 
     def _kernel_of_blocks(self, query, key, value, scale=None, enable_gqa=False) -> Kernel | None:
         """The kernel for queries and the keys before them, and for those at their positions."""
@@ -252,6 +281,29 @@ class SDPAExecutor(OperatorExecutor):
         changed = self._without_repetitions(match)
         run = self._executed if self._is_kernel_now(changed) else changed.sym
         return run(*changed.args, **changed.kwargs)
+
+
+def _four(x: TensorProxy) -> tuple:
+    """The shape of queries, keys or values in four dimensions: batches are one dimension, missing heads are one."""
+    heads = x.shape[-3] if len(x.shape) > 3 else 1
+    return element_count(x) // (heads * x.shape[-2] * x.shape[-1]), heads, *x.shape[-2:]
+
+
+def _in_four(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+    match: Match | None = None,
+):
+    operands = [ltorch.reshape(x, _four(x)) for x in (query, key, value)]
+    out = scaled_dot_product_attention(*operands, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return ltorch.reshape(out, (*query.shape[:-1], value.shape[-1]))
 
 
 sdpa_ex = SDPAExecutor("sdpa", version=torch.__version__)

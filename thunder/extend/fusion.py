@@ -396,7 +396,7 @@ def computing(region: Region) -> list[BoundSymbol]:
 
 def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
     """Whether regions may contain an operation: none with effects, none that waits for the device or draws random
-    numbers, and none that depends on symbolic numbers; numbers: on data-dependent sizes only."""
+    numbers, and none that depends on symbolic numbers, unless the executor takes `numbers`."""
     if not operation.sym.tags.isdisjoint(_ALONE) or operation.sym.python_printer is not None or operation.sym.is_fusion:
         return False
     if not (has_numbers(operation.args) or has_numbers(operation.output) or has_numbers(operation.kwargs)):
@@ -410,9 +410,16 @@ def fusible(operation: BoundSymbol, numbers: bool = False) -> bool:
 
 
 def of_integers(number: NumberProxy) -> bool:
-    """Whether a symbolic number is an expression of integers that are arguments."""
-    values = number.decisions.values
-    return not number.unbacked and all(type(values[name]) is int for name in number.expression.symbols())
+    """Whether a symbolic number is an expression of integers that are all arguments, or all data-dependent."""
+    if number.unbacked:
+        return _is_named(number) and all(u.python_type is int for u in number.unbacked)
+    return all(type(number.decisions.values[name]) is int for name in number.expression.symbols())
+
+
+def has_data_dependent_sizes(operation: BoundSymbol) -> bool:
+    """Whether the shape of an input or a result depends on data."""
+    tensors = [p for p in (*operation.inputs, *operation.outputs) if isinstance(p, TensorProxy)]
+    return any(n.unbacked for n in numbers_in([t.shape for t in tensors], []))
 
 
 def _is_named(number: NumberProxy) -> bool:

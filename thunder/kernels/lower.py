@@ -822,7 +822,7 @@ def _knows_numbers(b: BoundSymbol) -> bool:
         return False
     if row is _pad:
         padding = [n for pair in b.args[2] for n in pair]
-        return not has_numbers(b.args[1]) and all(n >= 0 for n in padding if isinstance(n, NumberProxy))
+        return not has_numbers(b.args[1]) and all(not n.unbacked and n >= 0 for n in numbers_in(padding, []))
     if row is _iota:
         return not has_numbers(b.kwargs["step"]) and not isinstance(b.kwargs["start"], FloatProxy)
     others = [x for i, x in enumerate(b.args) if i not in _OF_SIZES.get(b.sym.id, ())]

@@ -11,6 +11,8 @@ from thunder.core.symbolic import Expression
 from thunder.kernels.sizes import Atom, Extent
 
 _ANY = -(2**63)  # the least number there is
+LEAST = 2  # of a size: kernels are made for at least two elements
+ROWS = 1 << 14  # by which kernels are chosen where data decides a size
 
 
 class Scalar(NamedTuple):
@@ -25,6 +27,7 @@ class Numbers:
 
     A polynomial of sizes is itself. Any other expression, and one of which it is not plain that it is large enough, is
     an atom of its own; see `derived`. Expressions of floats are computed as Python computes them: see `floats`.
+    Nothing ensures that a data-dependent size is as large as its atom says: `assumed` are the bounds of such atoms.
     """
 
     def __init__(self, region: Region):
@@ -32,8 +35,9 @@ class Numbers:
         self.names = tuple(f"n{i}" for i in range(len(numbers)))
         name_of = {n.name: name for n, name in zip(numbers, self.names, strict=True)}
         self._new = {name: name_of[n.name] for name, n in region.number_names.items()}
-        self._seen = {name: number_value(n) for name, n in region.number_names.items()}
-        atoms = {n.name: Atom(name_of[n.name], 2, number_value(n)) for n in numbers if n.decisions.is_size(n.name)}
+        self._seen = {name: _value(n) for name, n in region.number_names.items()}
+        atoms = {n.name: Atom(name_of[n.name], LEAST, _value(n)) for n in numbers if is_size(n)}
+        self._assumed = [(atoms[n.name].name, LEAST) for n in numbers if n.name in atoms and n.unbacked]
         self.sizes = [Extent.of(atom) for atom in atoms.values()]
         self._sizes = {name: atoms[n.name] for name, n in region.number_names.items() if n.name in atoms}
         self._atoms: dict[tuple[Expression, int], Atom] = {}
@@ -48,7 +52,9 @@ class Numbers:
             return polynomial
         key = x.expression, least
         if key not in self._atoms:
-            self._atoms[key] = Atom(f"m{len(self._atoms)}", least, self.seen(x))
+            atom = self._atoms[key] = Atom(f"m{len(self._atoms)}", least, self.seen(x))
+            if x.unbacked and least > _ANY:
+                self._assumed.append((atom.name, least))
         return Extent.of(self._atoms[key])
 
     def seen(self, x: NumberProxy) -> int | float:
@@ -90,9 +96,28 @@ class Numbers:
         """The scalars: name and expression of the numbers' names."""
         return [(scalar.name, str(expression.renamed(self._new))) for expression, scalar in self._floats.items()]
 
+    def assumed(self) -> list[tuple[str, int]]:
+        """Atoms of data-dependent sizes and the least values that kernels are right for: other calls run by
+        operations."""
+        return self._assumed
+
     def values(self, numbers: Sequence) -> Mapping[str, Any]:
         """What each atom is where the region is called with these numbers."""
         by_name = dict(zip(self.names, numbers, strict=True))
         return by_name | {
             atom.name: expression.renamed(self._new).evaluate(by_name) for (expression, _), atom in self._atoms.items()
         }
+
+
+def is_size(number: NumberProxy) -> bool:
+    """Whether a number is the size of a dimension, given as an argument or data-dependent."""
+    if number.unbacked:
+        return number.python_type is int and number.unbacked[0].facts.least.get(number.name, -1) >= 0
+    return number.decisions.is_size(number.name)
+
+
+def _value(number: NumberProxy) -> int | float:
+    """What a number is while kernels are made; some number where data decides."""
+    if number.unbacked and number.python_type is int and number.known() is None:
+        return ROWS
+    return number_value(number)

@@ -38,6 +38,13 @@ class BySizes(ByStrides):
         count = len(self.shapes)
         return args[:count], args[count:]
 
+    def _by_strides(self, *args) -> list[torch.Tensor]:
+        if assumed := self.numbers.assumed():
+            values = self.numbers.values(self._parted(args)[1])
+            if any(values[name] < least for name, least in assumed):
+                return self.by_operations(*args)
+        return super()._by_strides(*args)
+
     def _strides(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple:
         """The strides of the inputs in terms of the sizes: those of existing kernels, where they fit."""
         strides = tuple([t.stride() for t in tensors])
@@ -65,13 +72,16 @@ class BySizes(ByStrides):
         """Whether a call fits the kernels for some strides, as a function of its arguments; None where PyTorch has
         no check of a list of tensors."""
         count = len(tensors)
-        if all(isinstance(n, int) for shape, s in zip(self.shapes, key, strict=True) for n in (*shape, *s)):
+        if not self.numbers.assumed() and all(
+            isinstance(n, int) for shape, s in zip(self.shapes, key, strict=True) for n in (*shape, *s)
+        ):
             check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
             if check is None or not self.numbers.names:
                 return check
             return lambda *args: check(*args[:count])
         names = [f"in{i}" for i in range(count)]
-        tests = [
+        tests = [f"{name} >= {least}" for name, least in self.numbers.assumed()]
+        tests += [
             f"{name}.is_contiguous()" if s == strides_of(shape) else fits_text(name, s)
             for name, s, shape in zip(names, key, self.shapes, strict=True)
         ]
