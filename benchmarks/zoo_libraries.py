@@ -122,7 +122,7 @@ class VectorQuantizer(nn.Module):
 
     def forward(self, x):
         z = self.encoder(x).permute(0, 2, 3, 1)
-        flat = z.reshape(-1, z.shape[-1]).float()
+        flat = z.reshape(-1, z.shape[-1]).to(self.codes.weight.dtype)
         table = self.codes.weight
         distances = flat.pow(2).sum(1, keepdim=True) - 2 * flat @ table.t() + table.pow(2).sum(1)
         quantized = self.codes(distances.argmin(1)).view(z.shape)

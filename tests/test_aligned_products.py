@@ -316,9 +316,11 @@ def test_products_in_parts(batch, sizes, monkeypatch):
             assert x.shape[-2] in (m // 4 * 4, 3) or not by_columns[0]
 
 
-def test_a_layer_with_a_bias(monkeypatch):
+@pytest.mark.parametrize("columns, depth", [(ODD, 16), (16, ODD), (ODD, ODD)])
+def test_a_layer_with_a_bias(monkeypatch, columns, depth):
     monkeypatch.setattr(aligned, "LEAST_PRODUCT", 1)
-    x, w, b = parameters((2, 5, 16), (ODD, 16), (ODD,))
+    x, w, b = parameters((2, 5, depth), (columns, depth), (columns,))
+    x, w = (aligned.empty_rows(t, t.shape).copy_(t) for t in (x, w))
     torch.testing.assert_close(aligned.linear(x, w, b), F.linear(x, w, b))
 
 

@@ -1,6 +1,7 @@
 """The Triton fuser under Triton's interpreter: every operation it takes, random regions, how many kernels programs
 become, layouts, what is compiled once."""
 
+import dataclasses
 import itertools
 import sys
 
@@ -15,6 +16,7 @@ from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
 from thunder.executors.triton_kernels import executor as executor_module
 from thunder.kernels import tiled, tiles, triton_cuda
+from thunder.kernels.machine import planned_gpu
 from thunder.kernels.schedule import TooComplex
 from thunder.ops import LTORCH, lookup
 
@@ -450,6 +452,23 @@ def test_a_single_operation_and_what_is_empty_stay_with_pytorch():
     ):
         compiled = thunder.jit(program, executors=[triton_fuser])
         assert torch.equal(compiled(x), program(x)) and not fusions(compiled)
+
+
+def test_an_operation_for_whose_operands_pytorch_computes_addresses_is_fused(monkeypatch):
+    on = dataclasses.replace(planned_gpu(), operand=1e-7)  # so that small tensors take long
+    fuser = TritonFuser("of_addresses")
+    monkeypatch.setattr(fuser, "_machine", lambda device: on)
+    monkeypatch.setattr(fuser_module, "planned_gpu", lambda: on)
+    a, b = tensor(3, 4, 5), tensor(3, 4, 6)
+    for program, is_fused in (
+        (lambda a, b: (a[..., None] + b[..., None, :]).reshape(12, 30), True),
+        (lambda a, b: a * b[:, :1, :5], True),
+        (lambda a, b: a * 2.0, False),
+        (lambda a, b: a * b[:1, :1, :1], False),
+    ):
+        compiled = thunder.jit(program, executors=[fuser], tiers=0)
+        torch.testing.assert_close(compiled(a, b), program(a, b))
+        assert bool(fusions(compiled)) == is_fused
 
 
 def test_integers_and_bools_are_exact():

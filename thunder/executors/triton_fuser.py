@@ -22,9 +22,9 @@ import torch
 
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, rules, tensors_in
-from thunder.core.proxies import Proxy, TensorProxy, has_numbers, number_value
+from thunder.core.proxies import Proxy, TensorProxy, element_count, has_numbers, number_value
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.errors import warn_user
@@ -209,12 +209,15 @@ class TritonFuser(TritonExecutor):
         return planned_gpu() if interpreting() or device.type != "cuda" else _measured(device)
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no kernel for it, or sorts for it. Several operations that only
-        move data have to move fewer bytes as one."""
+        """Not for one operation, unless PyTorch has no kernel for it, sorts for it, or computes addresses for longer
+        than it moves data. Several operations that only move data have to move fewer bytes as one."""
         operations = computing(region)
         if len(operations) > 1 or any(o.sym in _ALONE for o in operations):
             return bool(region.outputs)
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
+        if len(kernels) == 1 and operations and region.outputs:
+            on, moved = self._machine(to_torch_device(kernels[0].outputs[0].device)), bytes_moved(kernels[0])
+            return _address_seconds(kernels[0], on) > on.moving(moved) + on.launch
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
@@ -317,14 +320,41 @@ def _computes(primitive: BoundSymbol) -> bool:
 
 def seconds_of_operations(region: Region, on: Gpu) -> float:
     """What PyTorch takes for the operations of a region, one after the other; infinity where none is a scan or a
-    scatter, for which alone PyTorch has kernels that may be faster."""
+    scatter, nor alone: only for these PyTorch has kernels that may be faster."""
     primitives = (p for operation in region.bound_symbols for p in lower.primitives(operation))
-    if not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
-        return math.inf
     operations = [operation for operation in region.bound_symbols if not may_view(operation)]
+    is_alone = len(operations) == 1 and _address_seconds(operations[0], on) > 0.0
+    if not is_alone and not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
+        return math.inf
     return sum(
-        rules.of(o.sym).kernels * on.launch + max(on.moving(bytes_moved(o)), _column_seconds(o, on)) for o in operations
+        rules.of(o.sym).kernels * on.launch
+        + max(on.moving(bytes_moved(o)), _column_seconds(o, on), _address_seconds(o, on))
+        for o in operations
     )
+
+
+def _address_seconds(operation: BoundSymbol, on: Gpu) -> float:
+    """What PyTorch's elementwise kernel takes to find its operands, where one is repeated along some dimensions only:
+    it divides by their sizes for each element."""
+    tensors = [p for p in operation.inputs if isinstance(p, TensorProxy)]
+    out = operation.outputs[0] if len(operation.outputs) == 1 else None
+    computed = [p for p in lower.primitives(operation) if OpTags.SHAPE_OP not in p.sym.tags]
+    if (
+        not computed
+        or not all(map(lower.is_elementwise, computed))
+        or not isinstance(out, TensorProxy)
+        or has_numbers(out.shape)
+    ):
+        return 0.0
+    wide = [t for t in tensors if _is_repeated_in_part(t.shape, out.shape)]
+    return on.operand * (len(tensors) + 1) * number_value(element_count(out)) if wide else 0.0
+
+
+def _is_repeated_in_part(shape: tuple, whole: tuple) -> bool:
+    """Whether an operand of a shape is repeated along some dimensions of a result, and not along others."""
+    own = (1,) * (len(whole) - len(shape)) + tuple(shape)
+    is_repeated = [n == 1 for n, m in zip(own, whole, strict=False) if m != 1]
+    return all(n in (1, m) for n, m in zip(own, whole, strict=False)) and 0 < sum(is_repeated) < len(is_repeated)
 
 
 def _column_seconds(operation: BoundSymbol, on: Gpu) -> float:

@@ -563,10 +563,12 @@ class _Writer:
         at = self.emit(scope, "V<i64>", self.lanes(along, scope))
         scope.lines.append(f"{t} {name}{{}};")
         outer = f" & {scope.mask}" if scope.mask is not None else ""
+        masks: dict[Node, list[str]] = {}  # where each piece is needed
         for piece, lo, hi in reached:
-            mask = self.emit(
-                scope, "M", f"(convert<i32>({at} >= {self.size(lo)}) & convert<i32>({at} < {self.size(hi)})){outer}"
-            )
+            test = f"(convert<i32>({at} >= {self.size(lo)}) & convert<i32>({at} < {self.size(hi)})){outer}"
+            masks.setdefault(piece, []).append(self.emit(scope, "M", test))
+        for piece, own in masks.items():
+            mask = own[0] if len(own) == 1 else self.emit(scope, "M", " | ".join(own))
             block = _Scope(scope, guarded=True, mask=mask)
             text = self.value(piece, block)
             scope.lines += ["{", *block.lines, f"{name} = choose<{_element(n.dtype)}>({mask}, {text}, {name});", "}"]

@@ -40,8 +40,10 @@ class Gpu:
     multiprocessors; warps: of which a multiprocessor needs as many to be busy. instruction: seconds of one instruction
     for one element, all multiprocessors busy. byte: by where memory is ("L2", "memory"). launch: of a kernel that does
     next to nothing. cache: bytes of the L2. multiply, dot: by type ("tf32": float32 in TensorFloat-32), seconds of a
-    multiplication and addition of PyTorch's matrix products, and of ours. atomic: seconds of an atomic operation on an
-    element, of those that lie together in memory. registers, most_warps, most_programs: of a multiprocessor.
+    multiplication and addition of PyTorch's matrix products, and of ours. operand: seconds that PyTorch's elementwise
+    kernels take for an element of an operand or result, where operands are not laid out alike. atomic: seconds of an
+    atomic operation on an element, of those that lie together in memory. registers, most_warps, most_programs: of a
+    multiprocessor.
     """
 
     multiprocessors: int
@@ -52,6 +54,7 @@ class Gpu:
     cache: int
     multiply: dict[str, float] = dataclasses.field(default_factory=lambda: dict(_MULTIPLY))
     dot: dict[str, float] = dataclasses.field(default_factory=lambda: dict(_DOT))
+    operand: float = 1.2e-12
     atomic: float = 1e-12
     registers: int = 1 << 16
     most_warps: int = 64

@@ -19,6 +19,7 @@ from thunder.kernels.ir import (
     variables_of,
 )
 from thunder.kernels.machine import Gpu
+from thunder.kernels.rules import MOST_LIKE, SHORT
 from thunder.kernels.schedule import (
     Kernel,
     above_reductions,
@@ -48,7 +49,7 @@ def by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[in
         loop = v
         cuts |= {s - along.constant for s in starts if 0 < hint(s - along.constant) < hint(v.size)}
     ends = _in_order_of_size(cuts, loop.size) if loop is not None else None
-    if loop is None or ends is None or len(cuts) > 16 or hint(loop.size) // (len(cuts) + 1) < 16:
+    if loop is None or ends is None or len(cuts) > MOST_LIKE or hint(loop.size) < SHORT * (len(cuts) + 1):
         yield kernel
         return
     for low, high in zip([0, *ends], ends, strict=False):

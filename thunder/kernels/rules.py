@@ -12,13 +12,15 @@ import functools
 import math
 import operator
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, int64
+from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, opened
 from thunder.kernels.ir import BINDERS, COMBINES, EXTREMES, Combine, Graph, Node, in_order, replaced, variables_of
-from thunder.kernels.sizes import Extent, Undecided, at_least
+from thunder.kernels.sizes import Extent, Undecided, at_least, hint
 
 Bindings = dict[str, Node]
 Size = int | Extent
@@ -107,6 +109,31 @@ def _rotated(graph: Graph, f: Bindings) -> Node | None:
     return _at_any(graph, first, {v: (along + rest) % end + (-rest - along.constant)})
 
 
+def _repeated_function(concat: Node) -> str | None:
+    """A transcendental function of one operand that several pieces are, which are too short for kernels of their own:
+    a kernel computes each piece for each element."""
+    _, starts, end = concat.what
+    if hint(end) >= SHORT * len(starts) and len(starts) <= MOST_LIKE:
+        return None
+    pieces = {p for p in concat.args if len(p.args) == 1 and p.op in FUNCTIONS and FUNCTIONS[p.op].rate == "exp"}
+    counts = Counter((p.op, p.args[0].dtype) for p in pieces)
+    return next((op for (op, _), n in counts.most_common(1) if n > 1), None)
+
+
+def _of_one_operand(graph: Graph, f: Bindings) -> Node:
+    """`sin(x[j]) for j < 3, cos(x[j - 3]) for j < 6, sin(x[j - 6]) from there on` computes one sine of each element, of
+    the concatenation of its operands. Where a piece is no sine, its operand is 0."""
+    concat, op = f["it"], _repeated_function(f["it"])
+    along, starts, end = concat.what
+    kind = next(p for p in concat.args if p.op == op).args[0].dtype
+    zero = graph.make("constant", (), kind, 0.0)
+    is_own = [p.op == op and p.args[0].dtype is kind for p in concat.args]
+    operands = [p.args[0] if own else zero for p, own in zip(concat.args, is_own, strict=True)]
+    shared = graph.make(op, (graph.make("concat", operands, kind, concat.what),), concat.dtype)
+    pieces = [shared if own else p for p, own in zip(concat.args, is_own, strict=True)]
+    return graph.make("concat", pieces, concat.dtype, (along, starts, end))
+
+
 def _joined(graph: Graph, f: Bindings) -> Node | None:
     """`x[0, j] for j < 8, x[1, j - 8] from there on` is `x[j // 8, j % 8]`."""
     along, starts, end = opened(f["it"].what[0]), *f["it"].what[1:]
@@ -157,7 +184,8 @@ def _opened_by(v: Variable, index: Index) -> Index:
     return total
 
 
-MOST_LIKE = 16  # pieces that are compared
+MOST_LIKE = 16  # pieces that are compared, or that have kernels of their own
+SHORT = 16  # elements of a piece along its dimension, below which it has none
 
 
 def _merged(graph: Graph, pieces: Sequence[Node], number: Index) -> Node | None:
@@ -454,6 +482,7 @@ RULES: list[Rule] = [
     Rule(("concat", "..."), _is_between, _only_piece),
     Rule(("concat", "..."), lambda f: _like_pieces(f["it"]), _rotated),
     Rule(("concat", "..."), lambda f: _like_pieces(f["it"]), _joined),
+    Rule(("concat", "..."), lambda f: _repeated_function(f["it"]) is not None, _of_one_operand),
     # sums of what is apart, as of gradients of slices
     Rule(("add", "x", "y"), _are_apart, _added_apart),
     Rule(("add", 0, "x"), _of(FLOAT), lambda g, f: g.make("add", f["it"].args[::-1], f["it"].dtype)),

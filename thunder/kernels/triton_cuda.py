@@ -493,15 +493,22 @@ class Writer:
             (piece, lo, hi) for piece, lo, hi in ranges
             if not at_least(along.low, hi) and not at_least(lo - 1, along.high)
         ]  # fmt: skip
-        at = self.emit_once(self.scope_of(variables_of(along), scope), self.index(along, scope))
-        result = ""
-        for number, (piece, lo, hi) in reversed([*enumerate(reached)]):
+        home = self.scope_of(variables_of(along), scope)
+        at = self.emit_once(home, self.index(along, scope))
+        masks = []  # where each piece is needed, and the outer value is
+        insides = []
+        for number, (_, lo, hi) in enumerate(reached):
             tests = [f"({at} >= {self.size(lo)})"] * (number > 0)
             tests += [f"({at} < {self.size(hi)})"] * (number + 1 < len(reached))
-            home = self.scope_of(variables_of(along), scope)
-            inside = self.emit_once(home, " & ".join(tests))
-            both = inside if mask is None else self.emit_once(scope, f"{inside} & {mask}")
-            value = self.value(piece, scope, both)
+            insides.append(self.emit_once(home, " & ".join(tests)))
+            masks.append(insides[-1] if mask is None else self.emit_once(scope, f"{insides[-1]} & {mask}"))
+        of: dict[Node, list[str]] = {}
+        for (piece, *_), both in zip(reached, masks, strict=True):
+            of.setdefault(piece, []).append(both)
+        result = ""
+        for number, (piece, _, hi) in reversed([*enumerate(reached)]):
+            inside, own = insides[number], of[piece]
+            value = self.value(piece, scope, own[0] if len(own) == 1 else self.emit_once(scope, " | ".join(own)))
             if not result:
                 result = value
             else:

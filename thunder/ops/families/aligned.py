@@ -18,25 +18,32 @@ from thunder.ops.layout import ROW_BYTES, empty_rows, padded_row
 LEAST_PRODUCT = 1 << 32
 
 
-def multiply_into(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool = False) -> torch.Tensor:
-    """Write the product of two matrices, or of two batches of them, to `out`, which may be wider; or add it."""
+def multiply_into(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool = False, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Write the product of two matrices, or of two batches of them, to `out`, which may be wider; or add it. bias: of
+    the columns of a product of matrices that is written."""
     step = ROW_BYTES // a.element_size()
     (rows, depth), columns = a.shape[-2:], b.shape[-1]
     is_even = not (rows % step or depth % step or columns % step)
     if is_even or out.numel() * depth < LEAST_PRODUCT or not all(_is_aligned(t, step) for t in (a, b)):
-        return _multiply(out, a, b, add)
+        return _multiply(out, a, b, add, bias)
     by_rows = a.stride(-1) == 1
     first, *rest = _parts(depth, step if by_rows or b.stride(-2) == 1 else 1)[::-1]
     for row in _parts(rows, 1 if by_rows else step):
         for column in _parts(columns, step):
             part, x, y = out[..., row, column], a[..., row, :], b[..., column]
-            _multiply(part, x[..., first], y[..., first, :], add)
+            _multiply(part, x[..., first], y[..., first, :], add, None if bias is None else bias[column])
             for other in rest:
                 _multiply(part, x[..., other], y[..., other, :], True)
     return out
 
 
-def _multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool) -> torch.Tensor:
+def _multiply(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    if bias is not None:
+        return torch.addmm(bias, a, b, out=out)
     wider = {} if out.dtype is a.dtype else {"out_dtype": out.dtype}
     if add:
         return (torch.addmm if a.dim() == 2 else torch.baddbmm)(out, a, b, out=out, **wider)
@@ -62,11 +69,7 @@ def linear(a: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -
     if bias is not None and padding and a.shape.numel() * columns >= LEAST_PRODUCT:
         return F.linear(a, F.pad(w, (0, 0, 0, padding)), F.pad(bias, (0, padding)))[..., :columns]
     out = empty_rows(a, (*a.shape[:-1], columns))
-    matrices = out.flatten(0, -2), a.flatten(0, -2)
-    if bias is None:
-        multiply_into(*matrices, w.t())
-    else:
-        torch.addmm(bias, matrices[1], w.t(), out=matrices[0])
+    multiply_into(out.flatten(0, -2), a.flatten(0, -2), w.t(), bias=bias)
     return out
 
 
