@@ -141,3 +141,30 @@ def test_a_network_without_a_fuser_keeps_its_biases():
     compiled = thunder.jit(model, executors=["torch"])
     x = given()[0]
     assert torch.equal(compiled(x), model(x)) and biased(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: nn.Conv1d(3, 4, 3), (2, 3, 9)),
+        (lambda: nn.Conv2d(3, 6, 3, padding=1), (2, 3, 8, 8)),
+        (lambda: nn.ConvTranspose2d(3, 6, 3), (2, 3, 8, 8)),
+        (lambda: nn.Conv3d(2, 4, 3), (2, 2, 5, 5, 5)),
+    ],
+    ids=["1-D", "2-D", "transposed", "3-D"],
+)
+def test_the_gradient_of_a_convolutions_bias_is_summed_where_the_cotangent_is_computed(make, shape):
+    torch.manual_seed(0)
+    model = nn.Sequential(make(), nn.GELU()).to(DEVICE)
+    x = torch.randn(shape, device=DEVICE, requires_grad=True)
+    compiled = thunder.jit(model, executors=["triton_fuser"], tiers=0)
+    got, want = compiled(x), model(x)
+    wanted, g = [x, *model.parameters()], torch.randn_like(want)
+    pairs = zip(torch.autograd.grad(got, wanted, g), torch.autograd.grad(want, wanted, g), strict=True)
+    for ours, exact in pairs:
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
+    fused = [b for b in thunder.last_backward_traces(compiled)[-1].bound_symbols if b.sym.is_fusion]
+    assert any(s.sym.name == "sum" for b in fused for s in b.subsymbols)
+    alone = thunder.jit(make().to(DEVICE), executors=["triton_fuser"], tiers=0)  # nothing computes the cotangent
+    alone(x).sin().sum().backward()
+    assert not any(b.sym.name == "sum" for b in thunder.last_backward_traces(alone)[-1].bound_symbols)

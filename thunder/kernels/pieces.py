@@ -32,10 +32,13 @@ Size = int | Extent
 
 
 def by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[int]], machine: Gpu) -> Iterator[Kernel]:
-    """A kernel for each piece of concatenations whose pieces take longer to compute than a piece takes to write."""
+    """A kernel for each piece of concatenations, where computing all pieces for each element takes longer than the
+    kernel moves data, and by more than the segments of memory take that two pieces write. Pieces that are too short for
+    kernels of their own share one."""
     cuts: set[Size] = set()
     loop = None
-    for n in in_order([w.value for w in kernel.writes]) if not kernel.rows else ():
+    values = [w.value for w in kernel.writes]
+    for n in in_order(values) if not kernel.rows else ():
         if n.op != "concat":
             continue
         along, starts, _ = n.what
@@ -43,27 +46,43 @@ def by_pieces(kernel: Kernel, graph: Graph, strides: Mapping[Buffer, Sequence[in
         is_same = loop is None or v is loop
         if v not in kernel.loops or factor != 1 or not is_same:
             continue
-        work = instructions(above_reductions(n)) * machine.instruction
-        if work < SEGMENT * machine.byte["memory"]:
-            continue
         loop = v
         cuts |= {s - along.constant for s in starts if 0 < hint(s - along.constant) < hint(v.size)}
     ends = _in_order_of_size(cuts, loop.size) if loop is not None else None
-    if loop is None or ends is None or len(cuts) > MOST_LIKE or hint(loop.size) < SHORT * (len(cuts) + 1):
+    if loop is None or ends is None or not 1 < len(ends) <= MOST_LIKE + 1:
         yield kernel
         return
+    pieces = []
     for low, high in zip([0, *ends], ends, strict=False):
         own = axis("l", (loop.name, low), high - low)
         by = {loop: Index.of(own) + low}
         piece = Kernel([own if v is loop else v for v in kernel.loops], kernel.outer)
         for w in kernel.writes:
             piece.writes.append(w.of(graph.substitute(w.value, by), replaced(w.index, by)))
+        pieces.append((piece, hint(high - low)))
+    moving = 2 * sum(v.dtype.bytes for v in values) * machine.byte["memory"]
+    apart = sum(count * max(_computing(piece, machine), moving) for piece, count in pieces)
+    edges = (len(pieces) - 1) * SEGMENT * machine.byte["memory"]
+    if hint(loop.size) * max(_computing(kernel, machine), moving) <= apart + edges:
+        yield kernel
+        return
+    for piece, _ in pieces:
         yield with_loads(piece, strides)
 
 
+def _computing(kernel: Kernel, machine: Gpu) -> float:
+    """Seconds for the instructions of an element."""
+    values = dict.fromkeys(n for w in kernel.writes for n in above_reductions(w.value))
+    return instructions(values) * machine.instruction
+
+
 def _in_order_of_size(cuts: Iterable[Size], end: Size) -> list[Size] | None:
-    """The ends of ranges that are not empty for any size; None where that is not certain."""
-    ends = [*sorted(cuts, key=hint), end]
+    """The ends of ranges of at least `SHORT` elements, as far as sizes are known; None where a range may be empty."""
+    ends: list[Size] = []
+    for n in sorted(cuts, key=hint):
+        if hint(n) - (hint(ends[-1]) if ends else 0) >= SHORT and hint(end) - hint(n) >= SHORT:
+            ends.append(n)
+    ends.append(end)
     certain = all(at_least(high - low, 1) for low, high in zip([0, *ends], ends, strict=False))
     return ends if certain else None
 

@@ -7,6 +7,10 @@ Without TensorFloat-32, cuBLAS has other kernels for products with a bias, which
 (docs/lab_log.md, "Biases of float32 products"). A fused kernel that reads the result adds the bias for nothing. As much
 is saved: a backward reads the sum, or adds the bias again. Products of a narrower type, which would be rounded before
 the addition, keep their biases, as do products in tensor cores.
+
+The gradient of a convolution's bias is a sum of the cotangent, which PyTorch's backward computes in its own kernel.
+Where a fused kernel computes the cotangent, `gx, gw, gb = convolution_backward(g, ...)` leaves gb to it, as
+`gb = sum(g, (0, 2, 3))`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from thunder.core.proxies import Proxy
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import JOINT, Match, Rule
 from thunder.ops import ltorch
+from thunder.ops.families.convolution import convolution_backward
 
 
 def _layer(x, weight, bias):
@@ -57,10 +62,25 @@ def _has_kernels(flow: Flow) -> bool:
     return any(e.adds_biases for e in flow.lowering.fusers)
 
 
+def _with_sum_apart(g, x, weight, sizes, *options, match: Match):
+    *options, mask = options
+    gx, gw, _ = convolution_backward(g, x, weight, None, *options, [*mask[:2], False])
+    return gx, gw, ltorch.sum(g, [0, *range(2, len(g.shape))])
+
+
+def _kernels_sum_it(g, x, weight, sizes, *options, match: Match) -> bool:
+    """Whether a kernel computes the cotangent whose sum is the gradient of a bias."""
+    producer = match.flow.producers.get(g)
+    *_, mask = options
+    return bool(mask[2]) and producer is not None and match.flow.lowering.fuses(producer)
+
+
 SEPARATE_BIASES = (
     Rule("Separate Biases", ltorch.linear, _layer, _kernels_add_it, JOINT, exact=True, where=_has_kernels),
     Rule(
         "Separate Biases of Sums", ltorch.addmm, _sum_with_product, _kernels_add_it, JOINT, exact=True,
         where=_has_kernels,
     ),
+    Rule("Separate Biases of Convolutions", convolution_backward, _with_sum_apart, _kernels_sum_it, JOINT, exact=True,
+         where=_has_kernels),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.registry import by_example, composite, prim, torch_prim
 from thunder.ops.rules import batching, derivatives, effects, kernels, splitting
 from thunder.ops.shape_rules import by_mask, is_empty, require, wrap_dim
+from thunder.ops.torch_types import to_torch_dtype
 
 INTEGERS = ("int64", "int32")
 
@@ -263,6 +264,28 @@ def _(a, dim, index, src):
             tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)),
         )
     return g, None, None, of_src
+
+
+@scatter_reduce.vjp
+def _(a, dim, index, src, reduce, *, include_self=True):
+    """PyTorch's (torch/csrc/autograd/FunctionsManual.cpp, scatter_reduce_backward): equal extremes share a gradient."""
+    if reduce == "prod" or src.shape != index.shape or not a.shape:
+        return NotImplemented
+    y = scatter_reduce(a, dim, index, src, reduce, include_self=include_self)
+    g = yield y
+    if reduce == "sum":
+        of_a, of_src = g, gather(g, dim, index)
+    elif reduce == "mean":
+        count = ltorch.ones_like(g) if include_self else ltorch.zeros_like(g)
+        count = scatter_add(count, dim, index, ltorch.ones_like(src))
+        count = ltorch.where(count == 0, 1, count)
+        of_a, of_src = g / count, gather(g, dim, index) / gather(count, dim, index)
+    else:
+        is_src = ltorch.to(src == gather(y, dim, index), dtype=to_torch_dtype(src.dtype))
+        is_a = ltorch.to(a == y, dtype=to_torch_dtype(a.dtype))
+        shared = g / scatter_add(is_a, dim, index, is_src)
+        of_a, of_src = is_a * shared, is_src * gather(shared, dim, index)
+    return of_a if include_self or not a.requires_grad else scatter(of_a, dim, index, 0), None, None, of_src
 
 
 @index_add.vjp
