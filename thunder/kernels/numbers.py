@@ -12,7 +12,7 @@ from thunder.kernels.sizes import Atom, Extent
 
 _ANY = -(2**63)  # the least number there is
 LEAST = 2  # of a size: kernels are made for at least two elements
-ROWS = 1 << 14  # by which kernels are chosen where data decides a size
+ROWS = 1 << 14  # by which kernels are chosen for data-dependent sizes
 
 
 class Scalar(NamedTuple):
@@ -117,7 +117,7 @@ def is_size(number: NumberProxy) -> bool:
 
 
 def _value(number: NumberProxy) -> int | float:
-    """What a number is while kernels are made; some number where data decides."""
+    """What a number is while kernels are made; an estimate of a data-dependent one."""
     if number.unbacked and number.python_type is int and number.known() is None:
         return ROWS
     return number_value(number)
