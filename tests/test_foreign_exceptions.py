@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import thunder
+from tests import fresh
 
 WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)
 
@@ -194,16 +195,24 @@ def _first_call(at: int | None = None) -> int:
     return calls
 
 
-def test_a_signal_at_any_call_of_a_compilation_arrives(alarm, monkeypatch):
-    """A TimeoutError is an OSError: what expects a missing file would take it."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
-    handler = signal.getsignal(signal.SIGUSR1)
+def signals_at_calls():
+    """Raises where a call takes a signal's exception, or leaves another handler than it met."""
+    sys.unraisablehook = lambda unraisable: None
+    handler = _Alarm()
+    signal.signal(signal.SIGUSR1, handler)
     _first_call()
     calls = _first_call()
     for at in range(1, calls - 200, calls // 100):  # the program itself runs at the end
         with pytest.raises(TimeoutError, match="too late"):
             _first_call(at)
         assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_a_signal_at_any_call_of_a_compilation_arrives():
+    """A TimeoutError is an OSError: what expects a missing file would take it. In a process of its own: PyTorch's context
+    managers do not restore their state where an exception comes in the middle of `__exit__`."""
+    done = fresh.run("-c", "from tests.test_foreign_exceptions import signals_at_calls as f; f()")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_program_sees_the_handlers_of_the_process(alarm):
