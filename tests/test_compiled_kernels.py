@@ -515,7 +515,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(directory):
     directory.mkdir()
     directory.chmod(0o777)
     disk_cache._trusted.cache_clear()
-    with pytest.warns(UserWarning, match="can be written by other users"):
+    with pytest.warns(UserWarning, match="others may write to it"):
         path = disk_cache.store("key", {}, b"content")
     assert path.parent != directory and disk_cache.load("key")[1] == path and not list(directory.iterdir())
 
