@@ -189,9 +189,9 @@ def joins(program, x) -> list[str]:
     "program, found",
     [
         (lambda x: selects(x * 2), ["stack"]),
-        (lambda x: x[1] ** 2 * x[3] * x[5], ["cat"]),
-        (lambda x: x[:2].sin() * x[2:4] * x[-1] * x[:2], ["cat"]),
-        (lambda x: x[0] * x[1] * x[2].sin() + x.pow(2).sum(), ["cat"]),
+        (lambda x: x[1] ** 2 * x[3] * x[5], ["zeros", "zeros", "zeros", "cat"]),
+        (lambda x: x[:2].sin() * x[2:4] * x[-1] * x[:2], ["zeros", "cat"]),
+        (lambda x: x[0] * x[1] * x[2].sin() + x.pow(2).sum(), ["zeros", "cat"]),
         (lambda x: x[0] * x[1], ["default", "add_part_"]),
         (lambda x: x[:3] * x[1:4] * x[2:5], ["default", "add_part_", "add_part_"]),
         (lambda x: x[:, 1].sum() * x[1] * x[2], ["default", "add_part_", "add_part_"]),

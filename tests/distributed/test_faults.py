@@ -180,6 +180,25 @@ def test_agreement_asks_the_store_a_few_times_for_each_rank(size):
     assert store.calls - before <= 6 * size and store.calls <= 10 * size + 200 and store.read < 100 * size
 
 
+def test_a_rank_that_was_the_first_to_speak_and_is_late_does_not_disturb_the_next_agreement():
+    """It compares its text with others' when all have agreed, and one rank says what comes next."""
+    store = CountingStore(torch.distributed.HashStore())
+    late, other = (agreement.Ballot(store, "0", "collective", [0, 1], rank) for rank in (0, 1))
+    compare = late._compare
+
+    def compare_late(digest: str) -> None:
+        other.agree(["column_parallel"], 1.0)
+        following = other.say(["row_parallel"])
+        compare(digest)
+        assert other._outcome(following, 0.0) is None, "the other rank still waits"
+
+    late._compare = compare_late
+    late.agree(["column_parallel"], 1.0)
+    late._compare = compare
+    late.agree(["row_parallel"], 1.0)
+    other.agree(["row_parallel"], 1.0)
+
+
 def test_ranks_of_a_large_group_that_disagree_are_told_at_once():
     store = CountingStore(torch.distributed.HashStore())
     ballots = [agreement.Ballot(store, "0", "collective", list(range(200)), rank) for rank in range(200)]

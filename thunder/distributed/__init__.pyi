@@ -9,6 +9,8 @@ from thunder.distributed.data_parallel import copy_default_process_group as copy
 from thunder.distributed.data_parallel import ddp as ddp
 from thunder.distributed.data_parallel import fsdp as fsdp
 from thunder.distributed.expert_parallel import expert_parallel as expert_parallel
+from thunder.distributed.layout_search import Candidate as Candidate
+from thunder.distributed.layout_search import search as search
 from thunder.distributed.pipelines import PipelineStage as PipelineStage
 from thunder.distributed.pipelines import pipeline_stages as pipeline_stages
 from thunder.distributed.placement import FSDPBucketingStrategy as FSDPBucketingStrategy

@@ -190,8 +190,9 @@ class Ballot:
                 waiting.append((rank, other))
             elif i == self.settled + 1:
                 self.settled = i
-        if waiting:  # this rank's own first: who reads the others' goes on
-            self._decide(digest, " ".join(waiting[0]))
+        # this rank's own first: who reads the others' goes on. Where all have agreed, others wait for the next
+        if waiting and self._decide(digest, " ".join(waiting[0])) == _AGREED:
+            return
         for _, other in waiting:
             self._decide(other, f"{self.me} {digest}")
 

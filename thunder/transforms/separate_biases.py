@@ -22,7 +22,7 @@ from thunder.core.proxies import Proxy
 from thunder.extend.patterns import Flow
 from thunder.extend.rules import JOINT, Match, Rule
 from thunder.ops import ltorch
-from thunder.ops.families.convolution import convolution_backward
+from thunder.ops.families.convolution import backward_with_bias_apart, convolution_backward
 
 
 def _layer(x, weight, bias):
@@ -62,10 +62,8 @@ def _has_kernels(flow: Flow) -> bool:
     return any(e.adds_biases for e in flow.lowering.fusers)
 
 
-def _with_sum_apart(g, x, weight, sizes, *options, match: Match):
-    *options, mask = options
-    gx, gw, _ = convolution_backward(g, x, weight, None, *options, [*mask[:2], False])
-    return gx, gw, ltorch.sum(g, [0, *range(2, len(g.shape))])
+def _with_bias_apart(*operands, match: Match):
+    return backward_with_bias_apart(*operands)
 
 
 def _kernels_sum_it(g, x, weight, sizes, *options, match: Match) -> bool:
@@ -81,6 +79,6 @@ SEPARATE_BIASES = (
         "Separate Biases of Sums", ltorch.addmm, _sum_with_product, _kernels_add_it, JOINT, exact=True,
         where=_has_kernels,
     ),
-    Rule("Separate Biases of Convolutions", convolution_backward, _with_sum_apart, _kernels_sum_it, JOINT, exact=True,
+    Rule("Separate Biases of Convolutions", convolution_backward, _with_bias_apart, _kernels_sum_it, JOINT, exact=True,
          where=_has_kernels),
 )  # fmt: skip

@@ -229,6 +229,13 @@ def _convolution_backward_meta(
 convolution_backward = backward.kernel("convolution_backward", "default", _convolution_backward_meta, tags=_TAGS)
 
 
+def backward_with_bias_apart(g, a, weight, bias_sizes, *options):
+    """The gradients of `convolution_backward`, that of the bias as a sum of the cotangent."""
+    *options, mask = options
+    of_a, of_weight, _ = convolution_backward(g, a, weight, None, *options, [*mask[:2], False])
+    return of_a, of_weight, ltorch.sum(g, [0, *range(2, len(g.shape))])
+
+
 def _with_gradients(
     call, a, weight, bias, rank: int, stride, padding, dilation, transposed: bool, output_padding, groups: int
 ):
