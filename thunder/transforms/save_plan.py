@@ -17,7 +17,7 @@ as the peak allows it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,19 +130,34 @@ def _is_fixed(operation: BoundSymbol) -> bool:
     )
 
 
-def _compared(forward: Sequence[BoundSymbol], producer: Mapping[Proxy, BoundSymbol]) -> set[BoundSymbol]:
-    """The sums, scans and products whose results are compared for equality, as the gradient of a maximum does to find
-    the largest elements. Other kernels add in another order: recomputed, they would not equal what was saved."""
-    stack = [i for operation in forward if _compares(operation) for i in operation.inputs]
+def _compared(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> set[BoundSymbol]:
+    """The operations of the forward that round, or add up, and whose results are compared for equality, as the gradient
+    of a maximum does to find the largest elements. Another kernel rounds otherwise, and adds in another order:
+    recomputed, they would not equal what was saved."""
+    producer, computed_later = producers([*forward, *backward]), set(backward)
+    stack = [i for operation in (*forward, *backward) if _compares(operation) for i in operation.inputs]
     seen, compared = set(stack), set[BoundSymbol]()
     while stack:
         operation = producer.get(stack.pop())
-        if operation is not None:
-            if _combines(operation):
-                compared.add(operation)
-            stack += [i for i in operation.inputs if i not in seen]
-            seen.update(operation.inputs)
+        if operation is None:
+            continue
+        if operation not in computed_later and not _is_exact(operation):
+            compared.add(operation)
+            continue
+        stack += [i for i in operation.inputs if i not in seen]
+        seen.update(operation.inputs)
     return compared
+
+
+# of an element, of which they return one or the negative
+_EXACT = {prims.neg, prims.abs, prims.where, prims.maximum, prims.minimum}
+
+
+def _is_exact(operation: BoundSymbol) -> bool:
+    """Whether every kernel computes the same bits: of operations that move or choose elements."""
+    if operation.sym in _EXACT or OpTags.SHAPE_OP in operation.sym.tags:
+        return True
+    return bool(operation.subsymbols) and all(map(_is_exact, operation.subsymbols))
 
 
 def _compares(operation: BoundSymbol) -> bool:
@@ -150,11 +165,6 @@ def _compares(operation: BoundSymbol) -> bool:
         kinds = [a.dtype.category for a in operation.args if isinstance(a, TensorProxy)]
         return len(kinds) == 2 and kinds[0] >= FLOAT
     return any(map(_compares, operation.subsymbols))
-
-
-def _combines(operation: BoundSymbol) -> bool:
-    tags = operation.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP}
-    return bool(tags) or any(map(_combines, operation.subsymbols))
 
 
 def regathers(operation: BoundSymbol) -> bool:
@@ -211,7 +221,7 @@ class _Flow:
         self.inside = {v for v in self.bases if v not in apart and v not in self.gone} if free is not None else set()
         self.regathered = _regathered(self.forward, backward, returned)
         self.time = {operation: estimated_time(operation) for operation in self.forward}
-        self.compared = _compared(self.forward, self.producer)
+        self.compared = _compared(self.forward, backward)
 
     def of(self, value: Proxy) -> Proxy:
         return self.bases[value]
