@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests import fresh
+from thunder.executors.cpp_fuser import CppFuser, KernelRegion
+from thunder.kernels import cpp
 
 WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)
 
@@ -213,6 +215,19 @@ def test_a_signal_at_any_call_of_a_compilation_arrives():
     managers do not restore their state where an exception comes in the middle of `__exit__`."""
     done = fresh.run("-c", "from tests.test_foreign_exceptions import signals_at_calls as f; f()")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(cpp.unavailable() is not None, reason="no C++ compiler here")
+def test_a_signal_while_a_region_waits_for_its_kernels_arrives(alarm, monkeypatch):
+    """A TimeoutError is an OSError, as what a compiler raises that is missing."""
+    compiled = thunder.jit(lambda x: (x * 2).sin(), executors=[CppFuser("every_region", always=True)], tiers=0)
+    compiled(torch.ones(3, 4))
+    monkeypatch.setattr(KernelRegion, "_library", _rings)
+    columns = torch.ones(4, 3).t()  # for which there are no kernels yet
+    with pytest.raises(TimeoutError, match="too late"):
+        compiled(columns)
+    monkeypatch.undo()
+    torch.testing.assert_close(compiled(columns), (columns * 2).sin())
 
 
 def test_a_program_sees_the_handlers_of_the_process(alarm):

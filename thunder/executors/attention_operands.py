@@ -19,7 +19,7 @@ from thunder.ops.torch_types import to_torch_dtype
 ALIGNMENT = 16  # bytes
 
 
-def _arguments(operation: BoundSymbol) -> tuple:
+def arguments_of(operation: BoundSymbol) -> tuple:
     """query, key, value, attn_mask, dropout_p, is_causal."""
     query, key, value, *rest = operation.args
     return query, key, value, *rest, *(None, 0.0, False)[len(rest) :]
@@ -28,7 +28,7 @@ def _arguments(operation: BoundSymbol) -> tuple:
 def without_copies(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> BoundSymbol:
     """The operation with keys and values that kernels read as well where they lie as where they are copied to: a cache
     that was empty joins them with nothing. The result is laid out as the query is, which stays."""
-    if choose(*_arguments(operation), bool(operation.kwargs.get("enable_gqa"))) is None:
+    if choose(*arguments_of(operation), bool(operation.kwargs.get("enable_gqa"))) is None:
         return operation
     query, *key_and_value = operation.args[:3]
     uncopied = [_uncopied(x, producer) for x in key_and_value]
@@ -72,7 +72,7 @@ def _is_aligned(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> bool:
 def grouped(operation: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
     """Keys and values of fewer heads, where those that go into an operation are repetitions of them and its kernel
     takes them as they are."""
-    query, key, value, attn_mask, dropout_p, is_causal = _arguments(operation)
+    query, key, value, attn_mask, dropout_p, is_causal = arguments_of(operation)
     if operation.kwargs.get("enable_gqa") or len(query.shape) != 4:
         return None
     repeated = [_repeated(x, producer) for x in (key, value)]

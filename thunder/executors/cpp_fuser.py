@@ -27,6 +27,7 @@ from thunder.analysis.cost import nbytes, tensors_in
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy, element_count
 from thunder.core.regions import NativeKernels, Region
+from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.errors import warn_user
@@ -229,6 +230,8 @@ class KernelRegion(BySizes):
         try:
             emitted, library = self._emitted(key), self._library(key).result()
         except (RuntimeError, OSError, schedule.TooComplex, Undecided) as error:
+            if interrupts(error):
+                raise
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"the executor cpp: PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations

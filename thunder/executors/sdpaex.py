@@ -38,7 +38,7 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy, element_count, equal_shapes, has_numbers, like, number_value, numbers_in
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.attention_kernels import BY_SIZE, CUDNN, EFFICIENT, FLASH, KERNELS, Kernel, aligned_bias
-from thunder.executors.attention_operands import grouped, without_copies
+from thunder.executors.attention_operands import arguments_of, grouped, without_copies
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.extend.rules import Match, Rule
 from thunder.ops import ltorch
@@ -152,20 +152,9 @@ class SDPAExecutor(OperatorExecutor):
             grad_transform=self._differentiated_in_blocks,
         )
 
-    def _takes_in_four(
-        self,
-        query,
-        key,
-        value,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=False,
-        *,
-        scale=None,
-        enable_gqa=False,
-        match: Match,
-    ) -> bool:
-        tensors = query, key, value
+    def _takes_in_four(self, *_, match: Match, **__) -> bool:
+        *tensors, attn_mask, dropout_p, is_causal = arguments_of(match.operation)
+        enable_gqa = bool(match.operation.kwargs.get("enable_gqa"))
         ranks = {len(t.shape) for t in tensors}
         if attn_mask is not None or dropout_p > 0.0 or len(ranks) != 1 or not ranks.isdisjoint((2, 4)):
             return False
@@ -289,20 +278,11 @@ def _four(x: TensorProxy) -> tuple:
     return element_count(x) // (heads * x.shape[-2] * x.shape[-1]), heads, *x.shape[-2:]
 
 
-def _in_four(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    *,
-    scale=None,
-    enable_gqa=False,
-    match: Match | None = None,
-):
-    operands = [ltorch.reshape(x, _four(x)) for x in (query, key, value)]
-    out = scaled_dot_product_attention(*operands, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+def _in_four(*_, match: Match, **options):
+    *tensors, _, _, is_causal = arguments_of(match.operation)
+    operands = [ltorch.reshape(x, _four(x)) for x in tensors]
+    out = scaled_dot_product_attention(*operands, None, 0.0, is_causal, **options)
+    query, _, value = tensors
     return ltorch.reshape(out, (*query.shape[:-1], value.shape[-1]))
 
 

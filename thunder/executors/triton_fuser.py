@@ -24,6 +24,7 @@ from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, rules, tensors_in
 from thunder.core.proxies import Proxy, TensorProxy, element_count, has_numbers, number_value
 from thunder.core.regions import Region
+from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
@@ -538,6 +539,8 @@ class TileRegion(LaunchedRegion):
         try:
             launch = variant.launch()
         except (RuntimeError, TooComplex, Undecided) as error:
+            if interrupts(error):
+                raise
             names = ", ".join(dict.fromkeys(b.sym.name for b in self.region.bound_symbols))
             warn_user(f"PyTorch runs {names}: no kernel is compiled: {error}", UserWarning)
             return self.by_operations

@@ -124,14 +124,13 @@ def _of_one_operand(graph: Graph, f: Bindings) -> Node:
     """`sin(x[j]) for j < 3, cos(x[j - 3]) for j < 6, sin(x[j - 6]) from there on` computes one sine of each element, of
     the concatenation of its operands. Where a piece is no sine, its operand is 0."""
     concat, op = f["it"], _repeated_function(f["it"])
-    along, starts, end = concat.what
     kind = next(p for p in concat.args if p.op == op).args[0].dtype
     zero = graph.make("constant", (), kind, 0.0)
     is_own = [p.op == op and p.args[0].dtype is kind for p in concat.args]
     operands = [p.args[0] if own else zero for p, own in zip(concat.args, is_own, strict=True)]
     shared = graph.make(op, (graph.make("concat", operands, kind, concat.what),), concat.dtype)
     pieces = [shared if own else p for p, own in zip(concat.args, is_own, strict=True)]
-    return graph.make("concat", pieces, concat.dtype, (along, starts, end))
+    return graph.make("concat", pieces, concat.dtype, concat.what)
 
 
 def _joined(graph: Graph, f: Bindings) -> Node | None:
