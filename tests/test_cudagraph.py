@@ -85,15 +85,16 @@ def check_step(compiled, module, x, cotangent=None):
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
-def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, device, monkeypatch):
+def test_a_large_result_is_computed_where_it_stays(transform, device, monkeypatch):
     """A graph's own memory is overwritten by the next replay: results that leave the program would be copied from
     there."""
     monkeypatch.setattr(cudagraph, "LARGE", 3 * 4 * 4)
-    for last, outside in (
-        (nn.Linear(16, 4), True),
-        (nn.Linear(16, 3), False),
-        (nn.Sequential(nn.Linear(16, 4), nn.Tanh()), False),
-        (nn.Sequential(nn.Linear(16, 4), nn.Unflatten(1, (2, 2))), True),
+    for last, name, outside in (
+        (nn.Linear(16, 4), "linear", True),
+        (nn.Linear(16, 3), "linear", False),
+        (nn.Sequential(nn.Linear(16, 4), nn.Tanh()), "tanh", False),  # it is saved as well
+        (nn.Sequential(nn.Linear(16, 4), nn.GELU()), "gelu", True),
+        (nn.Sequential(nn.Linear(16, 4), nn.Unflatten(1, (2, 2))), "linear", True),
     ):
         module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), last).to(device)
         compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
@@ -101,7 +102,7 @@ def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, 
             check_step(compiled, module, torch.randn(3, 8, device=device))
         forward = thunder.last_traces(compiled)[-1]
         assert (
-            ("linear" in [line.sym.name for line in forward.bound_symbols])
+            (name in [line.sym.name for line in forward.bound_symbols])
             == outside
             == ("its result would be copied" in str(forward))
         )
@@ -113,6 +114,21 @@ def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, 
         with torch.no_grad():
             kept = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
             assert kept[0].data_ptr() != kept[1].data_ptr()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_large_gradient_is_computed_where_it_stays(transform, device, monkeypatch):
+    monkeypatch.setattr(cudagraph, "LARGE", 16 * 16 * 4)
+    monkeypatch.setattr(transform, "copies_gradients", True)
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)).to(device)
+    compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
+    for _ in range(4):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    backward = thunder.last_backward_traces(compiled)[-1]
+    outside = [b for b in backward.bound_symbols if "its result would be copied" in b.header]
+    assert [o.shape for b in outside for o in b.outputs] == [(16, 16)] and len(graphs(backward)) == 2
+    copied = [tensor.numel() for r in recordings(compiled) for _, tensor in r.whole]
+    assert sorted(copied) == sorted([12, *(p.numel() for p in module.parameters() if p.shape != (16, 16))])
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)

@@ -12,10 +12,11 @@ Without grad, the same holds for arguments with equal addresses in two calls, un
 is two recordings, so that the device runs the first while the host launches the second. Recordings share memory, in
 which their results stay until the next replay:
 
-- Results that the program returns are copied, except for gradients, which are large.
-- Gradients and saved values are watched. If a replay would overwrite one that is still in use (accumulated gradients,
-  two forwards before a backward), the operations of that call run one by one, with memory of their own, and the program
-  warns once.
+- Results that the program returns are copied, except for gradients; with `copies_gradients` these are copied as well.
+  An operation whose large result would be copied is not recorded.
+- Saved values, and gradients that are not copied, are watched. If a replay would overwrite one that is still in use
+  (accumulated gradients, two forwards before a backward), the operations of that call run one by one, with memory of
+  their own, and the program warns once.
 - Saved values are one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`. A graph
   knows the addresses of its tensors, so that the host need not look at each. Where operations outside of graphs read
   one of them, the backward unpacks them all.
@@ -147,7 +148,7 @@ class CUDAGraphTransform(Transform):
         groups = _runs(operations, self.can_fuse)
         if flow.saved:
             groups = _head_apart(groups, operations, output)
-        groups = _result_apart(groups, operations, flow.returned - flow.saved_bases)
+        groups = _results_apart(groups, operations, flow.returned - flow.saved_bases)
         return schedule(operations, groups, output)
 
     def _is_recorded(self, region: Region) -> bool:
@@ -339,24 +340,34 @@ def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], outp
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
-def _result_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
-    """The groups with a product of its own group where it ends one and the program returns its large result, which
-    would be copied out of the memory of a graph."""
+def _results_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
+    """The groups without the operations of which the program returns large results: these would be copied out of the
+    memory of a graph. Views of such results stay with them. What graphs read of their other results is copied as well,
+    to the graphs."""
+    bases = alias_bases(operations, maybe=True)
+    recorded = {i for group in groups if len(group) > 1 for i in group}
+    read = {bases[p] for i in recorded if OpTags.SHAPE_OP not in operations[i].sym.tags for p in operations[i].inputs}
+    apart = set[Proxy]()
     split: list[list[int]] = []
     for group in groups:
-        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in operations[group[n]].sym.tags), 0)
-        operation = operations[group[at]]
-        if (
-            len(group) > 1
-            and OpTags.MATMUL_OP in operation.sym.tags
-            and leaving.issuperset(operation.outputs)
-            and sum(map(nbytes, operation.outputs)) >= LARGE
-        ):
-            operations[group[at]] = _with_reason(operation, "its result would be copied")
-            split += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
-        else:
-            split.append(group)
-    return split
+        split.append([])
+        for i in group:
+            operation = operations[i]
+            if OpTags.SHAPE_OP in operation.sym.tags:
+                is_apart = any(bases[p] in apart for p in operation.outputs)
+            else:
+                is_apart = (
+                    i in recorded
+                    and OpTags.IN_PLACE not in operation.sym.tags
+                    and sum(nbytes(p) * ((p in leaving) - (p in read)) for p in operation.outputs) >= LARGE
+                )
+            if is_apart:
+                operations[i] = _with_reason(operation, "its result would be copied")
+                apart.update(operation.outputs)
+                split += [[i], []]
+            else:
+                split[-1].append(i)
+    return [group for group in split if group]
 
 
 def _with_reason(operation: BoundSymbol, reason: str) -> BoundSymbol:
