@@ -10,12 +10,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
+from tests.distributed.test_layouts_and_models import WORDS, experts
+from tests.distributed.test_layouts_and_models import made as made_model
 from thunder.analysis.cost import multiply_adds
 from thunder.distributed import (
     H200,
     FSDPBucketingStrategy,
     FSDPType,
     column_parallel,
+    context_parallel,
     ddp,
     fsdp,
     plan,
@@ -468,3 +471,22 @@ def split_layers(rank, size, shards):
 def test_layers_that_ranks_split_are_planned_with_their_sums(ranks):
     ranks(2)(split_layers, 1)
     ranks(4)(split_layers, 2)
+
+
+def shares(rank, size):
+    """Positions and experts: the plan has the collectives of a run; rows that go to experts count as evenly shared."""
+    tokens = torch.arange(64).view(4, 16) % WORDS
+    for prepare, sizes_are_known in ((context_parallel, True), (experts, False)):
+        module = prepare(made_model("grouped").float())
+        told = plan(module, tokens, world_size=size, sharding_strategy=None, device="cpu")
+        compiled = thunder.jit(module)
+        compiled(tokens).backward()
+        ran = said([thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]])
+        planned = {c.kind: (c.count, c.nbytes) for c in told.collectives}
+        assert ran and planned.keys() == ran.keys()
+        assert all(planned[kind][0] == ran[kind][0] for kind in ran), (planned, ran)
+        assert planned == ran or not sizes_are_known
+
+
+def test_shared_positions_and_experts_are_planned_as_they_are_held(ranks):
+    ranks(2)(shares)

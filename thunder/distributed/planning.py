@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from thunder import compat
 from thunder.api import jit_with
@@ -29,7 +30,7 @@ from thunder.core.utils import compiling
 from thunder.distributed.boundary import local_of
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
-from thunder.distributed.layouts import PlannedGroup
+from thunder.distributed.layouts import Axis, PlannedGroup, axis_of
 from thunder.distributed.placement import (
     FSDPBucketingStrategy,
     FSDPType,
@@ -260,14 +261,27 @@ def _groups(size: int, shards: int | None, ranks: int) -> tuple:
 def on_meta(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a module on the meta device, whose parameters are held as those of the module."""
     known: dict[int, Any] = {}
+    groups: dict[int, PlannedGroup] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         empty = torch.empty_like(local_of(tensor), device="meta", requires_grad=False)
         known[id(tensor)] = (
             torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
         )
         if (split := placement_of(tensor)) is not None:  # a part of a layer
-            place(known[id(tensor)], split)
+            axes = tuple(dataclasses.replace(held, axis=_planned_axis(held.axis, groups)) for held in split.axes)
+            place(known[id(tensor)], dataclasses.replace(split, axes=axes))
     return copy.deepcopy(module, known)
+
+
+def _planned_axis(axis: Axis, groups: dict[int, PlannedGroup]) -> Axis:
+    """An axis over a group that stands for the axis's own, where that is one of processes. groups: those that stand for
+    others, by the id of these."""
+    if isinstance(axis.group, PlannedGroup):
+        return axis
+    if (planned := groups.get(id(axis.group))) is None:
+        ranks = dist.get_process_group_ranks(axis.group)
+        planned = groups[id(axis.group)] = PlannedGroup(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+    return axis_of(planned, axis.name, axis.reduction, axis.outside, axis.groups, axis.folded)
 
 
 def _compiled(
