@@ -184,8 +184,17 @@ def kernels_of(step: Callable, most: int = 10) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def failure_of(found: dict[str, Any]) -> Iterator[None]:
+    """An error of a system, of whatever kind, is a fact of its row."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
 def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) -> list[dict[str, Any]]:
-    """A row of the table for each system. ready: called when everything is compiled; measuring begins behind it."""
+    """A row of the table for each system. ready: called behind the first steps; what follows is measured."""
     torch.set_num_threads(chosen.threads)
     row = rows_of(chosen)[name]
     task = row.make()
@@ -198,6 +207,7 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     exact = exact_of(row, chosen.device)
     synchronize = torch.cuda.synchronize if chosen.device == "cuda" else lambda: None
     steps: dict[str, Callable] = {}
+    functions: dict[str, Any] = {}
     if "thunder_again" in chosen.systems:
         subprocess.run([*command(name, chosen, ["thunder"]), "--once"], check=True, env=os.environ | KEEPS)
     if "eager" not in chosen.systems:  # whose first step loads libraries for the others
@@ -205,10 +215,9 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
         step_of(task, task.function)()
     for system, found in rows.items():
         task = task_of(row, chosen.device)
-        compiled = compile_with(system, task.function)
-        step = step_of(task, compiled)
-        held = pools() if chosen.device == "cuda" else 0
-        try:
+        functions[system] = compile_with(system, task.function)
+        step = step_of(task, functions[system])
+        with failure_of(found):
             start = time.perf_counter()
             results = step()
             synchronize()
@@ -217,20 +226,25 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
                 found["gradient"] = distance(results, exact)
             del results
             step()
+            steps[system] = step
+    if chosen.device == "cuda":
+        torch.cuda.empty_cache()
+    ready()
+    # alone on the machine: what is decided by measurements is decided here
+    for system, step in list(steps.items()):
+        found, held = rows[system], pools() if chosen.device == "cuda" else 0
+        del steps[system]
+        with failure_of(found):
             settle(system, step)
             if exact is not None and task.mode != "step":
                 found["gradient"] = max(found["gradient"], distance(step(), exact))
             found["peak"] = peak_of(step, chosen.device)
             if chosen.device == "cuda":
                 found["pools"] = pools() - held
-            found["graphs"] = [str(e.graphs) for e in getattr(compiled, "programs", ())]
-        except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
-            found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            continue
-        steps[system] = lambda step=step: (step(), synchronize())
+            found["graphs"] = [str(e.graphs) for e in getattr(functions[system], "programs", ())]
+            steps[system] = lambda step=step: (step(), synchronize())
     if chosen.device == "cuda":
         torch.cuda.empty_cache()
-    ready()
     if steps:
         repeat = repetitions(next(iter(steps.values())), ROUND_SECONDS)
         interleaved(steps, 2, repeat)

@@ -38,6 +38,17 @@ class Attention(nn.Module):
         return y.view(x.shape)
 
 
+class DropsScores(Attention):
+    """Attention with dropout and a bias, whose kernel leaves the backward a seed."""
+
+    def forward(self, x):
+        y = x.view(-1, 4, 32)
+        q, k, v = (t.view(t.shape[0], 4, 2, 16).transpose(1, 2) for t in self.qkv(self.norm(y)).chunk(3, -1))
+        bias = torch.arange(4.0, device=x.device) * 0.1
+        scores = F.scaled_dot_product_attention(q, k, v, bias.expand(len(y), 2, 4, 4), dropout_p=0.2 * self.training)
+        return (y + self.out(scores.transpose(1, 2).reshape(y.shape))).view(x.shape)
+
+
 class Experts(nn.Module):
     """A router, experts by index, and their results added at indices."""
 
@@ -135,7 +146,7 @@ def _layers():
 def models() -> dict[str, Callable[[], nn.Module]]:
     return {
         "layers": _layers, "attention": Attention, "experts": Experts, "recurrent": Recurrent, "counts": Counts,
-        "decides": Decides, "draws": Draws, "views": Views, "convolves": Convolves,
+        "decides": Decides, "draws": Draws, "views": Views, "convolves": Convolves, "drops scores": DropsScores,
     }  # fmt: skip
 
 

@@ -136,11 +136,19 @@ def _efficient_backward(
     g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False
 ):
     bias = _aligned(bias, query, key)
+    if dropout_p:
+        seed, offset = _drawn(seed), _drawn(offset)
     operands = g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset
     gradients = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
         *operands, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
     )
     return gradients if of_bias else gradients[:3]
+
+
+def _drawn(number: torch.Tensor) -> torch.Tensor:
+    """A seed or offset that the forward has drawn, where the backward's kernel reads it: on the GPU while a graph is
+    recorded, otherwise on the CPU. A forward that ran as a graph has left it on the GPU."""
+    return number.cpu() if number.is_cuda and not torch.cuda.is_current_stream_capturing() else number
 
 
 def _efficient_of_groups(query, key, value, bias, dropout_p, is_causal, scale):
