@@ -22,6 +22,7 @@ from thunder.core.proxies import (
     numbers_in,
 )
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
+from thunder.errors import ThunderError
 
 
 class Region:
@@ -90,6 +91,21 @@ class NativeKernels(NamedTuple):
     own: int
 
 
+class NoScript(ThunderError):
+    """No script runs the kernels of a region outside of its program. The message says why."""
+
+
+class KernelScript(NamedTuple):
+    """The kernels of a region as Python text for another process.
+
+    text: defines `kernel`, called like the region, in a module that defines `operations`, the region in PyTorch's
+    operations. strides: those of the inputs that the kernels are compiled for.
+    """
+
+    text: str
+    strides: list[tuple[int, ...]]
+
+
 class FusedFunction:
     """A function that runs a region, and its facts for passes and estimates.
 
@@ -114,6 +130,10 @@ class FusedFunction:
     def native(self) -> NativeKernels | None:
         """The kernels of the last call, for launch loops; None where they are no such function."""
         return None
+
+    def script(self, numbers: Sequence[Any]) -> KernelScript:
+        """The kernels of the last call, for these symbolic numbers. Raises NoScript."""
+        raise NoScript("its executor writes no script; TORCH_LOGS=output_code prints the kernels of Inductor")
 
     def measure_next(self) -> None:
         """Lets the next call measure kernels with several schedules, where there are, and take the fastest."""

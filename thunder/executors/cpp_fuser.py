@@ -11,7 +11,6 @@ PyTorch runs everything.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import threading
 import weakref
@@ -257,11 +256,16 @@ class KernelRegion(BySizes):
         )  # fmt: skip
 
     def _launch(self, emitted: cpp.Emitted, library: ctypes.CDLL, strides: tuple) -> Callable:
-        """The text of a function that allocates what kernels write, and calls them."""
+        library.region.restype = None
+        names = {"function": library.region, "by_operations": self.by_operations}
+        return compile_source(self._launch_text(emitted, strides), "launch", names)
+
+    def _launch_text(self, emitted: cpp.Emitted, strides: tuple) -> str:
+        """The text of a function `launch` that allocates what kernels write, and calls them: `function`, in C."""
         layout, inputs = self.layout(strides), [f"in{i}" for i in range(len(strides))]
         sizes = [self.numbers.shape(o.shape) for o in self.region.outputs]  # type: ignore[union-attr]
         outputs = [f"out{i}" for i in range(len(sizes))]
-        dtypes = {f"dtype{i}": to_torch_dtype(o.dtype) for i, o in enumerate(self.region.outputs)}  # type: ignore
+        dtypes = [str(to_torch_dtype(o.dtype)).removeprefix("torch.") for o in self.region.outputs]  # type: ignore
         parameters, shared, own = [*inputs, *self.numbers.names], emitted.scratch, emitted.thread_scratch
         lines = self.derived(strides, atoms_of([shared, own, *(n for s in (*sizes, *layout) for n in s)]))
         lines += [f"{name} = {expression}" for name, expression in self.numbers.floats()]
@@ -269,7 +273,7 @@ class KernelRegion(BySizes):
             f"{o} = empty_strided({tuple_text(shape)}, {tuple_text(s)}, dtype={d})"
             for o, shape, s, d in zip(outputs, sizes, layout, dtypes, strict=True)
         ]
-        lines.append("threads, status = threads_of(), c_int(0)")
+        lines.append("threads, status = get_num_threads(), c_int(0)")
         addresses = [f"{name}.data_ptr()" for name in (*inputs, *outputs)]
         if shared or own:
             lines.append(f"scratch = empty({text(shared)} + ({text(own)}) * threads, dtype=uint8)")
@@ -277,21 +281,27 @@ class KernelRegion(BySizes):
         for name, kind, values in (("sizes", "i64s", emitted.sizes), ("floats", "doubles", emitted.floats)):
             if values:
                 lines.append(f"{name} = {kind}({', '.join(values)})")
-            addresses.append(f"address({name})" if values else "0")
+            addresses.append(f"addressof({name})" if values else "0")
         lines += [
             f"function(pointers({', '.join(addresses)}), threads, byref(status))",
             f"return by_operations({', '.join(parameters)}) if status.value else [{', '.join(outputs)}]",
         ]
-        function = library.region
-        function.restype = None
-        names = {
-            "empty_strided": torch.empty_strided, "empty": torch.empty, "uint8": torch.uint8, "math": math,
-            "threads_of": torch.get_num_threads, "c_int": ctypes.c_int, "byref": ctypes.byref,
-            "address": ctypes.addressof, "pointers": ctypes.c_void_p * len(addresses), "function": function,
-            "i64s": ctypes.c_int64 * len(emitted.sizes), "doubles": ctypes.c_double * len(emitted.floats),
-            "by_operations": self.by_operations,
-        }  # fmt: skip
-        return compile_source(function_text("launch", parameters, lines), "launch", names | dtypes)
+        names = ", ".join(sorted({"empty", "empty_strided", "get_num_threads", "uint8", *dtypes}))
+        imports = [
+            "import math", "from ctypes import addressof, byref, c_double, c_int, c_int64, c_void_p",
+            f"from torch import {names}", f"pointers = c_void_p * {len(addresses)}",
+            f"i64s, doubles = c_int64 * {len(emitted.sizes)}, c_double * {len(emitted.floats)}",
+        ]  # fmt: skip
+        return "\n".join([*imports, function_text("launch", parameters, lines)])
+
+    def script_text(self, strides: tuple) -> str:
+        emitted, count = self._emitted(strides), len(strides)
+        return (
+            f'from thunder.kernels import cpp\n\nSOURCE = r"""\n{emitted.text.removeprefix(cpp.PRELUDE).strip()}\n"""\n'
+            "function = cpp.compiled(cpp.PRELUDE + SOURCE).region\nfunction.restype = None\n"
+            f"by_operations = lambda *arguments: [*operations(*arguments[:{count}])]\n"
+            f"{self._launch_text(emitted, strides)}\nkernel = launch"
+        )
 
 
 def seconds_of_operations(region: Region, on: Machine) -> float:

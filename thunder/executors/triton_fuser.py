@@ -23,7 +23,7 @@ import torch
 from thunder.analysis.aliases import may_view
 from thunder.analysis.cost import bytes_moved, nbytes, region_bytes, rules, tensors_in
 from thunder.core.proxies import Proxy, TensorProxy, element_count, has_numbers, number_value
-from thunder.core.regions import Region
+from thunder.core.regions import NoScript, Region
 from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.trace import Trace
@@ -522,6 +522,12 @@ class TileRegion(LaunchedRegion):
         """The program in the IR, the schedule with its predictions, and the text."""
         return f"{self.program}\n\n{tiled.describe(self.scheduled(self._shown)[0])}\n\n{self.source}"
 
+    def script_text(self, strides: tuple) -> str:
+        if self.numbers.floats():
+            raise NoScript("Triton's launcher rounds the numbers that this region takes to float32")
+        launch = Variant(self, strides, (True,) * len(strides), is_direct=True).launch()
+        return launch.script_text(self.device, len(strides))
+
     # ---------------------------------------------------------------------------------------------- compiling
     def expect(self, strides: tuple) -> None:
         """Compiles kernels for inputs of these strides in the background."""
@@ -565,7 +571,8 @@ class Variant:
     aligned: the inputs that begin at multiples of 16 bytes, for a function of such inputs on the current device.
     Without it the function takes any inputs, and passes those that it is not compiled for to `TileRegion.unusual`.
     wide: for any sizes. is_trial: whether the text is that of the function for any inputs, which may write results over
-    inputs, though this one does not. Raises Undecided.
+    inputs, though this one does not. is_direct: whether Triton compiles and launches the kernels' text itself.
+    Raises Undecided.
     """
 
     def __init__(
@@ -575,7 +582,9 @@ class Variant:
         aligned: Sequence[bool] | None = None,
         wide: bool = False,
         is_trial: bool = False,
+        is_direct: bool = False,
     ):
+        self.is_direct = is_direct or region.interpreted
         launches, layout = region.chosen(strides), region.layout(strides)
         self.region, self.strides, self.is_checked, self.is_wide = region, strides, aligned is None, wide
         over = region.overwritten(strides) if self.is_checked else {}
@@ -602,7 +611,7 @@ class Variant:
             if buffer not in self.names:
                 self._allocate(buffer, layout)
         begins = dict(zip(region.program.inputs, aligned or (), strict=False))
-        self.binaries = [] if region.interpreted else [self._binary(s, begins) for s in self.sources]
+        self.binaries = [] if self.is_direct else [self._binary(s, begins) for s in self.sources]
 
     def _allocate(self, buffer: Buffer, layout: Sequence[tuple]) -> None:
         number = len(self.allocations)
@@ -650,7 +659,7 @@ class Variant:
 
     def _launched(self, number: int, source: triton_cuda.Emitted, kernels: dict[str, Any]) -> list[str]:
         """The lines of a launch, whose kernel is added to `kernels`."""
-        binary = None if self.region.interpreted else self.binaries[number]
+        binary = None if self.is_direct else self.binaries[number]
         return [self._launch_of(f"kernel{number}", source, binary, kernels)]
 
     def _launch_of(
@@ -659,7 +668,8 @@ class Variant:
         tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
         if binary is None:
             kernels[name] = source.name, source.text
-            return interpreted_line(name, grid, source.warps, [*tensors, *(n.name for n in source.numbers)])
+            numbers = [n.name for n in source.numbers]
+            return interpreted_line(name, grid, source.warps, [*tensors, *numbers], source.stages)
         kernels[name] = loaded = binary.result()
         size = "l" if self.is_wide else "i"
         numbers = [("d" if isinstance(n, Scalar) else size, n.name) for n in source.numbers]
@@ -668,7 +678,7 @@ class Variant:
     def launch(self) -> Launch:
         region = self.region
         lines, kernels = self._numbers(), dict[str, Any]()
-        if not region.interpreted:
+        if not self.is_direct:
             index = index_of(region.device)
             lines += entry_lines(self.inputs, self.parameters, index, self.is_checked)
             lines += [*self.allocations, f"stream = current_stream({index})"]

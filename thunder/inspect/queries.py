@@ -9,8 +9,8 @@ from thunder.cache.entry import CacheEntry
 from thunder.cache.history import CompileStats, Traces
 from thunder.compiled import Compiled, compiled_of
 from thunder.core.paths import Decision
-from thunder.core.regions import FusedFunction
 from thunder.core.symbol import OpTags
+from thunder.inspect.kernels import Kernel, kernels_of
 from thunder.interpreter import interpreted_instructions, interpreter_log, print_log
 from thunder.options import CACHE_OPTIONS
 
@@ -80,17 +80,18 @@ def last_backward_traces(fn: Any) -> Traces:
     return Traces(_called(fn).stats.last_backward_traces)
 
 
-def last_kernels(fn: Any) -> dict[str, str]:
+def last_kernels(fn: Any) -> dict[str, Kernel]:
     """The kernels that the last call ran, by the name of their region in the trace ("backward" before those of a
-    backward): for the executor cpp the program in the kernel IR, the schedule with its predicted bytes and
-    microseconds, and the source."""
-    stats = _called(fn).stats
-    return {
-        f"{prefix}{b.sym.name}": b.sym.fn.description
-        for prefix, traces in (("", stats.last_traces), ("backward ", stats.last_backward_traces))
-        for b in (traces[-1].bound_symbols if traces else ())
-        if isinstance(b.sym.fn, FusedFunction)
-    }
+    backward). Each is a string: for the executors cpp and triton_fuser the program in the kernel IR, the schedule with
+    its predicted bytes and microseconds, and the source.
+
+    `last_kernels(fn)[name].script()` is a program that runs one region beside PyTorch's operations, on inputs like the
+    call's, and prints the differences and both times.
+    """
+    stats, kernels = _called(fn).stats, dict[str, Kernel]()
+    for prefix, traces in (("", stats.last_traces), ("backward ", stats.last_backward_traces)):
+        kernels |= kernels_of(prefix, traces[-1]) if traces else {}
+    return kernels
 
 
 def last_prologue_traces(fn: Any) -> Traces:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
-from thunder.core.regions import Region
+from thunder.core.regions import KernelScript, Region
 from thunder.executors.triton_kernels.by_strides import ByStrides, own_results
 from thunder.executors.triton_kernels.launcher import function_text
 from thunder.executors.triton_kernels.layout import layout_of
@@ -18,7 +20,7 @@ from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_lik
 from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.numbers import Numbers
-from thunder.kernels.sizes import Atom, Extent, factor_text, hint
+from thunder.kernels.sizes import Atom, Extent, atoms_of, factor_text, hint, value_of
 from thunder.ops.layout import run_line
 
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
@@ -124,6 +126,15 @@ class BySizes(ByStrides):
         known = dict(zip(program.inputs, strides, strict=True))
         outputs = [s.buffer for s in program.stores if s.buffer.kind == "output"]
         return known | {b: layout[b.number] for b in outputs}, layout
+
+    def script(self, numbers: Sequence[Any]) -> KernelScript:
+        strides = next(reversed(self._variants), None) or self.usual_strides()
+        values = {a.name: a.hint for a in atoms_of([n for s in strides for n in s])} | {**self.numbers.values(numbers)}
+        return KernelScript(self.script_text(strides), [tuple(value_of(n, values) for n in s) for s in strides])
+
+    @abstractmethod
+    def script_text(self, strides: tuple) -> str:
+        """The text of a `KernelScript` for inputs of these strides."""
 
     def usual_strides(self) -> tuple:
         """The expected strides of inputs: row-major ones."""

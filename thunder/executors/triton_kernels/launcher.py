@@ -56,6 +56,24 @@ class Launch(NamedTuple):
                 }  # fmt: skip
         return compile_source(self.text, "launch", context | self.objects)
 
+    def script_text(self, device: torch.device, inputs: int) -> str:
+        """The text of a `KernelScript`, of kernels that are given as text. inputs: the number of tensors."""
+        lines = ['import os\n\nos.environ["TRITON_INTERPRET"] = "1"'] if interpreting() else []
+        lines += [
+            "import math\n\nfrom thunder.compat.torch_settings import tensor_cores_multiply_float32 as rounds_float32",
+            "from thunder.core.codegen import compile_source\n",
+        ]
+        for name, (entry, text) in self.kernels.items():  # type: ignore[misc]
+            lines.append(f'{name} = compile_source(r"""\n{text}""", "{entry}", {{"__name__": "kernels"}})')
+        lines += [
+            f"deterministic = torch.are_deterministic_algorithms_enabled\ndevice = torch.device({str(device)!r})",
+            "allocate = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)",
+            f"unusual = wide = by_operations = lambda *arguments: [*operations(*arguments[:{inputs}])]",
+            *(f"{name} = {value}" for name, value in self.objects.items()),
+            f"\n\n{self.text}\n\nkernel = launch",
+        ]
+        return "\n".join(lines)
+
 
 def index_of(device: torch.device) -> int:
     return device.index if device.index is not None else torch.cuda.current_device()
@@ -90,10 +108,13 @@ def launch_line(
     )
 
 
-def interpreted_line(kernel: str, grid: Sequence[int | str], warps: int, arguments: Sequence[str]) -> str:
-    """The same by Triton's interpreter, which takes tensors."""
+def interpreted_line(
+    kernel: str, grid: Sequence[int | str], warps: int, arguments: Sequence[str], stages: int | None = None
+) -> str:
+    """The same by Triton's interpreter or its own launcher, which take tensors."""
     x, y = (*grid, 1)[:2]
-    return f"{kernel}[({x}, {y})]({', '.join(arguments)}, num_warps={warps})"
+    options = [f"num_warps={warps}", *([] if stages is None else [f"num_stages={stages}"])]
+    return f"{kernel}[({x}, {y})]({', '.join([*arguments, *options])})"
 
 
 # Triton's names
