@@ -90,6 +90,14 @@ def test_what_does_not_raise_is_dropped():
     assert set(said) == {"__getitem__", "tried_impl", "mul", "python_del"} and said.count("tried_impl") == 1
 
 
+@pytest.mark.parametrize("device, remain", [("cpu", ["__getitem__", "tried_impl"]), ("meta", [])])
+def test_an_index_raises_on_the_cpu_only(device, remain):
+    """On a GPU, an assertion of a kernel ends the process; other devices do not look at indices."""
+    compiled = thunder.jit(lambda x, i: (x[i], x * 2)[1], fallback="error")
+    compiled(VECTOR.to(device), (BAD % 4).to(device))
+    assert [name for name in names(compiled.programs[0].forward) if name != "python_del"] == [*remain, "mul"]
+
+
 @pytest.mark.parametrize("wrap", ["backward inside", "checkpoint", "torch.func"])
 def test_dead_code_of_derivatives_is_dropped(wrap):
     """Eager PyTorch does not compute gradients that nobody asks for."""

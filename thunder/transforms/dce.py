@@ -51,7 +51,9 @@ def may_raise(operation: BoundSymbol) -> bool:
 
 
 def _raises_for_values(operation: BoundSymbol) -> bool:
-    if effects.checks_data.holds(operation) or effects.may_raise.holds(operation):
+    """An index out of range raises on the CPU. On a GPU an assertion of a kernel ends the process instead."""
+    on_cpu = any(isinstance(x, TensorProxy) and x.device.type == "cpu" for x in operation.inputs)
+    if on_cpu and effects.checks_data.holds(operation) or effects.may_raise.holds(operation):
         return True
     return any(map(_raises_for_values, operation.subsymbols))
 
