@@ -21,7 +21,7 @@ from thunder.extend import (
     set_default_executors,
 )
 from thunder.ops import LTORCH
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 
 
 def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Tensor], list]:

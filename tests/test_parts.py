@@ -223,7 +223,7 @@ class Pointwise(FusionExecutor):
         return operation.sym.name in ("add", "add_part", "mul", "sin", "cos")
 
     def fuse(self, region, counter):
-        from thunder.ops.layout import run_line
+        from thunder.ops.infer import run_line
 
         def run(*tensors):
             values = dict(zip(region.inputs, tensors, strict=True))

@@ -15,7 +15,7 @@ import thunder
 from thunder.core.devices import to_device
 from thunder.core.dtypes import bfloat16
 from thunder.core.proxies import TensorProxy
-from thunder.executors import attention_kernels, sdpaex
+from thunder.executors import sdpaex
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
 
@@ -240,11 +240,11 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
             assert sums.dim() == (4 if name == "cudnn" else 3)
             return backward(g, query, key, value, bias, out, sums.view(query.shape[:3]), *rest)
 
-        monkeypatch.setattr(attention_kernels, f"_{name}", run)
-        monkeypatch.setattr(attention_kernels, f"_{name}_backward", run_backward)
-    monkeypatch.setattr(sdpaex, "_choose", lambda *args: attention_kernels.BY_SIZE)
-    monkeypatch.setattr(attention_kernels, "WORTH_A_PLAN", 2 * 2 * 4 * 24 * 24 * 16 * 3)  # three forwards of length 24
-    attention_kernels._work.clear()
+        monkeypatch.setattr(sdpaex, f"_{name}", run)
+        monkeypatch.setattr(sdpaex, f"_{name}_backward", run_backward)
+    monkeypatch.setattr(sdpaex, "_choose", lambda *args: sdpaex.BY_SIZE)
+    monkeypatch.setattr(sdpaex, "WORTH_A_PLAN", 2 * 2 * 4 * 24 * 24 * 16 * 3)  # three forwards of length 24
+    sdpaex._work.clear()
     compiled = thunder.jit(lambda *x: scaled_dot_product_attention(*x), executors=["sdpa"])
     torch.manual_seed(0)
     for _ in range(5):
@@ -254,21 +254,21 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
             assert torch.equal(a, b)
     with torch.no_grad():
         assert torch.equal(compiled(*inputs), want[0])
-    attention_kernels._work.clear()
+    sdpaex._work.clear()
     assert [name for name, direction in ran if direction == "forward"] == ["flash"] * 2 + ["cudnn"] * 4
     assert [name for name, direction in ran if direction == "backward"] == ["flash"] * 2 + ["cudnn"] * 3
 
 
 def test_calls_of_little_work_are_not_counted(monkeypatch):
     """A token that is decoded makes no size worth a plan, and each has another size."""
-    monkeypatch.setattr(attention_kernels, "_work", collections.Counter())
+    monkeypatch.setattr(sdpaex, "_work", collections.Counter())
     for keys in range(100, 200):
         token, key = (torch.empty(1, heads, n, 128, device="meta") for heads, n in ((16, 1), (8, keys)))
-        assert not attention_kernels._is_planned(False, token, key, None, False)
-    assert not attention_kernels._work
+        assert not sdpaex._is_planned(False, token, key, None, False)
+    assert not sdpaex._work
     prompt = torch.empty(1, 16, 2048, 128, device="meta")
-    assert not attention_kernels._is_planned(False, prompt, prompt, None, True)
-    assert len(attention_kernels._work) == 1
+    assert not sdpaex._is_planned(False, prompt, prompt, None, True)
+    assert len(sdpaex._work) == 1
 
 
 @GPU
@@ -289,7 +289,7 @@ def test_kernels_of_a_size_in_turns(monkeypatch, first, is_causal, groups, maske
     torch.manual_seed(0)
     compiled = thunder.jit(attend, dynamic=True)
     for planned in (first, not first) * 2:
-        monkeypatch.setattr(attention_kernels, "_is_planned", lambda *args, planned=planned: planned)
+        monkeypatch.setattr(sdpaex, "_is_planned", lambda *args, planned=planned: planned)
         x = heads(8 + 16 // groups, 120, 64, device="cuda", dtype=torch.bfloat16)
         found = with_gradients(compiled, x)
         assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
@@ -328,16 +328,16 @@ def test_the_backward_is_that_of_the_kernel_that_ran(monkeypatch, masked, planne
         return run
 
     for name in ("cudnn", "flash", "efficient"):
-        monkeypatch.setattr(attention_kernels, f"_{name}", run_as(name))
-        monkeypatch.setattr(attention_kernels, f"_{name}_backward", backward_as(name))
+        monkeypatch.setattr(sdpaex, f"_{name}", run_as(name))
+        monkeypatch.setattr(sdpaex, f"_{name}_backward", backward_as(name))
     torch.manual_seed(0)
     inputs = [torch.randn(2, 4, 24, 16) for _ in range(3)]
     bias = torch.randn(2, 4, 24, 24) if masked else None
-    monkeypatch.setattr(attention_kernels, "_is_planned", lambda *args: planned)
-    out, sums, *drawn = attention_kernels._by_size(*inputs, bias, 0.0, False, None)
-    monkeypatch.setattr(attention_kernels, "_is_planned", lambda *args: not planned)
+    monkeypatch.setattr(sdpaex, "_is_planned", lambda *args: planned)
+    out, sums, *drawn = sdpaex._by_size(*inputs, bias, 0.0, False, None)
+    monkeypatch.setattr(sdpaex, "_is_planned", lambda *args: not planned)
     g = torch.randn(out.shape)
-    found = attention_kernels._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    found = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
     wanted = torch.autograd.functional.vjp(
         lambda *x: scaled_dot_product_attention(*x, attn_mask=bias), tuple(inputs), g
     )[1]
@@ -369,9 +369,9 @@ def test_the_kernel_of_as_many_heads_takes_groups(monkeypatch, groups, queries, 
             lambda *x: scaled_dot_product_attention(*x, attn_mask=bias), (query, key, value), g
         )[1]
 
-    monkeypatch.setattr(attention_kernels, "_efficient", efficient)
-    monkeypatch.setattr(attention_kernels, "_efficient_backward", efficient_backward)
-    monkeypatch.setattr(attention_kernels, "_is_planned", lambda *args: False)
+    monkeypatch.setattr(sdpaex, "_efficient", efficient)
+    monkeypatch.setattr(sdpaex, "_efficient_backward", efficient_backward)
+    monkeypatch.setattr(sdpaex, "_is_planned", lambda *args: False)
     torch.manual_seed(0)
     inputs = [heads(6, queries, dtype=torch.float64), *(heads(6 // groups, dtype=torch.float64) for _ in range(2))]
     bias = torch.randn(shape, dtype=torch.float64)
@@ -379,9 +379,9 @@ def test_the_kernel_of_as_many_heads_takes_groups(monkeypatch, groups, queries, 
     def attend(*given):
         return scaled_dot_product_attention(*given, attn_mask=bias, enable_gqa=True)
 
-    out, sums, *drawn = attention_kernels._by_size(*inputs, bias, 0.0, False, None)
+    out, sums, *drawn = sdpaex._by_size(*inputs, bias, 0.0, False, None)
     g = torch.randn_like(out)
-    found = attention_kernels._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    found = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
     expected, gradients = torch.autograd.functional.vjp(attend, tuple(inputs), g)
     for a, b in zip((out, *found), (expected, *gradients), strict=True):
         torch.testing.assert_close(a, b)
@@ -432,13 +432,11 @@ def test_the_kernel_is_given_biases_as_it_reads_them(monkeypatch, queries, keys)
     def record(name):  # the bias comes after query, key and value, and in the backward after a cotangent
         return lambda *args, **kwargs: (args[4 if name.endswith("backward") else 3],) * 4
 
-    monkeypatch.setattr(attention_kernels.compat, "kernel", record)
+    monkeypatch.setattr(sdpaex.compat, "kernel", record)
     query, key = torch.empty(2, 4, queries, 8), torch.empty(2, 4, keys, 8)
     for bias in biases(queries, keys):
-        forward = attention_kernels._efficient(query, key, key, bias, 0.0, False, None)
-        backward = attention_kernels._efficient_backward(
-            query, query, key, key, bias, query, query, None, None, 0.0, False, None
-        )
+        forward = sdpaex._efficient(query, key, key, bias, 0.0, False, None)
+        backward = sdpaex._efficient_backward(query, query, key, key, bias, query, query, None, None, 0.0, False, None)
         for aligned in (forward[0], backward[0]):
             assert torch.equal(aligned, bias.expand(2, 4, queries, keys))
             assert aligned.stride(-1) == 1 and aligned.data_ptr() % 16 == 0
@@ -448,7 +446,7 @@ def test_the_kernel_is_given_biases_as_it_reads_them(monkeypatch, queries, keys)
 def test_a_bias_that_is_aligned_is_not_copied():
     for bias in (torch.randn(1, 4, 16, 32), torch.randn(16, 32), torch.randn(2, 1, 1, 64)[..., 16:48]):
         query, key = torch.empty(2, 4, 16, 8), torch.empty(2, 4, 32, 8)
-        assert attention_kernels._aligned(bias, query, key).data_ptr() == bias.data_ptr()
+        assert sdpaex._aligned(bias, query, key).data_ptr() == bias.data_ptr()
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -534,11 +532,11 @@ def test_masks(mask, length, dtype):
 
 @GPU
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-@pytest.mark.parametrize("kernel", [attention_kernels._cudnn, attention_kernels._efficient])
+@pytest.mark.parametrize("kernel", [sdpaex._cudnn, sdpaex._efficient])
 def test_biases_of_every_layout(kernel, dropout_p):
     backward = {
-        attention_kernels._cudnn: attention_kernels._cudnn_backward,
-        attention_kernels._efficient: attention_kernels._efficient_backward,
+        sdpaex._cudnn: sdpaex._cudnn_backward,
+        sdpaex._efficient: sdpaex._efficient_backward,
     }[kernel]
     query, key = (heads(4, length, 64, device="cuda", dtype=torch.bfloat16) for length in (24, 40))
     for bias in biases(24, 40, "cuda", torch.bfloat16):
@@ -617,8 +615,8 @@ def test_second_derivatives():
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """A kernel for the CPU in the place of those for GPUs."""
-    kernel = attention_kernels.attention_kernel(
-        "cpu", 9, *attention_of_the_cpu(), lambda b, h, n: (b, h, n), attention_kernels._on_the_host, float("-inf")
+    kernel = sdpaex.attention_kernel(
+        "cpu", 9, *attention_of_the_cpu(), lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf")
     )
     monkeypatch.setattr(sdpaex, "_choose", lambda *args: kernel)
 
@@ -726,9 +724,9 @@ def test_keys_that_begin_at_odd_places_are_copied(on_the_cpu, at):
 def test_a_bias_that_is_aligned_stays():
     biases = torch.randn(3, 5, 7), torch.randn(3, 1, 16)[..., :9]
     for bias in biases:
-        once = attention_kernels._run_aligned(bias, bias.shape[-1])
+        once = sdpaex._run_aligned(bias, bias.shape[-1])
         assert once.stride(-1) == 1 and all(n % 16 == 0 for n in once.stride()[:-1]) and torch.equal(once, bias)
-        assert attention_kernels._run_aligned(once, bias.shape[-1]).data_ptr() == once.data_ptr()
+        assert sdpaex._run_aligned(once, bias.shape[-1]).data_ptr() == once.data_ptr()
 
 
 def test_only_wanted_gradients_and_second_ones(on_the_cpu):

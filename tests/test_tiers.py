@@ -28,7 +28,7 @@ from thunder.errors import OptionError
 from thunder.executors import inductor
 from thunder.extend import get_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 from thunder.runtime import background, processes
 
 ROOT = str(Path(thunder.__file__).parent.parent)

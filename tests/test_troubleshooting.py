@@ -13,7 +13,7 @@ import torch
 import thunder
 from thunder import errors
 from thunder.cache.history import REASONS, section_of_reason
-from thunder.capture import ask
+from thunder.capture import world
 from thunder.compat import modes
 from thunder.core.codegen import compile_source
 
@@ -68,7 +68,7 @@ QUESTIONS = {
 
 
 def test_the_words_of_each_question_lead_to_a_section():
-    questions = [q for q in vars(ask).values() if isinstance(q, ask.Question)]
+    questions = [q for q in vars(world).values() if isinstance(q, world.Question)]
     assert {q.name for q in questions} == QUESTIONS.keys()
     for question in questions:
         words = question.words if isinstance(question.words, tuple) else (question.words,)

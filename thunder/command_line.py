@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import thunder
-from thunder.capture import passes
+from thunder.capture import checks
 from thunder.capture.policy import DEFINED
 from thunder.compiled import Compiled
 from thunder.errors import CaptureError
@@ -367,7 +367,7 @@ def _c_compiler() -> str:
     compiler = C_COMPILER.value or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "none, so that prologues run in Python"
-    library = passes.build(compiler)
+    library = checks.build(compiler)
     fails = f"{compiler} cannot build an extension (are Python's headers there?): prologues run in Python"
     return fails if library is None else compiler
 

@@ -24,10 +24,11 @@ from thunder.cache.index import PATHS, SCANNED, facts_of
 from thunder.cache.logs import configure, log_fallback, log_recompilation
 from thunder.cache.store import ADVICE, ORIGINAL, REFUSALS, ProgramCache, Strays, path_limit
 from thunder.capture.decisions import RaisesBefore
+from thunder.capture.dispatch import EagerFunctions
 from thunder.capture.locks import Holding
 from thunder.capture.reachable import reaches_placed
 from thunder.capture.replay import replay
-from thunder.capture.state import EagerFunctions, original_stands_in
+from thunder.capture.state import original_stands_in
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
 from thunder.core.signals import interrupts, raised_by

@@ -8,15 +8,27 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import ask, passes
-from thunder.capture.sources import MISSING
-from thunder.capture.world import World
+from thunder.capture import checks
+from thunder.capture.world import (
+    CONTENT,
+    FILLED,
+    HELPERS,
+    IDENTITY,
+    KEYS,
+    KIND,
+    LENGTH,
+    MISSING,
+    PRESENT,
+    TYPE,
+    VALUE,
+    World,
+)
 
 ANSWERS = [
-    (ask.TYPE, [1, True, 1.0, [], {}]),
-    (ask.IDENTITY, [[], [], object()]),
+    (TYPE, [1, True, 1.0, [], {}]),
+    (IDENTITY, [[], [], object()]),
     (
-        ask.VALUE,
+        VALUE,
         [
             1,
             True,
@@ -35,10 +47,10 @@ ANSWERS = [
             torch.float32,
         ],
     ),
-    (ask.LENGTH, [[], [1], {1: 2, 3: 4}, collections.deque([1, 2, 3])]),
-    (ask.KEYS, [{}, {1: 2}, {True: 2}, {1: 1, 2: 2}, {2: 1, 1: 2}]),
+    (LENGTH, [[], [1], {1: 2, 3: 4}, collections.deque([1, 2, 3])]),
+    (KEYS, [{}, {1: 2}, {True: 2}, {1: 1, 2: 2}, {2: 1, 1: 2}]),
     (
-        ask.CONTENT,
+        CONTENT,
         [
             [1] * 20,
             [True] * 20,
@@ -51,15 +63,15 @@ ANSWERS = [
             {"a": [1]},
         ],
     ),
-    (ask.PRESENT, [1, MISSING]),
-    (ask.KIND, [torch.zeros(2).to_sparse(), torch.zeros(3).to_sparse(), None]),
-    (ask.FILLED, [[{}], [{1: 2}]]),
+    (PRESENT, [1, MISSING]),
+    (KIND, [torch.zeros(2).to_sparse(), torch.zeros(3).to_sparse(), None]),
+    (FILLED, [[{}], [{1: 2}]]),
 ]
 
 
 @pytest.mark.parametrize("question, values", ANSWERS, ids=[q.name for q, _ in ANSWERS])
 def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, values):
-    objects = {f.__name__: f for f in ask.HELPERS.values()} | {"MISSING": MISSING, "passes": passes}
+    objects = {f.__name__: f for f in HELPERS.values()} | {"MISSING": MISSING, "checks": checks}
     for i, a in enumerate(values):
         world = World()
         was = world.ask(world.const(a), question)
@@ -71,7 +83,7 @@ def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, 
 
 def test_a_question_is_asked_once():
     asked = []
-    question = ask.LENGTH._replace(ask=lambda v, _: asked.append(v) or len(v))
+    question = LENGTH._replace(ask=lambda v, _: asked.append(v) or len(v))
     world = World()
     assert [world.ask(world.const([1, 2]), question) for _ in range(2)] == [2, 2] and len(asked) == 2
     source = world.const([1, 2])

@@ -15,7 +15,7 @@ from thunder.cache.history import CompileStats
 from thunder.cache.logs import log_program
 from thunder.cache.tiers import lower_in_tiers
 from thunder.capture import Captured, FailsWithParts, Request, capture
-from thunder.capture.state import EagerFunctions
+from thunder.capture.dispatch import EagerFunctions
 from thunder.core.host_calls import Log
 from thunder.core.signals import interrupts
 from thunder.core.utils import compiling

@@ -1,10 +1,10 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
-In the order of the flow: `sources` (where values come from), `ask` (every look at the outside), `state` (its parts),
-`host` (the interpreter's host) with `locations`, `values`, `tensors`, `numbers`, `containers`, `classes` and `objects`
-(the outside as a program holds it), `expose` (everything that native code may look at), `calls` and `operators`
-(dispatch by the table in `policy`; `handlers` and `library` define functions), `decisions`, `prologue` with `groups`,
-`checks` and `passes`, `epilogue`.
+In the order of the flow: `world` (where values come from, and every look at the outside), `effects`, `recording`,
+`dispatch` and `state` (the other parts), `host` (the interpreter's host) with `locations`, `values`, `tensors`,
+`numbers`, `containers`, `classes` and `objects` (the outside as a program holds it), `expose` (everything that native
+code may look at), `calls` and `operators` (dispatch by the table in `policy`; `handlers` and `library` define
+functions), `decisions`, `prologue` with `groups` and `checks`, `epilogue`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from thunder.capture.library.locks import taken_locks
 from thunder.capture.locations import file_and_line
 from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
-from thunder.capture.sources import Source
 from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back, written_unseen
+from thunder.capture.world import Source
 from thunder.core.codegen import failing_line, line_owners
 from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.signals import interrupts
@@ -67,7 +67,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self.log, self.history = c.log, c.history  # as the queries about an interpretation want them
         self.parameters, self.decisions, self._capture = c.world.parameters, c.numbers.decisions, c
-        self.path, self.host_calls = tuple(c.path.taken), c.path.host_calls
+        self.path, self.host_calls = tuple(c.path.taken), c.dispatch.host_calls
         self.eager_codes = [f.__code__ for f in c.fallbacks.calls if hasattr(f, "__code__")]
         self.has_eager_calls = bool(c.fallbacks.calls)
         if any(isinstance(o, FutureTensorProxy) for b in c.recorder.bound_symbols for o in b.outputs):
@@ -364,7 +364,7 @@ def _capture(request: Request, apart: bool) -> Captured:
 def _questions_before(c: Capture, error: Exception) -> Callable | None:
     """The prologue that asks what a program had asked when it failed: a call of the same answers fails as this one did.
     None where data decided that an exception of the program's own was raised."""
-    if not isinstance(error, CaptureError) and (c.path.taken or c.path.host_calls):
+    if not isinstance(error, CaptureError) and (c.path.taken or c.dispatch.host_calls):
         return None
     try:
         with compat.DisableTorchFunction():

@@ -8,7 +8,7 @@ import numpy
 import torch
 
 from thunder.capture.interface import Capture
-from thunder.capture.sources import Source
+from thunder.capture.world import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import plain_attribute

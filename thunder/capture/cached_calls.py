@@ -1,7 +1,7 @@
 """Functions of the user's behind functools.lru_cache: the prologue calls them, as eager does at each call.
 
     t0 = table(self, 3)   # self from outside: its cache may have the result, of an object that is another since
-    if passes.attributes_are(...): ...; table_0 = ask_table((self,))
+    if checks.attributes_are(...): ...; table_0 = ask_table((self,))
 
 An object of the program's own is a key that no cache has; where its class compares, an equal one is made once.
 """
@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder.capture import callbacks, containers
-from thunder.capture.ask import IDENTITY, PRESENT, TYPE, say
 from thunder.capture.expose import is_written
 from thunder.capture.interface import Capture
 from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIVE, slots
-from thunder.capture.sources import Source
+from thunder.capture.world import IDENTITY, PRESENT, TYPE, Source, say
 from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
 from thunder.interpreter import NULL, Host
 from thunder.interpreter.attributes import parts_of, stands_alone, type_attribute

@@ -16,10 +16,10 @@ import weakref
 
 import numpy
 
-from thunder.capture.ask import KEYS
 from thunder.capture.interface import Capture
 from thunder.capture.native import MUTABLE, PRIMITIVE
 from thunder.capture.policy import folded, is_library
+from thunder.capture.world import KEYS
 from thunder.core.proxies import TensorProxy
 from thunder.interpreter import decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute

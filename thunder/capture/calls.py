@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +15,14 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import cached_calls, callbacks, eager, host_lines
-from thunder.capture.ask import KEYS, LENGTH
 from thunder.capture.construct import construct_object, reduced
+from thunder.capture.dispatch import LibraryCall
 from thunder.capture.expose import contents_of
 from thunder.capture.interface import Capture
 from thunder.capture.library import higher_order, torch_func
+from thunder.capture.locations import holds_state
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import CONTAINERS, among
+from thunder.capture.native import CONTAINERS, PRIMITIVE, among
 from thunder.capture.native_calls import IDENTITY_CALLS, call_builtin, call_native, reaches
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.capture.policy import (
@@ -27,20 +30,26 @@ from thunder.capture.policy import (
     DEFINED_BY_KIND,
     DEFINED_BY_NAME,
     Ask,
+    Eager,
     Fold,
     Host,
     is_library,
+    is_of_library,
     native_row,
 )
 from thunder.capture.reads import note_call
+from thunder.capture.world import IDENTITY, KEYS, LENGTH, SAME, Source
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
+from thunder.errors import CaptureError
 from thunder.extend.disable import Disabled
-from thunder.interpreter import NULL, attributes, text
+from thunder.interpreter import NULL, UnsupportedError, attributes, text
+from thunder.interpreter import Host as Machine
 from thunder.interpreter.attributes import NATIVE_METHODS, plain_attribute, type_attribute
 from thunder.ops import inplace_of, lookup
+from thunder.options import FALLBACK_OPTIONS
 
 
 def call(c: Capture, f, args, kwargs):
@@ -247,3 +256,111 @@ def _runs_natively(c: Capture, f, args, kwargs) -> bool:
     if type(answer) not in (Fold, Ask) or not row.name and _FRAMES.intersection(f.__code__.co_names):
         return False
     return not (reaches(c, args, kwargs) or callbacks.reached(c, f, args, kwargs) or _leads_out(c, f, args))
+
+
+# ---------------------------------------------------------------- functions that are interpreted
+
+
+def enter(c: Capture, f, args, kwargs):
+    """A call of a Python function: the program depends on its code, and is refused or called as it is by policy."""
+    if id(f) not in c.known.asked_functions and id(f) not in c.fresh:
+        if type(native_row(f).answer) is Eager:
+            host_lines.refuse(c, f)
+        c.known.asked_functions.add(id(f))
+        library = is_library(f.__globals__.get("__name__"))
+        if not library:
+            c.world.ask(_part_of(c, f, "__code__"), IDENTITY)
+        for i, (name, cell) in enumerate(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)):
+            if not library or holds_state(f, name, cell):
+                _shared(c, c.outside.cells.setdefault(id(cell), f), f, i, cell)
+        if id(f) in c.world.anew:
+            c.world.ask(c.world.sources[id(f)].attr("__globals__"), IDENTITY)
+    if f.__code__ in c.request.eager and (result := eager.called(c, f, args, kwargs)) is not NULL:
+        return result
+    with Entered(c, f, args, kwargs):
+        return Machine.enter(c, f, args, kwargs)
+
+
+def foreign_function(c: Capture, f, args, kwargs, construct):
+    c.refuse(f"{f.__qualname__}() has {construct}, which is not interpreted", "call it outside of the program")
+
+
+def _shared(c: Capture, owner, f, index: int, cell) -> None:
+    """A cell of a function that is known by its structure: another function has it too, or none may."""
+    if id(f) not in c.world.anew:
+        return
+    source = c.world.sources[id(f)].attr("__closure__").item(index)
+    if owner is f:
+        c.outside.own_cells[source] = None
+    else:
+        c.world.ask(source, SAME, _part_of(c, owner, "__closure__").item(owner.__closure__.index(cell)))
+
+
+def _part_of(c: Capture, f, name: str) -> Source:
+    """The code or the defaults of a function. A closure is found where it came from, so that the program does not
+    keep it alive."""
+    if id(f) in c.world.anew:
+        return c.world.sources[id(f)].attr(name)
+    comes_and_goes = f.__closure__ is not None and id(f) not in c.world.constant_sources
+    known = c.outside.function_sources.get(id(f)) if comes_and_goes else None
+    return (known or c.world.const(f, f.__name__)).attr(name)
+
+
+def default(c: Capture, f, name, value):
+    """The default of a parameter, read where the function stands."""
+    if type(value) is TensorProxy or id(f) in c.fresh or is_library(f.__globals__.get("__name__")):
+        return value
+    if id(f) in c.world.anew:
+        parts = [c.read(getattr(f, n), _part_of(c, f, n)) for n in ("__defaults__", "__kwdefaults__")]
+        if name is None:
+            return None
+        index = f.__code__.co_varnames.index(name) - f.__code__.co_argcount
+        return c.getitem(parts[index >= 0], index if index < 0 else name)
+    if name is None:
+        c.world.ask(_part_of(c, f, "__defaults__"), IDENTITY)
+        c.world.ask(_part_of(c, f, "__kwdefaults__"), IDENTITY)
+        return None
+    code = f.__code__
+    source = c.world.sources.get(id(f)) or c.world.const(f)
+    index = code.co_varnames.index(name) - code.co_argcount
+    if index >= 0:
+        return c.read(value, source.attr("__kwdefaults__").item(name))
+    c.world.ask(_part_of(c, f, "__defaults__"), IDENTITY)
+    if type(value) in PRIMITIVE:
+        return value
+    return c.read(value, source.attr("__defaults__").item(index))
+
+
+class Entered:
+    """A function that is being read. A context, and no function around it: it takes no frame of each call."""
+
+    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes", "recorded")
+
+    def __init__(self, c: Capture, function: types.FunctionType, args: Sequence, kwargs: dict):
+        self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
+
+    def __enter__(self) -> None:
+        c, dispatch = self.c, self.c.dispatch
+        self.happened, self.outer, self.writes = c.dispatch.happened, dispatch.library, len(c.effects.held)
+        self.recorded = len(c.recording.recorder.bound_symbols)
+        if not is_of_library(self.function):
+            dispatch.enter_library(None)
+        elif self.outer is None:
+            dispatch.enter_library(LibraryCall(self.function, self.args, self.kwargs, self.happened))
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        c, library, call = self.c, self.c.dispatch.library, (self.function, self.args, self.kwargs, self.happened)
+        c.dispatch.enter_library(self.outer)
+        if isinstance(error, (CaptureError, UnsupportedError)):
+            if library is not None and self.outer is None:
+                eager.note_library(c, library)
+            stores = any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None)))
+            holds = self.recorded <= c.fallbacks.reaches_back_to and not stores
+            if c.fallbacks.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
+                eager.note_function(c, *call)
+        elif isinstance(error, Exception):
+            c.fallbacks.note_failing(error, call)
+
+
+def _has_gradient(value: Any) -> bool:
+    return type(value) is TensorProxy and value.requires_grad

@@ -17,12 +17,11 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.ask import CONTENT, LENGTH, SAME, TYPE, VALUE
 from thunder.capture.expose import settle_values
 from thunder.capture.interface import Capture
 from thunder.capture.native import IMMUTABLE
 from thunder.capture.numbers import length, number, parts_of_plain, primitive
-from thunder.capture.sources import Source
+from thunder.capture.world import CONTENT, LENGTH, SAME, TYPE, VALUE, Source
 from thunder.core.host_calls import HostProxy, call_method
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.interpreter import NULL

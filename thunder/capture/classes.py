@@ -7,13 +7,12 @@ import types
 
 import torch
 
-from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.effects import DELETED
 from thunder.capture.identities import known_itself
 from thunder.capture.interface import Capture
 from thunder.capture.native import ENUM, IDENTICAL
 from thunder.capture.policy import bound_method, class_of_library
-from thunder.capture.sources import Source
+from thunder.capture.world import IDENTITY, PRESENT, Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute

@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from thunder.capture.ask import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
-from thunder.capture.ask import length as native_length
 from thunder.capture.identities import real_id, told_apart
 from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, IDENTICAL, PRIMITIVE, container_base, slots
 from thunder.capture.numbers import length as known_length
 from thunder.capture.numbers import source_of
-from thunder.capture.sources import MISSING, Source
 from thunder.capture.state import AttributeDict, Look
+from thunder.capture.world import CONTENT, ELEMENTS, HOLDS, KEYS, LENGTH, MISSING, PRESENT, SAME, TYPE, Source, is_data
+from thunder.capture.world import length as native_length
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete, extreme
 from thunder.interpreter import NULL
 from thunder.interpreter.attributes import plain_attribute, type_attribute

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture.ask import VALUE
 from thunder.capture.examples import is_tried
 from thunder.capture.interface import Capture
 from thunder.capture.library.locks import check_host_call
 from thunder.capture.path import Path
 from thunder.capture.reachable import Reach
-from thunder.capture.sources import Source
 from thunder.capture.tensors import check_apart
+from thunder.capture.world import VALUE, Source
 from thunder.core import signals
 from thunder.core.host_calls import (
     CONTAINERS,
@@ -54,8 +53,7 @@ from thunder.executors.torchex import no_autocast
 from thunder.ops import eager_calls
 from thunder.ops.eager_calls import Outcome, versions_of
 from thunder.ops.families.random import generator_of
-from thunder.ops.infer import as_torch
-from thunder.ops.layout import assign
+from thunder.ops.infer import as_torch, assign
 from thunder.ops.rules import effects
 
 
@@ -68,7 +66,7 @@ class DecidedPath(Path):
     """The path of a capture, decided by the values of the call that is captured. It is the recorder's `decide`."""
 
     def __init__(self, c: Capture, expected: tuple[Decision, ...], log: Log):
-        super().__init__(expected, log)
+        super().__init__(expected)
         self.c = c
         self._values = _Values(c, log)
 
@@ -462,8 +460,10 @@ class _Values:
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
             real = real if table is None else table[name]  # as the program has it: a host call may give it back
-            with torch.no_grad():
-                return locals_of((real,), (self.c.tensors.local.get(source),))[0] if is_dtensor(real) else real
+            if not is_dtensor(real):
+                return real
+            with self._run_mode():
+                return locals_of((real,), (self.c.tensors.local.get(source),))[0]
         if isinstance(value, AnyProxy):
             return value.example
         self._refuse(f"on {value.name}, which is not known at capture")

@@ -1,11 +1,71 @@
-"""Dispatch: what a capture knows of the functions that the program calls."""
+"""Dispatch: what a capture knows of the functions that the program calls, and which of them are called as they are.
+
+A program that is refused names the unit around the refused line; the next capture calls that as it is.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from thunder.core.host_calls import Log
+
+
+@dataclass(frozen=True)
+class EagerFunctions:
+    """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
+    the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
+    depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
+    writes gradients do not allow -> why, and what to do. allowed: False where no function may become one. forgotten:
+    functions that a first call has named, in which libraries fill the tables that they have empty."""
+
+    reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
+    excluded: set[types.CodeType | type] = field(default_factory=set)
+    failing: set[types.CodeType | type] = field(default_factory=set)
+    superseding: dict[tuple | None, tuple[str, str]] = field(default_factory=dict)
+    allowed: bool = True
+    forgotten: set[types.CodeType | type] = field(default_factory=set)
+
+    def __contains__(self, unit: types.CodeType | type) -> bool:
+        return unit in self.reasons
+
+    def may_have(self, unit: types.CodeType | type) -> bool:
+        """Whether a function may become one."""
+        return self.allowed and unit not in self.reasons and unit not in self.excluded
+
+    def exclude(self, codes: Iterable[types.CodeType]) -> None:
+        for code in codes:
+            self.reasons.pop(code, None)
+            self.excluded.add(code)
+
+    def forget_first(self, known: set) -> None:
+        """A call could not be captured. What it has named beside the known units is no eager call until a second call
+        names it."""
+        named = self.reasons.keys() - known - self.forgotten
+        self.forgotten.update(named)
+        for unit in named:
+            del self.reasons[unit]
+
+    def not_failing(self, unit: types.CodeType | type) -> bool:
+        """The function has raised by itself. Gives whether it was called as it is to see that."""
+        raises = unit in self.failing
+        if raises:
+            self.failing.discard(unit)
+            self.reasons.pop(unit, None)
+        return raises
+
+
+class Candidate(NamedTuple):
+    """The innermost unit around a refused line whose calls can be made as they are: the code of a function, or a class
+    of the standard library. again: whether this call of the program can be captured with that: nothing has happened
+    inside of it that others have seen, or that stands under a number in the log of such effects."""
+
+    unit: types.CodeType | type
+    again: bool
 
 
 class LibraryCall(NamedTuple):
@@ -38,17 +98,32 @@ class Dispatch:
 
     handlers: handlers of functions in modules that few programs import, by id. replacements: operations in the place of
     functions. patched: methods of tensors that somebody has replaced. reading: the attribute that Python code answers
-    now. library: the call of the standard library that runs. is_in_cache: whether values from outside are computed by a
-    function that keeps its results.
+    now. library: the call of the standard library that runs. log: the results of this call's host calls;
+    host_calls: how many with a number are recorded. is_in_cache: whether values from outside are computed by a function
+    that keeps its results.
     """
 
-    __slots__ = ("handlers", "replacements", "patched", "reading", "library", "_cached")
+    __slots__ = ("handlers", "replacements", "patched", "reading", "library", "log", "host_calls", "_cached")
 
-    def __init__(self, handlers: dict[int, Callable], replacements: dict[Any, Any], patched: dict[str, Any]):
-        self.handlers, self.replacements, self.patched = handlers, replacements, patched
+    def __init__(self, handlers: dict[int, Callable], replacements: dict[Any, Any], patched: dict[str, Any], log: Log):
+        self.handlers, self.replacements, self.patched, self.log = handlers, replacements, patched, log
+        self.host_calls = 0
         self.reading: Reading | None = None
         self.library: LibraryCall | None = None
         self._cached = 0
+
+    @property
+    def happened(self) -> tuple[int, int]:
+        """How many calls others have seen, and how many have numbers."""
+        return len(self.log.effects), self.host_calls
+
+    def is_as_before(self, happened: tuple[int, int]) -> bool:
+        """Whether nothing has happened since that a capture of the same call would find under another number."""
+        return not self.log.effects or self.happened == happened
+
+    def count_host_call(self) -> None:
+        """A host call with a number is recorded."""
+        self.host_calls += 1
 
     @property
     def is_in_cache(self) -> bool:
@@ -78,3 +153,52 @@ class Dispatch:
     def enter_library(self, call: LibraryCall | None) -> None:
         """The user's code calls the standard library, or (None) is called by it or left again."""
         self.library = call
+
+
+class Fallbacks:
+    """The eager calls of one capture, and the unit around a refused line that may become one.
+
+    calls: the functions that are called as they are. candidate: what a refusal has named. raises: whether a function
+    that was called to see whether it raises by itself does. reaches_back_to: the first operation that a refusal has to
+    do with.
+    """
+
+    __slots__ = ("calls", "candidate", "raises", "reaches_back_to", "_error", "_left")
+
+    def __init__(self):
+        self.calls: list[Any] = []
+        self.candidate: Candidate | None = None
+        self.raises = False
+        self.reaches_back_to = sys.maxsize
+        self._error = 0  # the id of an exception on its way: its frames hold objects that end with them
+        self._left: list[tuple] = []  # the calls that it has left
+
+    def name(self, unit: types.CodeType | type, again: bool) -> None:
+        """A refusal names a unit: see `Candidate`."""
+        self.candidate = Candidate(unit, again)
+
+    def note_call(self, function: Any) -> None:
+        """A function is called as it is."""
+        self.calls.append(function)
+
+    def note_raises(self, raises: bool) -> None:
+        """A function was called to see whether it raises by itself."""
+        self.raises = raises
+
+    def note_failing(self, error: Exception, call: tuple) -> None:
+        """An exception leaves a call, (function, args, kwargs, what had happened before)."""
+        if self._error != id(error):
+            self._error, self._left = id(error), []
+        self._left.append(call)
+
+    def forget_failing(self) -> None:
+        """The program handles the exception."""
+        self._error, self._left = 0, []
+
+    def calls_left_by(self, error: Exception) -> list[tuple]:
+        """The calls that an exception has left, the innermost first."""
+        return self._left if self._error == id(error) else []
+
+    def reach_back(self, operation: int) -> None:
+        """What is refused has to do with this operation."""
+        self.reaches_back_to = operation

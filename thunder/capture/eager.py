@@ -28,15 +28,15 @@ from thunder.capture.dispatch import LibraryCall
 from thunder.capture.interface import Capture
 from thunder.capture.library.functional import original
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.policy import read_of_library
+from thunder.capture.policy import is_of_library
 from thunder.capture.reachable import Reach, names_of, reaches_parts
-from thunder.capture.sources import Source
+from thunder.capture.world import Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError, FallbackWarning, user_line, warn_user
-from thunder.interpreter import NULL, UnsupportedError
+from thunder.interpreter import NULL
 from thunder.interpreter.attributes import cell_value, parts_of, plain_attribute
 from thunder.interpreter.decode import COROUTINE, decode
 from thunder.ops.eager_calls import (
@@ -55,41 +55,6 @@ from thunder.ops.eager_calls import (
 from thunder.options import FALLBACK_OPTIONS
 
 
-class Entered:
-    """A function that is being read. A context, and no function around it: it takes no frame of each call."""
-
-    __slots__ = ("c", "function", "args", "kwargs", "happened", "outer", "writes", "recorded")
-
-    def __init__(self, c: Capture, function: types.FunctionType, args: Sequence, kwargs: dict):
-        self.c, self.function, self.args, self.kwargs = c, function, args, kwargs
-
-    def __enter__(self) -> None:
-        c, dispatch = self.c, self.c.dispatch
-        self.happened, self.outer, self.writes = c.path.happened, dispatch.library, len(c.effects.held)
-        self.recorded = len(c.recorder.bound_symbols)
-        if not _is_of_library(self.function):
-            dispatch.enter_library(None)
-        elif self.outer is None:
-            dispatch.enter_library(LibraryCall(self.function, self.args, self.kwargs, self.happened))
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
-        c, library, call = self.c, self.c.dispatch.library, (self.function, self.args, self.kwargs, self.happened)
-        c.dispatch.enter_library(self.outer)
-        if isinstance(error, (CaptureError, UnsupportedError)):
-            if library is not None and self.outer is None:
-                note_library(c, library)
-            stores = any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None)))
-            holds = self.recorded <= c.fallbacks.reaches_back_to and not stores
-            if c.fallbacks.candidate is None and c.request.options.fallback is FALLBACK_OPTIONS.EAGER and holds:
-                _note_function(c, *call)
-        elif isinstance(error, Exception):
-            c.fallbacks.note_failing(error, call)
-
-
-def _has_gradient(value: Any) -> bool:
-    return type(value) is TensorProxy and value.requires_grad
-
-
 def note_failure(c: Capture, error: Exception) -> None:
     """The program fails with an exception that no code of the user's raises: thunder fails on it, or it does by itself.
     The innermost function around it is tried as an eager call, which shows which."""
@@ -97,30 +62,26 @@ def note_failure(c: Capture, error: Exception) -> None:
         return
     for call in c.fallbacks.calls_left_by(error):
         if c.fallbacks.candidate is None:
-            _note_function(c, *call)
+            note_function(c, *call)
     if c.fallbacks.candidate is not None:
         c.request.eager.failing.add(c.fallbacks.candidate.unit)
 
 
-def _note_function(c: Capture, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
+def note_function(c: Capture, f: types.FunctionType, args, kwargs, happened: tuple) -> None:
     """A refusal leaves a call of `f`. happened: what had happened when it was entered."""
     if f.__code__ is _code_of(c.request.fn) or not _stands_alone(f):  # there is nothing around the compiled function
         return
     if c.request.eager.may_have(f.__code__) and _can_be_called(c, f, args, kwargs, behind=True):
         # the log of a program that this call has left counts earlier calls of it otherwise
         counts_others = bool(c.request.path) and c.calls[decode(f.__code__)] > 1
-        c.fallbacks.name(f.__code__, c.path.is_as_before(happened) and not counts_others)
-
-
-def _is_of_library(f: Any) -> bool:
-    return isinstance(f, type) or read_of_library(f.__globals__.get("__name__"))
+        c.fallbacks.name(f.__code__, c.dispatch.is_as_before(happened) and not counts_others)
 
 
 def note_library(c: Capture, entered: LibraryCall) -> bool:
     """Notes what of the standard library, which the user's code has entered, may run as it is from now on: the class
     whose method it is, or the function. Gives whether there is anything."""
     f, args, kwargs = entered.function, entered.args, entered.kwargs
-    if not c.path.is_as_before(entered.happened):
+    if not c.dispatch.is_as_before(entered.happened):
         return False
     if args and note_class(c, type(args[0]), f.__code__.co_name == "__init__"):
         return True
@@ -139,7 +100,7 @@ def note_class(c: Capture, cls: type, is_made_here: bool = False) -> bool:
     counted: none may have had an effect, and no other path counts them."""
     if str(cls.__module__).split(".")[0] not in _CLASSES or not c.request.eager.may_have(cls):
         return False
-    if c.fallbacks.candidate is None and (is_made_here or not (c.path.log.effects or c.request.path)):
+    if c.fallbacks.candidate is None and (is_made_here or not (c.dispatch.log.effects or c.request.path)):
         c.fallbacks.name(cls, True)
     return c.fallbacks.candidate is not None
 
@@ -207,7 +168,7 @@ def _can_be_called(c: Capture, f: Callable, args, kwargs, behind: bool = False) 
 def called(c: Capture, f: Callable, args, kwargs) -> Any:
     """The result of an eager call, or of a host call of the standard library; NULL where the function cannot be called
     as it is, and is read."""
-    if c.dispatch.library is None and _is_of_library(f) and _may_be_given(c, (*args, *kwargs.values())):
+    if c.dispatch.library is None and is_of_library(f) and _may_be_given(c, (*args, *kwargs.values())):
         return host_lines.run(c, f, args, kwargs, effect="outside")
     return NULL if isinstance(f, type) or not _can_be_called(c, f, args, kwargs) else _record(c, f, args, kwargs)
 
@@ -251,7 +212,7 @@ def _record(c: Capture, f: Callable, args, kwargs) -> Any:
     proxies = {path: value_at(args, kwargs, path) for path in tensors}
     wanted = tuple(path for path, p in proxies.items() if grad and p.requires_grad)
     kinds = context.autocast.state[0] if context.autocast is not None else ()
-    index = c.path.host_calls
+    index = c.dispatch.host_calls
     outcome = c.path.run_eager_call(index, function, args, kwargs, (tensors, wanted, kinds, grad), pending)
     if outcome.error is not None:
         c.fallbacks.note_raises(c.request.eager.not_failing(_unit(f)))
@@ -259,7 +220,7 @@ def _record(c: Capture, f: Callable, args, kwargs) -> Any:
     leaves = tuple(_leaf(c, leaf, _name(f)) for leaf in outcome.leaves)
     kind = kind_with_leaves(outcome)
     decision = c.path.take_kind(_name(f), kind)
-    c.path.count_host_call()
+    c.dispatch.count_host_call()
     c.fallbacks.note_call(f)
     results, shown = _typed(c, outcome, proxies, _name(f))
     graph = AnyProxy("") if outcome.graph is not None else None

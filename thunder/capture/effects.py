@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from thunder.capture.sources import Source
+from thunder.capture.world import Source
 from thunder.interpreter import NULL
 
 
@@ -31,10 +31,14 @@ class Effect(NamedTuple):
 
 
 class Effects:
-    """The values that the program has written, by owner and name; a cell and a context variable have the name None."""
+    """The values that the program has written, by owner and name; a cell and a context variable have the name None.
+
+    held: these values, by the id of the owner and the name, to be read only.
+    """
 
     def __init__(self):
         self._values: dict[tuple[int, Any], Any] = {}
+        self.held: Mapping[tuple[int, Any], Any] = MappingProxyType(self._values)
         self._targets: dict[tuple[int, Any], tuple[str, Any, Any]] = {}  # (kind, owner, name) of what is carried out
         # by the sources of what is written to, the values; None where they are not known
         self.places: dict[Source, Any] = {}
@@ -57,11 +61,6 @@ class Effects:
     def names(self, owner: Any) -> list[Any]:
         """The names under which the program has written to an object."""
         return [name for i, name in self._values if i == id(owner)]
-
-    @property
-    def held(self) -> Mapping[tuple[int, Any], Any]:
-        """The values, by the id of the owner and the name."""
-        return MappingProxyType(self._values)
 
     @property
     def is_carried_out(self) -> bool:

@@ -21,17 +21,17 @@ from thunder.capture import afterwards, arrays, containers, operations, remade
 from thunder.capture.effects import Effect
 from thunder.capture.host_lines import HostMethod
 from thunder.capture.identities import Id
-from thunder.capture.inference import inference_tensor
 from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
 from thunder.capture.library.backward import freed
 from thunder.capture.methods import TensorMethod
 from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base, slots
 from thunder.capture.objects import cached_outside
+from thunder.capture.recording import inference_tensor
 from thunder.capture.remade import UNCHANGING, is_global, made_of, native_new, stays
-from thunder.capture.sources import MISSING, STEPS
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.tensors import without_history
+from thunder.capture.world import MISSING, STEPS
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, Names, recording

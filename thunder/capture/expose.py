@@ -17,14 +17,13 @@ from typing import Any, cast
 import torch
 
 from thunder.capture import callbacks, containers
-from thunder.capture.ask import IDENTITY, KEYS
 from thunder.capture.classes import PROXIES
 from thunder.capture.identities import stays_apart
 from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, container_base, is_iterator, slots
 from thunder.capture.policy import class_of_library
-from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
+from thunder.capture.world import IDENTITY, KEYS, MISSING
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import standins

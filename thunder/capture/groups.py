@@ -11,9 +11,20 @@ import collections
 import types
 from typing import Any
 
-from thunder.capture.ask import HOOKED, IDENTITY, KEYS, PRESENT, SAME, TYPE, VALUE, Question, same_value
-from thunder.capture.sources import MISSING, Source
-from thunder.capture.world import World
+from thunder.capture.world import (
+    HOOKED,
+    IDENTITY,
+    KEYS,
+    MISSING,
+    PRESENT,
+    SAME,
+    TYPE,
+    VALUE,
+    Question,
+    Source,
+    World,
+    same_value,
+)
 
 DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 TABLES = (dict, collections.OrderedDict, types.MappingProxyType)  # whose items no code of the user's answers

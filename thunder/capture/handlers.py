@@ -20,7 +20,7 @@ from torch.utils.hooks import BackwardHook
 
 from thunder import compat
 from thunder.capture import changing, eager, host_lines, namespaces, objects
-from thunder.capture.ask import FILLED, HOOKLESS, HOOKS
+from thunder.capture.calls import Entered
 from thunder.capture.construct import construct_object, new_reference, reduced
 from thunder.capture.identities import hashable, id_of
 from thunder.capture.interface import Capture
@@ -40,6 +40,7 @@ from thunder.capture.native import PRIMITIVE
 from thunder.capture.native_calls import call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.capture.policy import DEFINED, DEFINED_BY_NAME
+from thunder.capture.world import FILLED, HOOKLESS, HOOKS
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
 from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, converted, extreme
@@ -108,7 +109,7 @@ def _module_call(c: Capture, f, args, kwargs):
                 c.world.ask(c.world.sources[id(m)], HOOKLESS)
             return result
         _guard_hooks(c, m)
-        with eager.Entered(c, f, args, kwargs):
+        with Entered(c, f, args, kwargs):
             return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     forward = m.forward if isinstance(m, torch.jit.ScriptModule) else c.load_attr(m, "forward")  # which caches it

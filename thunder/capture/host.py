@@ -42,27 +42,22 @@ from thunder.capture import (
     tensors,
     values,
 )
-from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME
-from thunder.capture.ask import keys as keys_of
 from thunder.capture.decisions import DecidedPath
-from thunder.capture.dispatch import Dispatch
+from thunder.capture.dispatch import Dispatch, Fallbacks
 from thunder.capture.effects import Effects
 from thunder.capture.engine import Engine
 from thunder.capture.expose import expose
-from thunder.capture.fallbacks import Fallbacks
 from thunder.capture.identities import COPIED, same_number, source_of, told_apart
 from thunder.capture.interface import Capture
 from thunder.capture.library import collectives, higher_order, triton_kernels
 from thunder.capture.library.functional import original
 from thunder.capture.locks import Locks
-from thunder.capture.modes import Modes
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.policy import Eager, is_library, native_row
-from thunder.capture.recording import Recording
-from thunder.capture.sources import Source
+from thunder.capture.recording import Modes, Recording
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors
 from thunder.capture.strides import layout
-from thunder.capture.world import World
+from thunder.capture.world import HOOKED, PRESENT, REPLACED, SAME, Source, World
+from thunder.capture.world import keys as keys_of
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.signals import interrupts
@@ -113,7 +108,7 @@ class TorchHost(Capture):
         # of functions in modules that few programs import
         late = triton_kernels.launchers() | collectives.handlers() | higher_order.handlers()
         handlers = {id(f): h for f, h in late.items()}
-        self.dispatch = Dispatch(handlers, options.replacements, operations.patched_methods())
+        self.dispatch = Dispatch(handlers, options.replacements, operations.patched_methods(), request.log)
         self.engine = Engine()
         self.fresh: set[int] = set()  # ids of functions that the program made
         self.functions: dict[int, weakref.ref] = {}  # these functions
@@ -269,46 +264,7 @@ class TorchHost(Capture):
             self.refuse("a variable of a function from outside is deleted", "set it to None")
         super().delete_cell(f, cell)
 
-    def enter(self, f, args, kwargs):
-        """A call of a Python function: the program depends on its code, and is refused or called as it is by policy."""
-        if id(f) not in self.known.asked_functions and id(f) not in self.fresh:
-            if type(native_row(f).answer) is Eager:
-                host_lines.refuse(self, f)
-            self.known.asked_functions.add(id(f))
-            library = is_library(f.__globals__.get("__name__"))
-            if not library:
-                self.world.ask(self._part_of(f, "__code__"), IDENTITY)
-            for i, (name, cell) in enumerate(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)):
-                if not library or locations.holds_state(f, name, cell):
-                    self._shared(self.outside.cells.setdefault(id(cell), f), f, i, cell)
-            if id(f) in self.world.anew:
-                self.world.ask(self.world.sources[id(f)].attr("__globals__"), IDENTITY)
-        if f.__code__ in self.request.eager and (result := eager.called(self, f, args, kwargs)) is not NULL:
-            return result
-        with eager.Entered(self, f, args, kwargs):
-            return super().enter(f, args, kwargs)
-
-    def foreign_function(self, f, args, kwargs, construct):
-        self.refuse(f"{f.__qualname__}() has {construct}, which is not interpreted", "call it outside of the program")
-
-    def _shared(self, owner, f, index: int, cell) -> None:
-        """A cell of a function that is known by its structure: another function has it too, or none may."""
-        if id(f) not in self.world.anew:
-            return
-        source = self.world.sources[id(f)].attr("__closure__").item(index)
-        if owner is f:
-            self.outside.own_cells[source] = None
-        else:
-            self.world.ask(source, SAME, self._part_of(owner, "__closure__").item(owner.__closure__.index(cell)))
-
-    def _part_of(self, f, name: str) -> Source:
-        """The code or the defaults of a function. A closure is found where it came from, so that the program does not
-        keep it alive."""
-        if id(f) in self.world.anew:
-            return self.world.sources[id(f)].attr(name)
-        comes_and_goes = f.__closure__ is not None and id(f) not in self.world.constant_sources
-        known = self.outside.function_sources.get(id(f)) if comes_and_goes else None
-        return (known or self.world.const(f)).attr(name)
+    enter, foreign_function, default = calls.enter, calls.foreign_function, calls.default
 
     def made_function(self, f):
         """Nothing keeps it alive: it may hold an exception, with the frames that raised it."""
@@ -316,30 +272,6 @@ class TorchHost(Capture):
         self.fresh.add(id(f))
         self.functions[id(f)] = weakref.ref(f, forget)
         return f
-
-    def default(self, f, name, value):
-        """The default of a parameter, read where the function stands."""
-        if type(value) is TensorProxy or id(f) in self.fresh or is_library(f.__globals__.get("__name__")):
-            return value
-        if id(f) in self.world.anew:
-            parts = [self.read(getattr(f, n), self._part_of(f, n)) for n in ("__defaults__", "__kwdefaults__")]
-            if name is None:
-                return None
-            index = f.__code__.co_varnames.index(name) - f.__code__.co_argcount
-            return self.getitem(parts[index >= 0], index if index < 0 else name)
-        if name is None:
-            self.world.ask(self._part_of(f, "__defaults__"), IDENTITY)
-            self.world.ask(self._part_of(f, "__kwdefaults__"), IDENTITY)
-            return None
-        code = f.__code__
-        source = self.world.sources.get(id(f)) or self.world.const(f)
-        index = code.co_varnames.index(name) - code.co_argcount
-        if index >= 0:
-            return self.read(value, source.attr("__kwdefaults__").item(name))
-        self.world.ask(self._part_of(f, "__defaults__"), IDENTITY)
-        if type(value) in PRIMITIVE:
-            return value
-        return self.read(value, source.attr("__defaults__").item(index))
 
     # ------------------------------------------------------------------------------------------------ operators
 

@@ -36,7 +36,7 @@ from thunder.capture.policy import (
     read_of_library,
 )
 from thunder.capture.remade import UNCHANGING
-from thunder.capture.sources import tensor_of
+from thunder.capture.world import tensor_of
 from thunder.core.host_calls import (
     CONTAINERS,
     Frames,
@@ -117,18 +117,18 @@ def run(c: Capture, function: Callable, args, kwargs=None, *, pure: bool = False
     kind = _known_kind(function, args, kwargs)
     pure = pure and (kind is None or issubclass(kind, FIXED))
     _check_library(c, name, effect, pure)
-    index = None if pure else c.path.host_calls
+    index = None if pure else c.dispatch.host_calls
     value, any_size, decision = None, [], None
     if kind is None:
         value = _run_now(c, name, index, function, args, kwargs, effect, lent, frames)
         kind = type(value)
         if pure and not issubclass(kind, FIXED):  # others may be changed, and are one object on all paths
-            pure, index = False, c.path.host_calls
-            c.path.log.keep(index, function, args, value)
+            pure, index = False, c.dispatch.host_calls
+            c.dispatch.log.keep(index, function, args, value)
         any_size = arrays.any_size(c, name, value) if issubclass(kind, torch.Tensor) else []
         decision = c.path.take_kind(name, kind_of(value, any_size))
     if index is not None:
-        c.path.count_host_call()
+        c.dispatch.count_host_call()
     _check_gradient(c, name, kind, args, kwargs)
     out, result = typed(c, name, kind, value, any_size, False)
     if is_held:

@@ -7,12 +7,11 @@ import types
 import weakref
 from typing import Any
 
-from thunder.capture.ask import IDENTITY, SAME, same_value
 from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS
 from thunder.capture.policy import is_library
-from thunder.capture.sources import Source
 from thunder.capture.state import NOT_REAL
+from thunder.capture.world import IDENTITY, SAME, Source, same_value
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete
 from thunder.interpreter.attributes import parts_of
 from thunder.interpreter.instructions import PLAIN

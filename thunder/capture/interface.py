@@ -15,17 +15,14 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from thunder.capture.dispatch import Dispatch, LibraryCall
+from thunder.capture.dispatch import Dispatch, Fallbacks, LibraryCall
 from thunder.capture.effects import Effects
 from thunder.capture.engine import Engine
-from thunder.capture.fallbacks import Fallbacks
 from thunder.capture.locks import Locks
-from thunder.capture.modes import Modes
 from thunder.capture.path import Path
-from thunder.capture.recording import Recording
-from thunder.capture.sources import Source
+from thunder.capture.recording import Modes, Recording
 from thunder.capture.state import Containers, Known, Numbers, Outside, Request, Tensors
-from thunder.capture.world import World
+from thunder.capture.world import Source, World
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Recorder
 from thunder.interpreter import Host

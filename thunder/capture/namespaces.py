@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from thunder.capture.ask import IDENTITY, PRESENT
 from thunder.capture.identities import known_itself
 from thunder.capture.interface import Capture
 from thunder.capture.native import CONTAINERS, IDENTICAL, is_tracked, plain_base
 from thunder.capture.native_calls import call_native
 from thunder.capture.policy import bound_method, is_library
-from thunder.capture.sources import Source
+from thunder.capture.world import IDENTITY, PRESENT, Source
 from thunder.interpreter import NULL, attributes
 from thunder.interpreter.instructions import builtin_namespace
 
@@ -42,8 +41,7 @@ def namespace_value(c: Capture, space: dict, label: str, n: str, value, answered
     """The value of a name in a module's globals; `answered` where the module's `__getattr__` says it."""
     t = type(value)
     is_own = not is_library(space.get("__name__"))
-    is_method = is_own and bound_method(value) is not None
-    if not is_method and t in IDENTICAL or issubclass(t, (type, types.ModuleType)):
+    if t in IDENTICAL and not (is_own and bound_method(value) is not None) or issubclass(t, (type, types.ModuleType)):
         if (id(space), n) not in c.known.names:
             c.known.names[id(space), n] = value
             known_itself(c, value)

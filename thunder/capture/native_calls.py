@@ -20,7 +20,6 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import (
     arrays,
-    ask,
     callbacks,
     changing,
     containers,
@@ -40,8 +39,9 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE, i
 from thunder.capture.operations import all_lifted, record
 from thunder.capture.policy import DEFINED, Host, Interpret, class_of_library, folded, native_row, policy
 from thunder.capture.reads import note_call
-from thunder.capture.sources import MISSING
 from thunder.capture.watched import check_watched
+from thunder.capture.world import MISSING
+from thunder.capture.world import keys as keys_of
 from thunder.core import signals
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, concrete, map_structure, settled
@@ -413,7 +413,7 @@ def _steps(c: Capture, a) -> bool:
 def _with_hashed(c: Capture, a):
     """The argument of `dict`, with the values of the keys that it hashes, unless `a` hashes them as they come."""
     if isinstance(a, dict):
-        c.hashed(ask.keys(a))
+        c.hashed(keys_of(a))
     if isinstance(a, (dict, standins.StandIn)):
         return a
     return [(*c.hashed(pair[:1]), *pair[1:]) if type(pair) is tuple and pair else pair for pair in a]
@@ -427,13 +427,13 @@ def _check_keys(c: Capture, table, operands) -> None:
     keys: list = []
     for a in operands:
         if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
-            keys += ask.keys(a)
+            keys += keys_of(a)
         elif type(a) in (list, tuple):
             keys += [a] if type(a) is tuple else []
             keys += [x[0] if type(x) is tuple and x else x for x in a]
         else:
             keys.append(a)
-    callbacks.check_hashed(c, keys, ask.keys(table))
+    callbacks.check_hashed(c, keys, keys_of(table))
 
 
 def _asks_for_types(f) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thunder.capture.ask import LENGTH, TYPE, VALUE
 from thunder.capture.interface import Capture
-from thunder.capture.sources import Computation, Source
+from thunder.capture.world import LENGTH, TYPE, VALUE, Computation, Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 

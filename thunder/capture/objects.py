@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from thunder.capture import containers, host_lines, opaque_values, reads
-from thunder.capture.ask import PRESENT, TYPE, VALUE
 from thunder.capture.classes import entry, forget_lookups, is_fixed, lookup, of_library, owner_of
 from thunder.capture.effects import DELETED
 from thunder.capture.interface import Capture
@@ -24,7 +23,7 @@ from thunder.capture.namespaces import namespace, namespace_value
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE
 from thunder.capture.policy import bound_method, is_library
 from thunder.capture.remade import native_new, stored
-from thunder.capture.sources import Source
+from thunder.capture.world import PRESENT, TYPE, VALUE, Source
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy, concrete
 from thunder.interpreter import NULL, attributes

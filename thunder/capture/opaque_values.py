@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
-from thunder.capture.ask import KIND, SAME
 from thunder.capture.interface import Capture
 from thunder.capture.methods import TensorMethod
-from thunder.capture.sources import MISSING, Source
+from thunder.capture.world import KIND, MISSING, SAME, Source
 from thunder.core.proxies import AnyProxy, TensorProxy
 from thunder.ops import opaque
 from thunder.ops.functionalize.inplace import write_out

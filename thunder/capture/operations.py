@@ -14,7 +14,6 @@ import torch.utils.checkpoint
 
 from thunder import compat
 from thunder.capture import callbacks, host_lines, numpy_values, opaque_values
-from thunder.capture.ask import PRESENT, VALUE
 from thunder.capture.examples import checked
 from thunder.capture.expose import as_text, expose, keeps
 from thunder.capture.interface import Capture
@@ -26,6 +25,7 @@ from thunder.capture.policy import is_library
 from thunder.capture.state import NOT_REAL
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.capture.tensors import DependsOnIdentity, has_new_history
+from thunder.capture.world import PRESENT, VALUE
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import (
     METHODS,

@@ -383,6 +383,8 @@ def native_len(c: Capture, o):
 
 
 def truth(c: Capture, o):
+    if type(o) is TensorProxy:  # which has no special methods
+        return native_truth(c, o)
     if c.dispatch.reading is not None:
         look_at(c, o)
     c.materialize(o)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
-from thunder.capture.sources import Source
-from thunder.core.host_calls import HostProxy, Lent, Log
+from thunder.capture.world import Source
+from thunder.core.host_calls import HostProxy, Lent
 from thunder.core.paths import Decision
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol
@@ -20,15 +20,13 @@ class Path(abc.ABC):
 
     expected: the decisions of a program that a call has left at the last of them: they are answered as there.
     may_not_decide: whether the program would have decided, and neither this call nor one of its ranks may by itself.
-    log: the results of this call's host calls.
     """
 
-    def __init__(self, expected: tuple[Decision, ...], log: Log):
-        self.expected, self.log = expected, log
+    def __init__(self, expected: tuple[Decision, ...]):
+        self.expected = expected
         self.taken: list[Decision] = []
         self.may_not_decide = False
         self.why = ""  # it may not decide, where that is not plain to see
-        self.host_calls = 0
         self.held: set[Proxy] = set()  # objects that eager calls give, and what these give
         self.shown: dict[TensorProxy, None] = {}  # whose memory such objects may show
         self.watched: list[tuple[TensorProxy, TensorProxy]] = []
@@ -61,19 +59,6 @@ class Path(abc.ABC):
 
     def source_of(self, value: HostProxy) -> Source | None:
         return self._sources.get(value)
-
-    @property
-    def happened(self) -> tuple[int, int]:
-        """How many calls others have seen, and how many have numbers."""
-        return len(self.log.effects), self.host_calls
-
-    def is_as_before(self, happened: tuple[int, int]) -> bool:
-        """Whether nothing has happened since that a capture of the same call would find under another number."""
-        return not self.log.effects or self.happened == happened
-
-    def count_host_call(self) -> None:
-        """A host call with a number is recorded."""
-        self.host_calls += 1
 
     def hold(self, result: Any) -> None:
         """An eager call gives it; where it is an object, what it gives is such an object, too."""

@@ -541,6 +541,11 @@ def read_of_library(module: str | None) -> bool:
     return top in sys.stdlib_module_names and top not in _WAITING and not is_library(module)
 
 
+def is_of_library(f: Any) -> bool:
+    """Whether a function is one of these, or a class."""
+    return isinstance(f, type) or read_of_library(f.__globals__.get("__name__"))
+
+
 _WAITING = {"queue", "concurrent", "asyncio", "sched"}
 
 

@@ -1,6 +1,6 @@
 """The prologue: straight-line Python that says whether a compiled program fits a call.
 
-It repeats the questions of capture (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says
+It repeats the questions of capture (`world.py`), and returns the computation's inputs as a tuple, or a str that says
 in words why the program does not fit. Nothing in it raises to decide. Questions about objects that stay (modules of the
 compiled one, globals, classes) are checked in one pass over (table, key, expected) rows; the others in their order.
 """
@@ -21,15 +21,32 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import ask, passes
-from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, say, was_is
+from thunder.capture import checks
 from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, by_owner, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.interface import Guarded
 from thunder.capture.locations import file_and_line
 from thunder.capture.native import CONTAINERS
-from thunder.capture.sources import MISSING, STEPS, Source
 from thunder.capture.statements import check_symbol, written
+from thunder.capture.world import (
+    EQUAL,
+    HELPERS,
+    HOOKED,
+    IDENTITY,
+    KEYS,
+    LENGTH,
+    MISSING,
+    PRESENT,
+    SAME,
+    SHARED,
+    STEPS,
+    TYPE,
+    VALUE,
+    Question,
+    Source,
+    say,
+    was_is,
+)
 from thunder.core.codegen import Text
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
@@ -171,9 +188,9 @@ class PrologueWriter:
             names = [f"  {self.variables[source]}," for source in sources if source not in self.in_runs]
             arguments = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
             if not runs:
-                self._unpack(sources, "(", *names, f") = passes.read_entries({arguments})")
+                self._unpack(sources, "(", *names, f") = checks.read_entries({arguments})")
             else:
-                self._unpack_runs(sources, names, runs, f"passes.read_entries({arguments})")
+                self._unpack_runs(sources, names, runs, f"checks.read_entries({arguments})")
         self.statements += after
 
     def _runs(self) -> list[list[Source]]:
@@ -247,7 +264,7 @@ class PrologueWriter:
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
-            if kind in (list, tuple) and key in range(self.world.observed.get((base, ask.LENGTH, None), 0)):
+            if kind in (list, tuple) and key in range(self.world.observed.get((base, LENGTH, None), 0)):
                 return f"{b}[{key}]"
         return f"{STEPS[source.step].__name__}({b}, {self.literal(key)})"
 
@@ -309,7 +326,7 @@ class PrologueWriter:
 
     def write(self) -> tuple[Trace, Callable]:
         """The prologue as a trace and as a function."""
-        passes.prepare()
+        checks.prepare()
         self._call_shape()
         self.start = len(self.statements)
         for source, question, operand, want in self._in_passes():
@@ -424,7 +441,7 @@ class PrologueWriter:
         if rows:
             guards = Rows(rows, get, self.world.parameters)
             arguments = ", ".join(self.pin(getattr(guards, column), name) for name, column in columns.items())
-            self._rows(kind, f"passes.{how}({arguments})", f"{self.pin(guards, 'rows')}()", guards)
+            self._rows(kind, f"checks.{how}({arguments})", f"{self.pin(guards, 'rows')}()", guards)
 
     def _held(self, container: Source, rows: list[tuple]) -> None:
         """Check items of one container that is known only when the prologue runs."""
@@ -434,7 +451,7 @@ class PrologueWriter:
             return
         guards, table = Rows(rows, get, self.world.parameters), self.variable(container)
         arguments = f"{table}, {self.pin(guards.keys, 'keys')}, {self.pin(guards.expected, 'expected')}, MISSING"
-        self._rows("entries", f"passes.holds({arguments})", f"{self.pin(guards, 'rows')}.of({table})", guards)
+        self._rows("entries", f"checks.holds({arguments})", f"{self.pin(guards, 'rows')}.of({table})", guards)
 
     def _rows(self, kind: str, holds: str, why: str, rows: Rows) -> None:
         """A check of many facts. That identities differ is no reason yet."""
@@ -471,8 +488,8 @@ class PrologueWriter:
         before, says_now, after = words.partition("{now}")
         reason = " + ".join([repr(before), *([f"say({now})"] if says_now else []), *([repr(after)] if after else [])])
         changed = question.changed
-        if question.text == ask.KEYS.text and all(type(x) is str for x in want):
-            changed = "not passes.keys_are({v}, {was})" if len(want) >= RUN and self._is_dict(source) else ask.EQUAL
+        if question.text == KEYS.text and all(type(x) is str for x in want):
+            changed = "not checks.keys_are({v}, {was})" if len(want) >= RUN and self._is_dict(source) else EQUAL
             changed = changed.replace("{v}", v)
         if type(want) is bool:
             condition = f"not {now}" if want else now
@@ -607,4 +624,4 @@ _HELPERS: dict[str, Any] = {
     f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
 }
 _HELPERS |= {f.__name__: f for f in (was_is, say, *STEPS.values())}
-_HELPERS |= ask.HELPERS | {"MISSING": MISSING, "passes": passes, "own": object.__getattribute__}
+_HELPERS |= HELPERS | {"MISSING": MISSING, "checks": checks, "own": object.__getattribute__}

@@ -13,66 +13,14 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture.sources import Source
+from thunder.capture.dispatch import EagerFunctions
+from thunder.capture.world import Source
 from thunder.core.host_calls import HostProxy, Log
 from thunder.core.paths import Decision
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
 from thunder.options import CACHE_OPTIONS, JitOptions
-
-
-@dataclass(frozen=True)
-class EagerFunctions:
-    """The functions of a compiled one whose calls are eager calls, or one host call each, by their code, and classes of
-    the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
-    depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
-    writes gradients do not allow -> why, and what to do. allowed: False where no function may become one. forgotten:
-    functions that a first call has named, in which libraries fill the tables that they have empty."""
-
-    reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
-    excluded: set[types.CodeType | type] = field(default_factory=set)
-    failing: set[types.CodeType | type] = field(default_factory=set)
-    superseding: dict[tuple | None, tuple[str, str]] = field(default_factory=dict)
-    allowed: bool = True
-    forgotten: set[types.CodeType | type] = field(default_factory=set)
-
-    def __contains__(self, unit: types.CodeType | type) -> bool:
-        return unit in self.reasons
-
-    def may_have(self, unit: types.CodeType | type) -> bool:
-        """Whether a function may become one."""
-        return self.allowed and unit not in self.reasons and unit not in self.excluded
-
-    def exclude(self, codes: Iterable[types.CodeType]) -> None:
-        for code in codes:
-            self.reasons.pop(code, None)
-            self.excluded.add(code)
-
-    def forget_first(self, known: set) -> None:
-        """A call could not be captured. What it has named beside the known units is no eager call until a second call
-        names it."""
-        named = self.reasons.keys() - known - self.forgotten
-        self.forgotten.update(named)
-        for unit in named:
-            del self.reasons[unit]
-
-    def not_failing(self, unit: types.CodeType | type) -> bool:
-        """The function has raised by itself. Gives whether it was called as it is to see that."""
-        raises = unit in self.failing
-        if raises:
-            self.failing.discard(unit)
-            self.reasons.pop(unit, None)
-        return raises
-
-
-class Candidate(NamedTuple):
-    """The innermost unit around a refused line whose calls can be made as they are: the code of a function, or a class
-    of the standard library. again: whether this call of the program can be captured with that: nothing has happened
-    inside of it that others have seen, or that stands under a number in the log of such effects."""
-
-    unit: types.CodeType | type
-    again: bool
 
 
 @dataclass(frozen=True)

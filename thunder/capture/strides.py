@@ -14,8 +14,8 @@ from typing import cast
 import torch
 
 from thunder import compat
-from thunder.capture.ask import VALUE
 from thunder.capture.interface import Capture
+from thunder.capture.world import VALUE
 from thunder.core.proxies import (
     RELATIONS,
     NumberProxy,
@@ -30,7 +30,7 @@ from thunder.core.proxies import (
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, user_location
 from thunder.errors import DataDependentError
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 # the same for all views of a memory

@@ -11,10 +11,9 @@ import torch
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
 from thunder.capture import opaque_values
-from thunder.capture.ask import HISTORY, SAME, SHARED, VIEWS
 from thunder.capture.interface import Capture
 from thunder.capture.numbers import is_marked, number_at, size
-from thunder.capture.sources import Source
+from thunder.capture.world import HISTORY, SAME, SHARED, VIEWS, Source
 from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, like, map_structure, same_shape
 from thunder.core.symbol import recording
 from thunder.distributed.boundary import held

@@ -13,7 +13,6 @@ import numpy
 import torch
 
 from thunder.capture import changing, containers, tensors
-from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, is_data
 from thunder.capture.identities import known_itself
 from thunder.capture.interface import Capture
 from thunder.capture.native import (
@@ -40,7 +39,20 @@ from thunder.capture.policy import (
     read_of_library,
 )  # fmt: skip
 from thunder.capture.remade import UNCHANGING
-from thunder.capture.sources import MISSING, Source, held
+from thunder.capture.world import (
+    CONTENT,
+    ELEMENTS,
+    IDENTITY,
+    KEYS,
+    LENGTH,
+    MISSING,
+    SAME,
+    TYPE,
+    VALUE,
+    Source,
+    held,
+    is_data,
+)
 from thunder.core.host_calls import HostProxy
 from thunder.core.proxies import Size, TensorProxy
 from thunder.interpreter import NULL

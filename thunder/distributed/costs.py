@@ -28,7 +28,8 @@ from thunder.core.trace import Trace
 from thunder.kernels.index import strides_of
 from thunder.ops.backward import times_cotangent
 from thunder.ops.families.collectives import all_reduce_together
-from thunder.ops.layout import is_dense, run_line
+from thunder.ops.infer import run_line
+from thunder.ops.layout import is_dense
 from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del
 

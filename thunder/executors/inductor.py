@@ -37,7 +37,7 @@ from thunder.executors.inductor_sizes import RegionOfSizes, alike, apart, laid_o
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, computing, fusible, has_data_dependent_sizes
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 from thunder.ops.registry import PRIMS
 from thunder.ops.rules import effects, kernels
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

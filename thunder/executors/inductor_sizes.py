@@ -16,7 +16,7 @@ from thunder.errors import MissingImplementationError
 from thunder.executors.triton_kernels.strides import fit, strides_in_words
 from thunder.kernels.numbers import Numbers
 from thunder.kernels.sizes import Extent, value_of
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 
 MOST = 8  # variants of a region; what fits none of so many runs by PyTorch's kernels
 KNOWN = 1024  # sizes of which a variant remembers what holds for them

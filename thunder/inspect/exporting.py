@@ -14,7 +14,7 @@ import torch
 from thunder import compat
 from thunder.api import compiled_or_jit
 from thunder.cache.entry import CacheEntry
-from thunder.capture.sources import Source
+from thunder.capture.world import Source
 from thunder.compiled import Compiled
 from thunder.core.paths import Decision
 from thunder.core.proxies import NumberProxy

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import linecache
+import os
 import types
 import weakref
 from typing import NamedTuple
 
-from thunder.interpreter import building, control, instructions
+from thunder.interpreter import building, instructions
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, always
 
@@ -25,7 +27,7 @@ OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NO
 SEND, LOAD_FAST_AND_CLEAR = (dis.opmap.get(name, -1) for name in ("SEND", "LOAD_FAST_AND_CLEAR"))
 HANDLERS = {
     name: function
-    for module in (instructions, building, control)
+    for module in (instructions, building)
     for name, function in vars(module).items()
     if name.isupper() and isinstance(function, types.FunctionType)
 }
@@ -63,10 +65,12 @@ class Record:
         self.catches, self.handled = any(handlers), {}
         # A call with exactly the positional arguments needs no binding.
         self.simple = not (flags & (CO_VARARGS | CO_VARKEYWORDS) or code.co_kwonlyargcount)
-        unknown = (name for handler, name in program if handler is control.UNSUPPORTED)
+        unknown = (name for handler, name in program if handler is instructions.UNSUPPORTED)
         self.foreign = COROUTINE if flags & _AWAITED else next(unknown, None)  # what of it is not interpreted
         self.is_generator = bool(flags & CO_GENERATOR)
-        self.starts = self.is_generator and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
+        self.starts = self.is_generator and any(
+            handler is instructions.RETURN_STARTED_GENERATOR for handler, _ in program
+        )
 
     def line(self, code, index):
         """The line of a canonical instruction; None where the compiler gave none. Computed when first asked for."""
@@ -240,3 +244,35 @@ def _exception_table(table):
         target = number() * 2
         depth_and_lasti = number()
         yield start, stop, target, depth_and_lasti >> 1, bool(depth_and_lasti & 1)
+
+
+# ---------------------------------------------------------------- locations
+
+
+class Location(NamedTuple):
+    """The user's line that an operation comes from. module: the path of the innermost module that runs, or None.
+    ranges: the names of the profiler's ranges around it, outermost first."""
+
+    code: types.CodeType
+    instruction: int
+    module: str | None
+    ranges: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> str:
+        """`model.py:41, layers.0.mlp`: file, line and module."""
+        filename, line, *_ = format_location(self)
+        return f"{os.path.basename(filename)}:{line}" + (f", {self.module}" if self.module else "")
+
+
+def format_location(location):
+    """(file name, line, (column, end column), source line, qualified name) of a location: (code, instruction index),
+    and whatever a host adds."""
+    if location is None:
+        return "?", 0, (None, None), "", "?"
+    code, ip = location[:2]
+    record = decode(code)
+    line = record.line(code, ip) or code.co_firstlineno
+    positions = list(code.co_positions())[record.offsets[ip] // 2]
+    source = linecache.getline(code.co_filename, line).rstrip("\n")
+    return code.co_filename, line, (positions[2], positions[3]), source, code.co_qualname

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import dis
 import linecache
-import os
-import types
-from typing import NamedTuple
-
-from thunder.interpreter.decode import decode
 
 SHORT_LOG_LENGTH = 10_000  # of the last code objects that were run, in order
 
@@ -137,32 +132,3 @@ def _log_line(entry, print_source_code: bool) -> str | None:
     if kind == "InterpreterReturn":
         return f"return from {name}: {type(entry['rval']).__name__}"
     return f"{kind.lower()} {name}"
-
-
-class Location(NamedTuple):
-    """The user's line that an operation comes from. module: the path of the innermost module that runs, or None.
-    ranges: the names of the profiler's ranges around it, outermost first."""
-
-    code: types.CodeType
-    instruction: int
-    module: str | None
-    ranges: tuple[str, ...] = ()
-
-    @property
-    def short(self) -> str:
-        """`model.py:41, layers.0.mlp`: file, line and module."""
-        filename, line, *_ = format_location(self)
-        return f"{os.path.basename(filename)}:{line}" + (f", {self.module}" if self.module else "")
-
-
-def format_location(location):
-    """(file name, line, (column, end column), source line, qualified name) of a location: (code, instruction index),
-    and whatever a host adds."""
-    if location is None:
-        return "?", 0, (None, None), "", "?"
-    code, ip = location[:2]
-    record = decode(code)
-    line = record.line(code, ip) or code.co_firstlineno
-    positions = list(code.co_positions())[record.offsets[ip] // 2]
-    source = linecache.getline(code.co_filename, line).rstrip("\n")
-    return code.co_filename, line, (positions[2], positions[3]), source, code.co_qualname

@@ -29,15 +29,13 @@ from thunder.interpreter.attributes import (
     native_method,
     type_attribute,
 )
-from thunder.interpreter.binding import bind
 from thunder.interpreter.building import unpacker
 from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.control import NULL
-from thunder.interpreter.decode import decode
+from thunder.interpreter.decode import format_location
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import SHORT_LOG_LENGTH, FullLog
-from thunder.interpreter.instructions import builtin_namespace, name_not_defined, provides
-from thunder.interpreter.machine import Frame, drive
+from thunder.interpreter.instructions import NULL, builtin_namespace, name_not_defined, provides
+from thunder.interpreter.machine import Frame, enter
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit, with_frames
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.interpreter.tracebacks import clean, swallow
@@ -137,33 +135,7 @@ class Host:
             return self.call(method, [f, *args], kwargs)
         return self.call_native(f, *standins.with_functions(self, f, args, kwargs))
 
-    def enter(self, f, args, kwargs):
-        """Interpret a call of a Python function; generators give their object at once."""
-        code = f.__code__
-        record = decode(code)
-        if record.foreign is not None:
-            return self.foreign_function(f, args, kwargs, record.foreign)
-        if record.simple and not kwargs and len(args) == record.argument_count:
-            variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
-        else:
-            variables = bind(f, record, args, kwargs, self.default)
-        self.calls[record] = self.calls.get(record, 0) + 1
-        self.history.append(code)
-        frame = Frame(f, record, variables, self)
-        if self.log is not None:
-            self.log.call(self, f)
-        if record.is_generator:
-            if record.starts:
-                frame.run()
-            driven = drive(frame)
-            driven.__name__ = f.__name__  # pyright: ignore[reportAttributeAccessIssue]
-            driven.__qualname__ = f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
-            return driven
-        if self.log is None:
-            return frame.run()
-        result = frame.run()
-        self.log.returned(self, f, result)
-        return result
+    enter = enter
 
     def foreign_function(self, f, args, kwargs, construct: str) -> Any:
         """A call of a function with a construct that is not interpreted: `except*`, generic syntax, templates, a
@@ -198,8 +170,6 @@ class Host:
     def where(self, location=None):
         """(file name, line, (column, end column), source line, qualified name) of a location, by default the
         current."""
-        from thunder.interpreter.history import format_location
-
         return format_location(location or self.location())
 
     # ---------------------------------------------------------------- attributes, items, truth

@@ -1,11 +1,13 @@
-"""The machine: runs one frame of a Python function. No torch, no wrappers, no version checks.
+"""The machine: calls a Python function, and runs its frame. No torch, no wrappers, no version checks.
 
 Values on its stack are the program's own objects. Whatever may touch provenance goes through the frame's host.
 """
 
 from __future__ import annotations
 
-from thunder.interpreter.control import RETURN, YIELD, raise_as_it_is, set_context, stop_iteration_error
+from thunder.interpreter.binding import bind
+from thunder.interpreter.decode import decode
+from thunder.interpreter.instructions import RETURN, YIELD, raise_as_it_is, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import clean, entry, is_interpreted, release, swallow
@@ -144,6 +146,35 @@ class Frame:
             swallow(stop)
             stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
+
+
+def enter(host, f, args, kwargs):
+    """Interpret a call of a Python function; generators give their object at once."""
+    code = f.__code__
+    record = decode(code)
+    if record.foreign is not None:
+        return host.foreign_function(f, args, kwargs, record.foreign)
+    if record.simple and not kwargs and len(args) == record.argument_count:
+        variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
+    else:
+        variables = bind(f, record, args, kwargs, host.default)
+    host.calls[record] = host.calls.get(record, 0) + 1
+    host.history.append(code)
+    frame = Frame(f, record, variables, host)
+    if host.log is not None:
+        host.log.call(host, f)
+    if record.is_generator:
+        if record.starts:
+            frame.run()
+        driven = drive(frame)
+        driven.__name__ = f.__name__  # pyright: ignore[reportAttributeAccessIssue]
+        driven.__qualname__ = f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
+        return driven
+    if host.log is None:
+        return frame.run()
+    result = frame.run()
+    host.log.returned(host, f, result)
+    return result
 
 
 def drive(frame):

@@ -2,7 +2,7 @@
 
 A *row* is a tuple of `(canonical name, resolver)` pairs, or a function from the raw instruction to such a tuple when
 the row depends on the argument or on the previous instruction. A *resolver* computes the canonical argument from the
-raw instruction. The handlers of canonical instructions are in `instructions.py` and `control.py`; they know nothing of
+raw instruction. The handlers of canonical instructions are in `instructions.py` and `building.py`; they know nothing of
 versions. Jump arguments are byte offsets here, `decode.py` turns them into indices.
 
 Each version's table is the one before it and its changes. Conventions of the canonical instruction set:

@@ -1,7 +1,7 @@
 """Typing by example: what a function of PyTorch gives for tensors like those that proxies stand for.
 
 Fake tensors are the examples, or, where a tensor is none that shape, type and device describe, tensors of zeros. The
-same examples say in PyTorch's words why it refuses arguments.
+same examples say in PyTorch's words why it refuses arguments. `run_line` runs an operation on them, or on real tensors.
 """
 
 from __future__ import annotations
@@ -83,6 +83,41 @@ def as_torch(x):
             else x
         )
     return x
+
+
+def run_line(
+    operation: BoundSymbol, values: dict[Proxy, object], number: Callable[[Any], Any] = NumberProxy.concrete
+) -> None:
+    """Calls the PyTorch functions of an operation, or of its decomposition, with the values known so far, and adds its
+    results to them. number: the value of one that stays symbolic."""
+    if operation.sym.fn is None:
+        for sub in operation.subsymbols:
+            run_line(sub, values, number)
+        values.update({old: values.get(new, new) for old, new in operation.aliases.items()})
+        return
+
+    def real(x):
+        return values[x] if isinstance(x, Proxy) else number(x) if isinstance(x, NumberProxy) else as_torch(x)
+
+    try:
+        result = operation.sym.fn(*map_structure(real, operation.args), **map_structure(real, operation.kwargs))
+    except (
+        ValueError
+    ) as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
+        raise RuntimeError(str(error)) from error
+    assign(operation.output, result, values)
+
+
+def assign(said, result, values: dict[Proxy, Any]) -> None:
+    """Notes the results of an operation under its proxies."""
+    if isinstance(said, Proxy):
+        values[said] = result
+    elif isinstance(said, (tuple, list)):
+        for s, r in zip(said, result, strict=True):
+            assign(s, r, values)
+    elif isinstance(said, dict):
+        for k, s in said.items():
+            assign(s, result[k], values)
 
 
 def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:

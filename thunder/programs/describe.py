@@ -28,7 +28,7 @@ import torch
 from thunder import compat
 from thunder.capture.classes import of_library
 from thunder.capture.native import CONTAINERS, IMMUTABLE, slots
-from thunder.capture.sources import MISSING
+from thunder.capture.world import MISSING
 from thunder.core.symbol import Symbol
 from thunder.interpreter.attributes import cell_value
 

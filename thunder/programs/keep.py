@@ -25,7 +25,7 @@ import torch
 
 from thunder import version
 from thunder.cache.entry import CacheEntry
-from thunder.capture import passes
+from thunder.capture import checks
 from thunder.errors import ProgramFileWarning, warn_user
 from thunder.extend import FUEL_LEVEL
 from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
@@ -55,7 +55,7 @@ def wanted(options: JitOptions) -> bool:
 def prepare(options: JitOptions) -> None:
     """What looking for a program needs of this process and not of a call, before the first call."""
     if wanted(options):
-        passes.prepare()
+        checks.prepare()
         versions(False)
         importlib.import_module("thunder.compat.autograd")  # which connects programs
 

@@ -19,20 +19,18 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture import ask
-from thunder.capture.ask import Question, same_value
+from thunder.capture import world
 from thunder.capture.groups import settings_changed
 from thunder.capture.handlers import HOOKS
 from thunder.capture.host import rooted_modules
 from thunder.capture.prologue import PrologueWriter
-from thunder.capture.sources import MISSING, STEPS, Computation, Source
 from thunder.capture.state import Numbers, Outside, Request, Tensors
-from thunder.capture.world import World
+from thunder.capture.world import MISSING, STEPS, Computation, Question, Source, World, same_value
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
 from thunder.options import JitOptions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
 
-QUESTIONS: dict[str, Question] = {q.name: q for q in vars(ask).values() if isinstance(q, Question)}
+QUESTIONS: dict[str, Question] = {q.name: q for q in vars(world).values() if isinstance(q, Question)}
 _METADATA = ("is_conj", "is_neg", "is_inference")
 # what a call at a source may call: what only tells
 _TELLING = (contextvars.ContextVar, weakref.ref, functools._lru_cache_wrapper)

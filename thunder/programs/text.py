@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture.sources import MISSING
+from thunder.capture.world import MISSING
 from thunder.core.codegen import PerCall, Printer, compile_source, function_source
 from thunder.core.regions import FusedFunction
 from thunder.core.trace import Trace

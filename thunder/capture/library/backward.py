@@ -14,10 +14,10 @@ import torch
 
 from thunder import compat
 from thunder.analysis.aliases import alias_bases
-from thunder.capture.ask import hooked
 from thunder.capture.interface import Capture
 from thunder.capture.library import assigned_data, dtensors, hooks, outside_hooks
 from thunder.capture.library.gradients import first_proxy, leaf_gradient, read_gradient, write_gradient
+from thunder.capture.world import hooked
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed

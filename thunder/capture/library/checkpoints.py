@@ -12,6 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder.capture import containers, eager
+from thunder.capture.calls import Entered
 from thunder.capture.interface import Capture
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete, proxies_in
 from thunder.interpreter import NULL
@@ -22,7 +23,7 @@ def call(c: Capture, f, args, kwargs):
     function = inspect.unwrap(f)
     if function.__code__ in c.request.eager and (result := eager.called(c, function, args, kwargs)) is not NULL:
         return result
-    with eager.Entered(c, function, args, kwargs):
+    with Entered(c, function, args, kwargs):
         return _read(c, function, args, kwargs)
 
 

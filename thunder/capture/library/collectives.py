@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
-from thunder.capture.ask import IDENTITY, SHARDED_WITH
 from thunder.capture.interface import Capture
 from thunder.capture.library import dtensors
+from thunder.capture.world import IDENTITY, SHARDED_WITH
 from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import user_location

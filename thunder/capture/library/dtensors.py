@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch
 
 from thunder import compat
-from thunder.capture.ask import IDENTITY
 from thunder.capture.interface import Capture
 from thunder.capture.methods import TensorMethod
+from thunder.capture.world import IDENTITY
 from thunder.core.proxies import TensorProxy, map_structure, number_value, proxies_in
 from thunder.core.symbol import OpTags, recording
 from thunder.distributed.layouts import I, P, S, mesh_axis, outside_axis, steps_from

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from thunder import compat
-from thunder.capture.ask import SAME
 from thunder.capture.interface import Capture
+from thunder.capture.world import SAME
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.interpreter import NULL

@@ -10,8 +10,8 @@ import torch
 from thunder.capture.interface import Capture
 from thunder.capture.library import gradients
 from thunder.capture.numbers import source_of
-from thunder.capture.sources import Source
 from thunder.capture.tensors import is_leaf
+from thunder.capture.world import Source
 from thunder.core.proxies import NumberProxy, TensorProxy, like, number_value
 from thunder.ops.functionalize.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

@@ -24,12 +24,12 @@ def call_lock(c: Capture, f, args, kwargs):
             return False if not waits else _refuse(c, taken, "is taken twice, for which a thread would wait for ever")
         if not waits and not depth:
             _refuse(c, taken, "is taken if it is free, which is known only when the program runs")
-        c.locks.change(taken, 1, c.path.host_calls)
+        c.locks.change(taken, 1, c.dispatch.host_calls)
         return True
     if name in _RELEASES:
         if not depth:
             _refuse(c, taken, "is released, and the program has not taken it")
-        c.locks.change(taken, -1, c.path.host_calls)
+        c.locks.change(taken, -1, c.dispatch.host_calls)
         return None
     if name in ("locked", "locked_lock", "_is_owned") and depth:
         return True
@@ -68,6 +68,6 @@ def taken_locks(c: Capture) -> tuple[TakenLock, ...]:
     if (taken := locks.held) is not None:
         _refuse(c, taken, "is held when the program ends")
     for taken in locks.taken.values():
-        if c.path.host_calls > locks.host_calls or c.path.log:
+        if c.dispatch.host_calls > locks.host_calls or c.dispatch.log:
             _refuse(c, taken, "is taken by a program that runs host code while it does not hold it")
     return tuple(locks.taken.values())

@@ -88,4 +88,4 @@ def _watched(c: Capture, p: TensorProxy) -> Iterator[None]:
 
 
 def _changes(c: Capture) -> dict[Any, Any]:
-    return containers.state(c) | {"host": len(c.path.log)}
+    return containers.state(c) | {"host": len(c.dispatch.log)}

@@ -20,8 +20,7 @@ from thunder.capture.strides import layout
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, number_value, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, primitive
 from thunder.interpreter.attributes import plain_attribute
-from thunder.ops.infer import as_torch
-from thunder.ops.layout import assign
+from thunder.ops.infer import as_torch, assign
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 

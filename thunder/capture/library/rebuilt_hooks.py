@@ -7,10 +7,10 @@ import functools
 import types
 from collections.abc import Callable
 
-from thunder.capture.ask import IDENTITY
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.interface import Capture
 from thunder.capture.library.hooks import Hook, hooked
+from thunder.capture.world import IDENTITY
 from thunder.core.proxies import TensorProxy, proxies_in
 
 

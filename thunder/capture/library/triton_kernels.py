@@ -17,8 +17,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from thunder.capture.ask import IDENTITY
 from thunder.capture.interface import Capture
+from thunder.capture.world import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
 from thunder.ops.functionalize.mutating import call_mutating
 

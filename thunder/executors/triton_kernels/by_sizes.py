@@ -21,7 +21,7 @@ from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
 from thunder.kernels.numbers import Numbers
 from thunder.kernels.sizes import Atom, Extent, atoms_of, factor_text, hint, value_of
-from thunder.ops.layout import run_line
+from thunder.ops.infer import run_line
 
 GUESSES = 2  # of how an input's strides follow from sizes, before they are numbers that kernels are given
 

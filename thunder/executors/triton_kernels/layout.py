@@ -21,7 +21,8 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.kernels.index import strides_of
 from thunder.kernels.lower import is_elementwise, is_primitive
 from thunder.ops.families.indexing import indexed
-from thunder.ops.layout import is_dense, padded_strides, run_line
+from thunder.ops.infer import run_line
+from thunder.ops.layout import is_dense, padded_strides
 from thunder.ops.rules import kernels
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.capture import passes
+from thunder.capture import checks
 from thunder.options import C_COMPILER
 
 COMPILER = C_COMPILER.value or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -18,12 +18,12 @@ MISSING = object()
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    library = passes.build(COMPILER) if COMPILER else None
+    library = checks.build(COMPILER) if COMPILER else None
     if library is None:
         pytest.skip("no C compiler, or no headers of this Python")
-    path = tmp_path_factory.mktemp("passes") / "passes.so"
+    path = tmp_path_factory.mktemp("checks") / "checks.so"
     path.write_bytes(library)
-    return passes.loaded(path)
+    return checks.loaded(path)
 
 
 class Raising(type):
@@ -58,9 +58,9 @@ def rows(seed, counters):
     return tuple(found), tuple(keys), fits
 
 
-@pytest.mark.parametrize("name", [f.__name__ for f in passes.FUNCTIONS])
+@pytest.mark.parametrize("name", [f.__name__ for f in checks.FUNCTIONS])
 def test_compiled_functions_do_what_those_in_python_do(compiled, name):
-    in_python = {f.__name__: f for f in passes.FUNCTIONS}[name]
+    in_python = {f.__name__: f for f in checks.FUNCTIONS}[name]
     results = Counter()
     for seed in range(600):
         tables, keys, expected = rows(seed, counters=name == "holds")  # the others are given none
@@ -85,10 +85,10 @@ def test_compiled_functions_do_what_those_in_python_do(compiled, name):
 
 def test_keys_have_an_order(compiled):
     moved = OrderedDict.fromkeys(["".join(("fir", "st")), "second"])
-    for f in (compiled.keys_are, passes.keys_are):
+    for f in (compiled.keys_are, checks.keys_are):
         assert f(moved, ("first", "second")) and f(dict(moved), ("first", "second"))
     moved.move_to_end("first")
-    for f in (compiled.keys_are, passes.keys_are):
+    for f in (compiled.keys_are, checks.keys_are):
         assert f(moved, ("second", "first")) and not f(moved, ("first", "second"))
         assert not f({1: 2}, ("first",)) and f({}, ()) and f(types.MappingProxyType({"a": 1}), ("a",))
 
@@ -96,7 +96,7 @@ def test_keys_have_an_order(compiled):
 def test_a_key_that_cannot_be_asked_for_raises_the_same(compiled):
     for name in ("entries_are", "read_entries"):
         arguments = ({},), ([],), [None] if name == "entries_are" else None
-        in_python = {f.__name__: f for f in passes.FUNCTIONS}[name]
+        in_python = {f.__name__: f for f in checks.FUNCTIONS}[name]
         assert outcome(getattr(compiled, name), *arguments) is outcome(in_python, *arguments) is TypeError
 
 
@@ -110,8 +110,8 @@ def test_arguments_that_do_not_belong_together_are_refused(compiled):
 @pytest.fixture(params=["compiled", "in Python"])
 def either(request, monkeypatch):
     source = request.getfixturevalue("compiled") if request.param == "compiled" else None
-    for f in passes.FUNCTIONS:
-        monkeypatch.setattr(passes, f.__name__, getattr(source, f.__name__, f))
+    for f in checks.FUNCTIONS:
+        monkeypatch.setattr(checks, f.__name__, getattr(source, f.__name__, f))
 
 
 class Settings:

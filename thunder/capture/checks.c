@@ -1,4 +1,4 @@
-/* The functions of passes.py, compiled. They do the same: they look many things up in one call, and compare
+/* The functions of checks.py, compiled. They do the same: they look many things up in one call, and compare
    identities. Arguments are tuples of containers and of keys, and a list of what is expected, all of one length.
 
    Only CPython's public API is used. */
@@ -169,6 +169,6 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "thunder_passes", .m_size = -1, .m_methods = functions};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "thunder_checks", .m_size = -1, .m_methods = functions};
 
-PyMODINIT_FUNC PyInit_thunder_passes(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_thunder_checks(void) { return PyModule_Create(&definition); }
