@@ -296,3 +296,72 @@ def test_a_program_handles_an_operation_that_fails_by_data(fallback):
             results.append((g(torch.ones(3), torch.tensor(places), logs[-1]), torch.rand(2)))
         torch.testing.assert_close(results[0], results[1])
         assert logs == [["finally"], ["finally"]]
+
+
+class _Rescaled(torch.Tensor):
+    """Its operations go through `__torch_function__`, where that is on."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return "seen" if func is torch.cos else super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _state_of_thread():
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    dispatching = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+    modes_on = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return modes, dispatching, modes_on, torch.get_default_dtype(), thunder.core.recording.current_recorder()
+
+
+class _Notes(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **kwargs or {})
+
+
+def _with_modes(x, weight):
+    with torch.no_grad():
+        scale = (x * 2).mean()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ weight
+    with torch.device("cpu"):
+        y = y + torch.ones(2)
+    return y * scale if scale.item() > 0 else y
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_an_exception_in_any_exit_of_a_context_leaves_the_state_of_the_thread(alarm, part):
+    """Wherever a signal handler raises at the beginning of an `__exit__` during a compilation."""
+    x, weight = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+    calls = 0
+
+    def raises_at(number):
+        def hook(frame, event, arg):
+            nonlocal calls
+            if event == "call" and frame.f_code.co_name == "__exit__":
+                calls += 1
+                if calls == number:
+                    _rings()
+
+        return hook
+
+    def compile_once(number):
+        nonlocal calls
+        calls, compiled = 0, thunder.jit(_with_modes)
+        sys.setprofile(raises_at(number))
+        try:
+            compiled(x, weight)
+        except TimeoutError:
+            pass
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    most = compile_once(0)
+    assert most > 50
+    with torch.device("cpu"), _Notes():
+        before = _state_of_thread()
+        for number in range(1 + part, most, 4 * max(1, most // 80)):
+            compile_once(number)
+            assert _state_of_thread() == before, number
+            assert torch.cos(torch.ones(2).as_subclass(_Rescaled)) == "seen", number
+        torch.testing.assert_close(thunder.jit(_with_modes)(x, weight), _with_modes(x, weight))

@@ -476,7 +476,7 @@ class Compiled:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
             log_recompilation(self._name, record)
-        known = set(self.eager_functions.reasons)
+        known, read_again = set(self.eager_functions.reasons), self.eager_functions.read_again
         try:
             entry = self._loaded(modes, args, kwargs, path) or self._compile(modes, args, kwargs, path, log)
             start = clock()
@@ -503,7 +503,7 @@ class Compiled:
         except (CaptureError, MissingImplementationError) as error:
             if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in(args, kwargs):
                 raise
-            if self.eager_functions.reasons.keys() > known:
+            if self.eager_functions.reasons.keys() > known or self.eager_functions.read_again > read_again:
                 self.eager_functions.forget_first(known)  # the next call is captured with the others
                 return ""
             return self._refused_for(error, modes, facts)

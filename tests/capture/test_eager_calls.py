@@ -6,6 +6,7 @@ import ctypes
 import functools
 import inspect
 import logging
+import queue
 import random
 import sys
 import threading
@@ -995,3 +996,77 @@ def test_an_eager_call_at_capture_gets_an_object_from_outside_as_it_is(make):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             assert repr(compiled(*given)) == repr(f(*given))
+
+
+def spelled(values):
+    """Text by many decisions and calls on the host, and no operation with tensors."""
+    words = []
+    for value in values:
+        words.append(f"{value:.2f}" if value > 0 else f"({-value:.2f})")  # noqa: PERF401
+    return ";".join(words)
+
+
+class Spells(nn.Module):
+    """A module before and one after a text of 96 numbers. stored: of each call. notes: whether others see a write in
+    front of it."""
+
+    def __init__(self, notes=False):
+        super().__init__()
+        self.first, self.last, self.stored, self.notes = nn.Linear(4, 96), nn.Linear(96, 4), [], notes
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.notes:
+            NOTES.put(0)
+        self.stored.append(spelled(h.detach()[0].tolist()))
+        return self.last(h * len(self.stored[-1]))
+
+
+NOTES = queue.SimpleQueue()
+
+
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_function_of_many_calls_on_the_host_is_one_call(notes):
+    ours, theirs = Spells(notes), Spells(notes)
+    theirs.load_state_dict(ours.state_dict())
+    compiled = thunder.jit(ours, fallback="eager")
+    for seed in range(4):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
+        want = step(theirs, theirs, x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert_same(step(compiled, ours, x), want, 1e-6)
+        assert NOTES.qsize() == 2 * (seed + 1) * notes
+    assert len(compiled.programs) == 1 and ours.stored == theirs.stored
+    assert names(compiled).count("eager_call") == 1 and names(compiled).count("linear") == 2
+
+
+def test_a_function_of_many_calls_that_writes_to_its_argument_is_read():
+    def collect(values, words):
+        for value in values:
+            words.append(f"{value:.2f}")  # noqa: PERF401
+
+    def f(x):
+        words = []
+        collect(x.detach().tolist(), words)
+        return x * len("".join(words))
+
+    compiled, x = thunder.jit(f, fallback="eager"), torch.linspace(0, 1, 96)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in (1, 2, 3):
+            assert torch.equal(compiled(x * n), f(x * n))
+    assert len(compiled.programs) == 1
+
+
+def test_an_item_that_the_program_appends_asks_for_no_length():
+    seen = []
+
+    def f(x):
+        seen.append(x.detach().sum().item())
+        return x * seen[-1]
+
+    compiled = thunder.jit(f, fallback="eager")
+    for n in range(1, 5):
+        assert torch.equal(compiled(torch.full((3,), float(n))), torch.full((3,), 3.0 * n * n))
+    assert len(compiled.programs) == 1 and seen == [3.0, 6.0, 9.0, 12.0]

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from thunder import compat
 from thunder.cache.entry import CacheEntry
 from thunder.cache.graphs import FunctionGraphs
 from thunder.cache.history import CompileStats
@@ -17,6 +18,7 @@ from thunder.cache.tiers import lower_in_tiers
 from thunder.capture import Captured, FailsWithParts, Request, capture
 from thunder.capture.dispatch import EagerFunctions
 from thunder.core.host_calls import Log
+from thunder.core.recording import current_recorder, recording
 from thunder.core.signals import interrupts
 from thunder.core.utils import compiling
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError, add_location, is_noted, user_line
@@ -75,7 +77,7 @@ class Compilation(NamedTuple):
         for executor in self.options.executors:
             executor.in_use = True
             executor.expect_program()
-        with compiling():
+        with recording(current_recorder()), compat.modes_restored(), compiling():
             changing = changing_values(self.stats.interpreter_cache)
             written: dict[str, set | None] = {source: None for source, values in changing.items() if values is None}
             numbers = {

@@ -329,7 +329,7 @@ def _capture(request: Request, apart: bool) -> Captured:
     undecided: CaptureError | None = None  # the refusal of the program that was told no
     while True:
         c, before = TorchHost(request, undecided is not None), request.log.mark()
-        refused_lines = len(request.eager.superseding)
+        refused_lines, read_again = len(request.eager.superseding), len(request.eager.read_again)
         c.tensors.apart = apart
         try:
             return _for_other_calls(c, _read(c))
@@ -346,7 +346,11 @@ def _capture(request: Request, apart: bool) -> Captured:
             elif c.path.may_not_decide and undecided is None and isinstance(error, CaptureError):
                 undecided = error.with_traceback(None)
                 request.log.rewind(before)
-            elif again := _with_eager_call(request, c, error) or len(request.eager.superseding) > refused_lines:
+            elif again := (
+                len(request.eager.read_again) > read_again
+                or _with_eager_call(request, c, error)
+                or len(request.eager.superseding) > refused_lines
+            ):
                 undecided = None
                 request.log.rewind(before)
             passed_twice = c.tensors.passed_twice

@@ -331,6 +331,11 @@ def default(c: Capture, f, name, value):
     return c.read(value, source.attr("__defaults__").item(index))
 
 
+# calls on the host that a function may record, and how many there may be for an operation with tensors: more cost more
+# than one call of the function, which no kernels are fused with
+_MOST_LINES, _LINES_OF_OPERATION = 64, 16
+
+
 class Entered:
     """A function that is being read. A context, and no function around it: it takes no frame of each call."""
 
@@ -360,6 +365,26 @@ class Entered:
                 eager.note_function(c, *call)
         elif isinstance(error, Exception):
             c.fallbacks.note_failing(error, call)
+        elif error is None and self.outer is None:
+            self._call_as_it_is_where_cheaper(library)
+
+    def _call_as_it_is_where_cheaper(self, library: LibraryCall | None) -> None:
+        """A function that records little but calls on the host, and many of them, costs less as one call. Refuses the
+        program where that can be recorded: it is captured again with such calls."""
+        c, bound_symbols = self.c, self.c.recording.recorder.bound_symbols
+        recorded = len(bound_symbols) - self.recorded
+        if recorded <= _MOST_LINES or c.request.path or c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
+            return
+        if c.fallbacks.operations_since(bound_symbols, self.recorded) * (_LINES_OF_OPERATION + 1) > recorded:
+            return
+        if library is not None:
+            eager.note_library(c, library)
+        elif not any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None))):
+            eager.note_function(c, self.function, self.args, self.kwargs, self.happened)
+        if c.fallbacks.candidate is not None:
+            c.request.eager.cheaper.add(c.fallbacks.candidate.unit)
+            name = self.function.__qualname__
+            c.refuse(f"{name}() would be {recorded} calls on the host and decisions by their results")
 
 
 def _has_gradient(value: Any) -> bool:

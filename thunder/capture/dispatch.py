@@ -5,14 +5,17 @@ A program that is refused names the unit around the refused line; the next captu
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from thunder.core.host_calls import Log
+from thunder.core.host_calls import Log, host_call
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class EagerFunctions:
     the standard library. reasons: why. excluded: functions whose calls are none, since they change what the program
     depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
     writes gradients do not allow -> why, and what to do. allowed: False where no function may become one. forgotten:
-    functions that a first call has named, in which libraries fill the tables that they have empty."""
+    functions that a first call has named, in which libraries fill the tables that they have empty. cheaper: functions
+    that could be read, and cost less as one call."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
@@ -29,6 +33,7 @@ class EagerFunctions:
     superseding: dict[tuple | None, tuple[str, str]] = field(default_factory=dict)
     allowed: bool = True
     forgotten: set[types.CodeType | type] = field(default_factory=set)
+    cheaper: set[types.CodeType | type] = field(default_factory=set)
 
     def __contains__(self, unit: types.CodeType | type) -> bool:
         return unit in self.reasons
@@ -42,10 +47,15 @@ class EagerFunctions:
             self.reasons.pop(code, None)
             self.excluded.add(code)
 
+    @property
+    def read_again(self) -> set[types.CodeType | type]:
+        """The functions that were to cost less as one call, and are read since they cannot be called as they are."""
+        return self.cheaper & self.excluded
+
     def forget_first(self, known: set) -> None:
         """A call could not be captured. What it has named beside the known units is no eager call until a second call
-        names it."""
-        named = self.reasons.keys() - known - self.forgotten
+        names it, unless it could be read."""
+        named = self.reasons.keys() - known - self.forgotten - self.cheaper
         self.forgotten.update(named)
         for unit in named:
             del self.reasons[unit]
@@ -155,6 +165,10 @@ class Dispatch:
         self.library = call
 
 
+def _computes_with_tensors(b: BoundSymbol) -> bool:
+    return b.sym is not host_call and any(type(p) is TensorProxy for p in (*b.inputs, *b.outputs))
+
+
 class Fallbacks:
     """The eager calls of one capture, and the unit around a refused line that may become one.
 
@@ -163,7 +177,7 @@ class Fallbacks:
     do with.
     """
 
-    __slots__ = ("calls", "candidate", "raises", "reaches_back_to", "_error", "_left")
+    __slots__ = ("calls", "candidate", "raises", "reaches_back_to", "_error", "_left", "_seen", "_operations")
 
     def __init__(self):
         self.calls: list[Any] = []
@@ -172,6 +186,8 @@ class Fallbacks:
         self.reaches_back_to = sys.maxsize
         self._error = 0  # the id of an exception on its way: its frames hold objects that end with them
         self._left: list[tuple] = []  # the calls that it has left
+        self._operations: list[int] = []  # where operations with tensors are among the bound symbols that were seen
+        self._seen = 0
 
     def name(self, unit: types.CodeType | type, again: bool) -> None:
         """A refusal names a unit: see `Candidate`."""
@@ -184,6 +200,15 @@ class Fallbacks:
     def note_raises(self, raises: bool) -> None:
         """A function was called to see whether it raises by itself."""
         self.raises = raises
+
+    def operations_since(self, bound_symbols: Sequence[BoundSymbol], start: int) -> int:
+        """How many bound symbols from `start` on compute with tensors, and not on the host."""
+        if len(bound_symbols) < self._seen:  # a backward inside of the program replaces operations
+            self._operations, self._seen = [], 0
+        seen = range(self._seen, len(bound_symbols))
+        self._operations += [i for i in seen if _computes_with_tensors(bound_symbols[i])]
+        self._seen = len(bound_symbols)
+        return len(self._operations) - bisect.bisect_left(self._operations, start)
 
     def note_failing(self, error: Exception, call: tuple) -> None:
         """An exception leaves a call, (function, args, kwargs, what had happened before)."""

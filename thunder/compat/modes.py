@@ -4,8 +4,11 @@ tracing by others."""
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
+import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -134,24 +137,83 @@ def without_function_modes():
             compat.push_function_mode(mode)
 
 
+class _Modes:
+    """The modes of this thread: torch-function and dispatch modes, whether torch functions are disabled, inference
+    mode, autocast and settings."""
+
+    def __init__(self) -> None:
+        self.disabling = compat.DisableTorchFunction()
+        with self.disabling:  # which remembers what it replaces
+            self.functions, self.dispatching = _function_modes(), _dispatch_modes()
+            self.inference = torch.is_inference_mode_enabled()
+            self.settings, self.nesting = compat.settings(), compat.autocast_nesting()
+
+    def restore(self) -> None:
+        _replace(_function_modes(), self.functions, compat.pop_function_mode, compat.push_function_mode)
+        _replace(_dispatch_modes(), self.dispatching, compat.pop_dispatch_mode, compat.push_dispatch_mode)
+        with compat.DisableTorchFunction():
+            if torch.is_inference_mode_enabled() != self.inference:
+                guard = torch.inference_mode(self.inference)
+                guard.__enter__()
+                _GUARDS.append(guard)
+            compat.set_settings(self.settings)
+            for _ in range(compat.autocast_nesting() - self.nesting):
+                torch.autocast_decrement_nesting()
+        self.disabling.__exit__(None, None, None)
+
+
+_GUARDS: list[torch.inference_mode] = []  # which leave the mode that they enter where nothing holds them
+
+
+def _function_modes() -> list:
+    return [compat.function_mode_at(i) for i in range(compat.function_modes())]
+
+
+def _dispatch_modes() -> list:
+    return [compat.dispatch_mode_at(i) for i in range(compat.dispatch_modes())]
+
+
+def _replace(now: list, before: list, pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
+    """Makes a stack of modes, which holds those of `now`, hold those of `before`."""
+    if len(now) == len(before) and all(map(operator.is_, now, before)):
+        return
+    for _ in now:
+        pop()
+    for mode in before:
+        push(mode)
+
+
 @contextlib.contextmanager
 def modes_restored():
-    """The block leaves settings, autocast, torch-function and dispatch modes as they were before: a program that fails
-    half way leaves its own on."""
-    with compat.DisableTorchFunction():
-        depth, before, nesting = compat.function_modes(), compat.settings(), compat.autocast_nesting()
-    dispatching = compat.dispatch_modes()
+    """The block leaves settings, autocast, inference mode, torch-function and dispatch modes as they were before: a
+    program that fails half way leaves its own on, and so does a context manager of which an exception leaves
+    `__exit__`, such as a signal handler's."""
+    before = _Modes()
     try:
         yield
+    except BaseException as error:
+        _close_left(error)
+        raise
     finally:
-        while compat.function_modes() > depth:
-            compat.pop_function_mode()
-        while compat.dispatch_modes() > dispatching:
-            compat.pop_dispatch_mode()
-        with compat.DisableTorchFunction():
-            compat.set_settings(before)
-            for _ in range(compat.autocast_nesting() - nesting):
-                torch.autocast_decrement_nesting()
+        try:
+            before.restore()
+        except BaseException:
+            before.restore()  # a signal handler has raised half way
+            raise
+
+
+def _close_left(error: BaseException | None) -> None:
+    """Ends context managers whose `__exit__` the exception has left before they did: it holds them, and they would
+    restore modes when it goes."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is _EXIT:
+                with contextlib.suppress(Exception):
+                    frame.f_locals["self"].gen.close()
+        error = error.__context__
+
+
+_EXIT = contextlib._GeneratorContextManager.__exit__.__code__  # of functions with @contextmanager
 
 
 def default_device() -> torch.device | None:

@@ -177,6 +177,10 @@ PRIVATE: Sequence[Private] = (
         "tensors", "operations on these raise"),
     Private("without_dispatch_modes", "torch.utils._python_dispatch._disable_current_modes", "probes of PyTorch that "
         "dispatch modes of the user's must not see", "they see them", contextlib.nullcontext),
+    Private("dispatch_mode_at", "torch._C._get_dispatch_stack_at", "restoring dispatch modes of the user's that a "
+        "failing compilation has taken off", "they stay off"),
+    Private("push_dispatch_mode", "torch.utils._python_dispatch._push_mode", "restoring dispatch modes of the user's "
+        "that a failing compilation has taken off", "they stay off"),
     Private("pop_dispatch_mode", "torch.utils._python_dispatch._pop_mode", "programs that enter dispatch modes, which "
         "are refused", "the mode stays on"),
     Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
