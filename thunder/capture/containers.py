@@ -188,7 +188,9 @@ def length(c: Capture, s) -> Any:
 
 
 def list_item(c: Capture, s, k: int):
-    """One item of a list that nobody has looked at as a whole."""
+    """One item of a list that nobody has looked at as a whole; NULL where the length says whose item it is."""
+    if list.__len__(s):
+        return list.__getitem__(s, k) if -list.__len__(s) <= k < 0 else NULL  # the program has appended it
     look = c.containers.lazy[id(s)]
     if k not in look.items:
         item = c.reach(look.source.item(k))

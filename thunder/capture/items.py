@@ -40,11 +40,8 @@ def getitem(c: Capture, o, k):
             return item
         if isinstance(o, dict) and is_hashable(k):
             return containers.dict_item(c, o, k)
-        if type(k) is int and isinstance(o, list):
-            if -list.__len__(o) <= k < 0:  # one that the program has appended
-                return list.__getitem__(o, k)
-            if not list.__len__(o):
-                return containers.list_item(c, o, k)
+        if type(k) is int and isinstance(o, list) and (item := containers.list_item(c, o, k)) is not NULL:
+            return item
         containers.materialize(c, o)
     if t is collections.defaultdict and k not in o:
         return containers.made_by_factory(c, o, k)
