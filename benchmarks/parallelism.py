@@ -445,6 +445,8 @@ def torch_pp(schedule: str, compiled: bool, *where) -> Trainer:
     ranks, count = dist.get_world_size(), dist.get_world_size() * (1 if schedule == "Schedule1F1B" else 2)
     parts = {i: copy.deepcopy(trainer.model).stage(i, count) for i in range(dist.get_rank(), count, ranks)}
     trainer.model = None
+    if compiled:  # a backward in two halves runs the graph twice
+        torch._functorch.config.donated_buffer = schedule == "Schedule1F1B"
     for part in parts.values():
         if compiled:
             compile_blocks(part)
@@ -456,7 +458,7 @@ def torch_pp(schedule: str, compiled: bool, *where) -> Trainer:
     return in_stages(trainer, getattr(pipelining, schedule), stages, parameters)
 
 
-def thunder_pp(schedule: str, *where) -> Trainer:
+def thunder_pp(schedule: str, *where, graphs: str = "auto") -> Trainer:
     from torch.distributed import pipelining
 
     trainer = Trainer(*where)
@@ -466,7 +468,7 @@ def thunder_pp(schedule: str, *where) -> Trainer:
     trainer.model, parts = None, {i: cut[i] for i in range(dist.get_rank(), count, ranks)}
     del cut
     stages = [
-        PipelineStage(thunder.jit(part), i, count, trainer.device, group=trainer.mesh.get_group())
+        PipelineStage(thunder.jit(part, graphs=graphs), i, count, trainer.device, group=trainer.mesh.get_group())
         for i, part in parts.items()
     ]
     parameters = [p for part in parts.values() for p in part.parameters()]
@@ -530,6 +532,8 @@ ROWS: dict[str, dict[str, Callable[..., Trainer]]] = {
         "torch": functools.partial(torch_pp, "ScheduleInterleavedZeroBubble", False),
         "torch 1F1B compiled": functools.partial(torch_pp, "Schedule1F1B", True),
         "torch compiled": functools.partial(torch_pp, "ScheduleInterleavedZeroBubble", True),
+        "thunder without graphs": functools.partial(thunder_pp, "ScheduleInterleavedZeroBubble", graphs="off"),
+        "thunder 1F1B without graphs": functools.partial(thunder_pp, "Schedule1F1B", graphs="off"),
     },
     "zero3": {
         "torch": functools.partial(torch_fsdp, True, False),

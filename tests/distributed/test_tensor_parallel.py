@@ -1,11 +1,14 @@
 """column_parallel and row_parallel: training equals that of one process, and no communication is redundant."""
 
+import copy
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
 from tests.distributed.training import agree, batches, close, compare
+from thunder.core.proxies import TensorProxy
 from thunder.distributed import FSDPType, clip_grad_norm_, column_parallel, ddp, fsdp, row_parallel
 from thunder.distributed.boundary import local_of
 from thunder.distributed.placement import placement_of
@@ -260,6 +263,78 @@ def shares_sequences(rank, size):
 
 def test_ranks_share_sequences_between_layers(ranks):
     ranks(2)(shares_sequences)
+
+
+class WithLoss(torch.nn.Module):
+    """A norm written by hand, and losses of words, some of which do not count."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.tokens, self.head = torch.nn.Embedding(12, 8), torch.nn.Linear(8, 12)
+        self.up, self.down, self.reduction = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), reduction
+
+    def forward(self, x):
+        h = self.tokens(x)
+        h = h + self.down(torch.nn.functional.gelu(self.up(h * (h.square().mean(-1, keepdim=True) + 1e-5).rsqrt())))
+        logits, words = self.head(h).flatten(0, 1), x.roll(-1, 1).flatten()
+        return torch.nn.functional.cross_entropy(logits, words, ignore_index=3, reduction=self.reduction)
+
+
+def losses_of_parts(rank, size, reduction, inside):
+    """No rank has the logits of all words, nor a sequence's whole activations outside of layers; also where the
+    backward is a part of the program."""
+
+    def split(m):
+        column_parallel(m, ["up", "head"], sequence_dim=1)
+        return row_parallel(m, ["tokens", "down"], sequence_dim=1)
+
+    torch.manual_seed(0)
+    one = WithLoss(reduction).double()
+    module = split(copy.deepcopy(one))
+    compiled = thunder.jit(module, executors=[])
+
+    def step(x):
+        loss = module(x)
+        loss.backward()
+        return loss.detach()
+
+    whole_step = thunder.jit(step, executors=[])
+    for x in batches(1, torch.float64, lambda g: torch.randint(0, 12, (3, 4), generator=g), steps=3):
+        one.zero_grad(), module.zero_grad()
+        expected = one(x)
+        expected.backward()
+        if inside:
+            loss = whole_step(x)
+        else:
+            loss = compiled(x)
+            loss.backward()
+        close(loss.detach(), expected.detach(), "loss", 1e-12)
+        for (name, p), q in zip(module.named_parameters(), one.parameters(), strict=True):
+            close(p.grad.full_tensor(), q.grad, f"gradient of {name}", 1e-11)
+    traces = [thunder.last_traces(whole_step if inside else compiled)[-1]]
+    traces += [] if inside else [thunder.last_backward_traces(compiled)[-1]]
+    values = [o for t in traces for b in t.bound_symbols for o in b.outputs if isinstance(o, TensorProxy)]
+    assert not any(12 in o.shape and o.numel() > 12 * 8 for o in values), "logits of all words"
+    if not inside:  # what two layers read, and the largest logits
+        assert counts(traces[0], "all_gather", "reduce_scatter", "all_reduce") == (3, 2, 1)
+    return sum(counts(t, "all_gather", "reduce_scatter", "all_reduce")[1] for t in traces)
+
+
+def test_losses_of_parts_of_the_vocabulary(ranks):
+    for reduction in ("mean", "sum"):
+        module, whole_step = (ranks(2)(losses_of_parts, reduction, inside)[0] for inside in (False, True))
+        assert module == whole_step  # as many sums
+
+
+def no_class(rank, size):
+    m = column_parallel(WithLoss("mean").double(), ["head"])
+    x = torch.tensor([[1, 2, 30]])
+    loss = thunder.jit(lambda h, y: torch.nn.functional.cross_entropy(m.head(h), y))(torch.ones(3, 8).double(), x[0])
+    assert loss.isnan()
+
+
+def test_a_target_that_is_no_class_is_not_a_loss(ranks):
+    ranks(2)(no_class)
 
 
 def one_alone(rank, size):

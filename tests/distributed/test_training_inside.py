@@ -153,6 +153,50 @@ def asks_for_gradients(rank, size):
         thunder.jit(lambda x: mine(x).sum().backward(create_graph=True))(x)
 
 
+def between_layers(rank, size):
+    """Gradients of values between split layers, hooks on them, two backwards, and a weight that is written to."""
+    one, module = Tower().double(), split(Tower().double())
+    x = batches(1, torch.float64)[0]
+
+    def of_hidden(m, x, way):
+        h = m.up(x[:, :1].repeat(1, 8))
+        seen = []
+        if way == "retains":
+            h.retain_grad()
+        if way == "hook":
+            h.register_hook(lambda g: g * 2)
+        loss = m.down(torch.nn.functional.gelu(h)).square().mean()
+        if way == "asks":
+            return torch.autograd.grad(loss, (h, m.up.weight))
+        loss.backward(retain_graph=way == "twice")
+        if way == "twice":
+            loss.backward()
+        seen += [h.grad] if way == "retains" else []
+        return *seen, m.up.weight.grad, m.down.weight.grad
+
+    for way in ("asks", "retains", "hook", "twice"):
+        results = []
+        for function, m in ((of_hidden, one), (thunder.jit(of_hidden, fallback="error"), module)):
+            m.zero_grad()
+            results.append(function(m, x, way))
+        for expected, found in zip(*results, strict=True):
+            close(full(found), expected, f"a gradient, {way}", 1e-12)
+
+    def writes(m, x):
+        loss = m.down(m.up(x[:, :1].repeat(1, 8)).tanh()).square().mean()
+        with torch.no_grad():
+            m.down.weight.mul_(2)
+        loss.backward()
+
+    for function, m in ((writes, one), (thunder.jit(writes, fallback="error"), module)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            function(m, x)
+
+
+def test_backward_inside_of_parts(ranks):
+    ranks(2)(between_layers)
+
+
 def test_backward_inside_synchronises_gradients(ranks):
     for way in WAYS:
         ranks(2)(trains, way, False)

@@ -149,7 +149,7 @@ class _Experts:
     def copied(self, x: TensorProxy, axis) -> TensorProxy:
         raise AssertionError("rows of another rank are computed with what is in them")
 
-    gathered_over = summed_over = copied
+    gathered_over = summed_over = largest_over = copied
 
     def cut(self, value: TensorProxy, axis: _Exchange, dim: int) -> TensorProxy:
         assert dim == 0, "rows are along the first dimension"

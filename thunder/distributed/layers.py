@@ -16,6 +16,7 @@ computed of, and a column-split layer gathers them: `z1 = redistribute(z0, tp, P
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
@@ -49,32 +50,67 @@ def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     }
     if experts:
         trace = exchange_rows(trace, experts)
-    positions = {q.axis: q.positions for one in placements.values() for q in one.axes if q.positions is not None}
-    for axis, dim in positions.items():
+    for axis, dim in _positions(placements).items():
         trace, of_positions = share_positions(trace, axis, dim)
         parts = {**parts, **of_positions}
     if any(q.joining for q in placements.values()) or has_parts:
-        steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
-        shared = {step[0]: dim for dim, step in steps if dim is not None}
-        trace, of_layers = split_layers(trace, _shared_by_program(computation) | shared)
-        parts = {**parts, **of_layers}
+        trace, of_layers = split_layers(trace, _shared_by_program(computation) | _sequences(placements))
+        trace, parts = dce(trace), {**parts, **of_layers}
     whole = {a.name for a, q in placements.items() if q.is_split}  # what is written to is not in its memory
     written = {name: target for name, target in trace.info.written.items() if target not in whole}
     trace = trace.replace(info=trace.info.replace(written=written))
     return with_layouts(trace, of_arguments, parts, has_parts)
 
 
-def split_layers(trace: Trace, sequences: dict[Axis, int]) -> tuple[Trace, Parts]:
+def _sequences(placements: Mapping[Proxy, Placement]) -> dict[Axis, int]:
+    """By axis, the dimension of activations that its ranks share between layers."""
+    steps = ((q.sequence_dim, step) for q in placements.values() for step in q.joining)
+    return {step[0]: dim for dim, step in steps if dim is not None}
+
+
+def _positions(placements: Mapping[Proxy, Placement]) -> dict[Axis, int]:
+    """By axis, the dimension of activations whose positions its ranks share in all layers."""
+    return {q.axis: q.positions for one in placements.values() for q in one.axes if q.positions is not None}
+
+
+def split_before_backward(trace: Trace, placements: Mapping[Proxy, Placement]) -> Trace:
+    """The operations in front of a backward that a program itself calls, with layers split: the backward is that of
+    parts then. Parameters are whole in such a program, and the parts of them are cut out, which is nothing once the
+    program is distributed.
+
+    Before: `y = linear(x, t_w, None)`. After: `t0 = redistribute(t_w, tp, I, S0)`, `x0 = redistribute(x, tp, I, R)`,
+    `y0 = linear(x0, t0, None)`, `y = redistribute(y0, tp, S1, I)`.
+    """
+    split = {p: one for p, one in placements.items() if one.joining}
+    context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
+    if not split or context is None:
+        return trace
+    known = {(b.args[0], *b.args[1:4]): b.output for b in trace.bound_symbols if b.sym is redistribute}
+    parts: dict[Proxy, Part | None] = {}
+    with recording(Recorder(context.replace(grad_enabled=True, autocast=None, checkpoint=()))) as recorder:
+        for p, one in split.items():
+            for axis, layout, _ in reversed(one.joining):
+                own = known.get((p, axis, I, layout))  # of an earlier backward
+                own = redistribute(p, axis, I, layout) if own is None else own
+                parts[p] = Part(own, axis, layout.dim)
+                p = own
+    operations = [*recorder.bound_symbols, *trace.bound_symbols]
+    return split_layers(trace.replace(bound_symbols=operations), _sequences(split), parts)[0]
+
+
+def split_layers(
+    trace: Trace, sequences: dict[Axis, int], known: Mapping[Proxy, Part | None] = MappingProxyType({})
+) -> tuple[Trace, Parts]:
     """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed
     of parts where that is the same. sequences: by axis, the dimension of activations that its ranks share between
-    layers. Returns the layouts of parts as well."""
-    state = _Split(sequences)
+    layers. known: parts of weights. Returns the layouts of parts as well."""
+    state = _Split(sequences, known)
     for operation in _leaving_first(trace.bound_symbols):
         state.write(operation)
     parts: dict = {part.value: (part.axis, S(part.dim)) for part in state.parts.values() if part is not None}
     parts |= {x: (axis, P) for x, axis in state.summands}
     written = {**trace.info.written, **state.written(trace.info.written)}
-    return dce(trace.replace(bound_symbols=state.operations, info=trace.info.replace(written=written))), parts
+    return trace.replace(bound_symbols=state.operations, info=trace.info.replace(written=written)), parts
 
 
 def _shared_by_program(trace: Trace) -> dict[Axis, int]:
@@ -119,11 +155,11 @@ def _one_by_one(operation: BoundSymbol) -> Sequence[BoundSymbol]:
 class _Split:
     shares_positions = False
 
-    def __init__(self, sequences: dict[Axis, int]):
+    def __init__(self, sequences: dict[Axis, int], known: Mapping[Proxy, Part | None]):
         self.sequences = sequences
         self.operations: list[BoundSymbol] = []
         self.producer: dict[Proxy, BoundSymbol] = {}
-        self.parts: dict[Proxy, Part | None] = {}
+        self.parts: dict[Proxy, Part | None] = dict(known)
         # what is known of values that leave as parts, where parts of parameters count that are gathered for the forward
         self.leaving: dict[Proxy, Part | None] = {}
         self.joined: dict[Proxy, Part] = {}
@@ -135,7 +171,7 @@ class _Split:
     def write(self, operation: BoundSymbol) -> None:
         rules = {
             ltorch.linear: self.linear, ltorch.embedding: self.embedding, redistribute: self.cut_out,
-            ltorch._foreach_norm: self.norms, ltorch.vector_norm: self.norm,
+            ltorch._foreach_norm: self.norms, ltorch.vector_norm: self.norm, ltorch.cross_entropy: self.total,
         }  # fmt: skip
         self.has_written |= operation.sym.tags >= {OpTags.IN_PLACE, OpTags.DONT_DCE}
         rule = self.on_lists if operation.sym.name in foreach.OPTIMIZERS else rules.get(operation.sym)
@@ -181,7 +217,7 @@ class _Split:
         if src != I or dst == I or dst.kind != "S":
             return None
         part = self.part_outside(x) if axis.outside else self.part(x)
-        if part is None or (part.axis, part.dim) != (axis, dst.dim):
+        if part is None or (part.axis, part.dim) != (axis, dst.dim) or part.value is operation.output:
             return None
         return redistribute(part.value, axis, dst, dst)
 
@@ -344,6 +380,15 @@ class _Split:
     def summed_over(self, x: TensorProxy, axis) -> TensorProxy:
         self.summands.append((x, axis))
         return redistribute(x, axis, P, I)
+
+    def largest_over(self, x: TensorProxy, axis) -> TensorProxy:
+        return ltorch.amax(redistribute(ltorch.unsqueeze(x, 0), axis, S(0), R), 0)
+
+    def total(self, operation: BoundSymbol, *args, **kwargs):
+        """A loss over parts of the vocabulary, or of sequences."""
+        rule = splitting.total.of(operation.sym)
+        assert rule is not None, "losses have a rule for parts"
+        return rule(self, operation)
 
     def own(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
         """This rank's part of a value along a dimension: computed of parts, or cut out."""

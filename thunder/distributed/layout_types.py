@@ -54,7 +54,7 @@ def _along(
         steps = steps_of(*operation.args[1:4]) if operation.sym is redistribute else []
         step = next((step for step in steps if step[0].of_sequences is axis), None)
         if step is not None:
-            _check_source(operation, step, layouts)
+            _check_source(operation, step, layouts, has_parts)
             layout = step[2]
         elif operation.sym is without_synchronization and axis.reduction == "avg":
             layout = R
@@ -77,13 +77,16 @@ def _trained(value: Proxy) -> bool:
     return isinstance(value, TensorProxy) and value.requires_grad
 
 
-def _check_source(operation: BoundSymbol, step: tuple[Axis, Layout, Layout], layouts: Mapping[Proxy, Layout]) -> None:
+def _check_source(
+    operation: BoundSymbol, step: tuple[Axis, Layout, Layout], layouts: Mapping[Proxy, Layout], has_parts: bool
+) -> None:
     axis, src, _ = step
     layout = layouts[operation.args[0]]
     fits = {
         "I": _is_same(layout, operation.args[0]),
         "R": layout in (I, R),
-        "S": layout == src or layout == V,  # V is what is not known better
+        # V is what is not known better; a program's own parts may differ by the numbers that a rank computes with
+        "S": layout == src or layout == V or has_parts,
         "P": layout in (P, V) or axis.reduction == "avg",  # a value is the mean of equal ones
         "V": True,
     }

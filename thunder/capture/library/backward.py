@@ -8,7 +8,7 @@ The Python part of PyTorch's own functions, which checks arguments, is interpret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,8 +23,9 @@ from thunder.core.regions import leading_to
 from thunder.core.rewrite import renamed
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
+from thunder.distributed.layers import split_before_backward
 from thunder.distributed.placement import synchronizes
-from thunder.distributed.redistribute import leave_for_later
+from thunder.distributed.redistribute import leave_for_later, redistribute
 from thunder.extend.passes import Lowering
 from thunder.ops import ltorch
 from thunder.ops.eager_calls import is_eager_backward, runs_python
@@ -126,7 +127,8 @@ def run_engine(c: Capture, f, args, kwargs):
     for i, o in enumerate(outputs):
         if not o.requires_grad:
             raise RuntimeError(f"element {i} of tensors does not require grad and does not have a grad_fn")
-    pulled = _Pulled(c, outputs, [g if g is None else c.recorder.latest(g) for g in cotangents], bool(create_graph))
+    cotangents = [g if g is None else c.recorder.latest(g) for g in cotangents]
+    pulled = _Pulled(c, outputs, cotangents, bool(create_graph), [_variable(c, p) for p in inputs or ()])
     if not keep_graph:
         c.engine.free(pulled.reached)
     if not accumulate:
@@ -146,11 +148,15 @@ def _variable(c: Capture, p: TensorProxy) -> TensorProxy:
 class _Pulled:
     """The operations of a backward, not written yet, and the gradients of all values that have one."""
 
-    def __init__(self, c: Capture, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
+    def __init__(
+        self, c: Capture, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool, inputs: Sequence
+    ):
         self.c, self.create_graph = c, create_graph
         engine, operations = c.engine, c.recorder.bound_symbols
         if not create_graph:  # a second derivative starts from the program itself
-            c.recorder.rewrite(_prepared(c, operations, outputs))
+            # whole values have no gradient where the backward is that of parts
+            leaves_alone = not engine.retained and all(p in c.tensors.real for p in inputs)
+            c.recorder.rewrite(_prepared(c, operations, outputs, c.tensors.placements if leaves_alone else {}))
         linear = Linearization(
             operations,
             c.request.options.executors,
@@ -222,12 +228,16 @@ class _Pulled:
         return [after_hooks.get(g, g) for g in gradients]
 
 
-def _prepared(c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy]) -> Sequence[BoundSymbol]:
-    """The bound symbols in front of a backward, as the passes make them that prepare for derivatives (`Pass.inside`).
-    Operations that are replaced stay: the rest of the program may use their results, or else they are dead code."""
+def _prepared(
+    c: Capture, operations: Sequence[BoundSymbol], outputs: Sequence[TensorProxy], placements: Mapping
+) -> Sequence[BoundSymbol]:
+    """The bound symbols in front of a backward, with the layers split that ranks share (placements), and as the passes
+    make them that prepare for derivatives (`Pass.inside`). Operations that are replaced stay: the rest of the program
+    may use their results, or else they are dead code."""
     options = c.request.options
     lowering = Lowering(options, tuple(options.executors), differentiates=True)
     trace = Trace("computation", (), operations, tuple(outputs), c.recorder.context.names)
+    trace = split_before_backward(trace, placements)
     for one in options.passes:
         if one.inside:
             trace = [trace, *one.traces(trace, lowering)][-1]
@@ -263,12 +273,13 @@ def _check_unmodified(c: Capture, operations: Sequence[BoundSymbol]) -> None:
         return
     assigned_data.check_read(c, operations)
     bases = alias_bases(c.recorder.bound_symbols)
+    cuts = {b.output: b.args[0] for b in c.recorder.bound_symbols if b.sym is redistribute}  # this rank's parts
     for operation in operations:
         unread = derivatives.statistics.of(operation.sym)  # positions of arguments that gradients do not depend on
         for value in operation.inputs:
             if not isinstance(value, TensorProxy):
                 continue
-            root = bases[value]
+            root = bases[cuts.get(value, value)]
             base = memory.base(root)
             now = memory.current.get(memory.holder(root), root)
             is_changed = base in c.tensors.mutated and bases[now] is not root

@@ -243,8 +243,12 @@ def _loss_of_parts(split: splitting.Split, operation: BoundSymbol) -> TensorProx
     a, target, weight, ignored = (named(n) for n in ("a", "target", "weight", "ignore_index"))
     part, how = split.part(a), _reduction(named("reduction"), named("size_average"), named("reduce"))
     classes = 1 if len(a.shape) > 1 else 0
-    if part is None or how == "none" or part.dim == classes or not _is_index_target(a, target):
+    if part is None or how == "none" or not _is_index_target(a, target):
         return None
+    if part.dim == classes:
+        is_plain = weight is None and not named("label_smoothing") and len(a.shape) == 2 and split.part(target) is None
+        is_even = part.value.shape[1] * part.axis.size == a.shape[1]
+        return _loss_of_classes(split, part, target, ignored, how) if is_plain and is_even else None
     rows = 0 if part.dim == 0 else part.dim - 1
     known = split.part(target)
     if known is not None and (known.axis, known.dim) != (part.axis, rows):
@@ -258,6 +262,26 @@ def _loss_of_parts(split: splitting.Split, operation: BoundSymbol) -> TensorProx
         return total
     weights = _picked(part.value, own, weight, ignored)[1]
     return ltorch.to(ltorch.div(total, split.summed_over(ltorch.sum(weights), part.axis)), dtype=a.dtype)
+
+
+def _loss_of_classes(split: splitting.Split, part: splitting.Part, target, ignored: int, how: str) -> TensorProxy:
+    """Losses where each rank has the logits of some of the classes (M. Shoeybi et al. 2019, "Megatron-LM", section 3):
+    what the ranks exchange are the largest logit of each row, the sum of exponentials and the logit of the target. NaN
+    where a target is none of the classes."""
+    logits, dtype, count = part.value, part.value.dtype, part.value.shape[1]
+    logits = ltorch.to(logits, dtype=compute_dtype(dtype))
+    largest = split.largest_over(ltorch.amax(ltorch.detach(logits), 1, True), part.axis)
+    shifted = ltorch.sub(logits, largest)
+    places = ltorch.arange(part.axis.rank * count, (part.axis.rank + 1) * count, device=target.device)
+    is_target = ltorch.eq(ltorch.unsqueeze(target, 1), places)
+    own = [ltorch.exp(shifted), _where(is_target, shifted, 0.0), ltorch.to(is_target, dtype=shifted.dtype)]
+    sums = split.summed_over(ltorch.stack([ltorch.sum(x, 1) for x in own]), part.axis)
+    total, picked, times = (ltorch.squeeze(x, 0) for x in ltorch.chunk(sums, 3, 0))
+    losses = _where(ltorch.eq(times, 1.0), ltorch.sub(ltorch.log(total), picked), math.nan)
+    counts = ltorch.ne(target, ignored)
+    loss = ltorch.sum(_where(counts, losses, 0.0))
+    loss = loss if how == "sum" else ltorch.div(loss, ltorch.sum(counts))
+    return ltorch.to(loss, dtype=dtype)
 
 
 def _along_classes(weight, logs, d: int):

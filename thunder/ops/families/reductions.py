@@ -332,7 +332,7 @@ def _dims_of_part(split: splitting.Split, operation: BoundSymbol) -> tuple[split
     """The part of what is reduced, and the dimensions that are."""
     a = operation.inputs[0]
     dims = canonical_dims(a, splitting.argument(operation, "dim"))
-    return split.part(a) if split.shares_positions and len(operation.inputs) == 1 else None, dims
+    return split.part(a) if len(operation.inputs) == 1 else None, dims
 
 
 @splitting.rule(sum, mean, amax, amin, all, any, var, std, logsumexp)

@@ -37,6 +37,9 @@ class Split(Protocol):
     def summed_over(self, x: TensorProxy, axis) -> TensorProxy:
         """The sum of what each rank has."""
 
+    def largest_over(self, x: TensorProxy, axis) -> TensorProxy:
+        """The largest of the elements that each rank has at a place; without a gradient."""
+
     def cut(self, value: TensorProxy, axis, dim: int) -> TensorProxy:
         """This rank's part of a value that all have."""
 
