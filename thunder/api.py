@@ -152,7 +152,8 @@ def _resolved(
     if resolved_graphs and not any(isinstance(t, CUDAGraphTransform) for t in given_transforms):
         given_transforms = (*given_transforms, CUDAGraphTransform())
     chosen = with_executors_of(given_transforms, resolve_executors(executors))
-    check_compile_options(compile_options, jit.__kwdefaults__)  # executors declare some, so they are loaded before
+    # executors declare some, so they are loaded before
+    check_compile_options(compile_options, jit.__kwdefaults__ or ())
     numerics, chosen = resolve_numerics(
         numerics, chosen, given_transforms, [*with_executors_of(given_transforms, ()), *(executors or ())]
     )

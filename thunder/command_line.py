@@ -120,7 +120,7 @@ def _makes_model(value: Any) -> bool:
 def _argument(text: str, device: str) -> torch.Tensor:
     parsed = re.fullmatch(r"(\d+(?:x\d+)*)?(?::(\w+))?", text)
     dtype = getattr(torch, parsed[2] or "float32", None) if parsed else None
-    if not isinstance(dtype, torch.dtype):
+    if parsed is None or not isinstance(dtype, torch.dtype):
         raise SystemExit(f"--input {text!r}: say sizes and a dtype, as 4x128 or 4x128:int64")
     sizes = [int(n) for n in parsed[1].split("x")] if parsed[1] else []
     if dtype.is_floating_point:
@@ -404,5 +404,5 @@ def _works(device: str) -> bool:
         model.zero_grad()
         loss = call(x).square().mean()
         loss.backward()
-        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*results, strict=True))

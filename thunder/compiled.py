@@ -80,7 +80,7 @@ class Compiled:
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.eager_functions = EagerFunctions()
         self._strays = Strays()
-        self.documents: tuple[dict, ...] = ()  # programs that `thunder.load` read
+        self.documents: tuple[Any, ...] = ()  # programs that `thunder.load` read
         self.replaced: Compiled | None = None  # of a module: the forward that a library has put there
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # the tensors in the place of the module's parameters and buffers
@@ -224,7 +224,7 @@ class Compiled:
         if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
             entry = self.stats.interpreter_cache[0]  # made in other modes
             self.stats.cache_hits += 1
-            return self._run(entry, entry.inputs(self.fn, args, kwargs), args, kwargs)
+            return self._run(entry, self._inputs(entry, args, kwargs), args, kwargs)
         if not self._takes_lock(args, kwargs):
             return self._run_original("", args, kwargs, None)
         try:
@@ -281,7 +281,7 @@ class Compiled:
         if not entry.locks:
             return self._run_now(entry, inputs, args, kwargs, log)
         with (
-            Holding(entry.locks) if len(entry.locks) > 1 else entry.locks[0].lock
+            entry.locks[0].lock if len(entry.locks) == 1 else Holding(entry.locks)
         ):  # another thread may have written to what the questions were asked about
             inputs_now = entry.inputs(self.fn, args, kwargs)
             if type(inputs_now) is tuple:
@@ -344,7 +344,7 @@ class Compiled:
                 return self._run_behind(entry, other, args, kwargs)
             path = (*entry.path[: other.index], entry.path[other.index]._replace(answer=other.answer))
             with self._lock:
-                log = Log() if other.log is None else other.log
+                log = other.log if isinstance(other.log, Log) else Log()
                 program = self._of_path(modes, path, args, kwargs, log)
                 if not isinstance(program, str) and program[0] in tried:
                     program = self._refused_path(
@@ -481,7 +481,7 @@ class Compiled:
             entry = self._loaded(modes, args, kwargs, path) or self._compile(modes, args, kwargs, path, log)
             start = clock()
             inputs = entry.inputs(self.fn, args, kwargs)
-            if type(inputs) is str:  # imports of PyTorch's while a program is captured replace some of its functions
+            if isinstance(inputs, str):  # imports of PyTorch's during capture replace some of its functions
                 entry = self._compile(modes, args, kwargs, path, log)
                 inputs = self._inputs(entry, args, kwargs)
         except ProgramFails as error:
@@ -541,7 +541,7 @@ class Compiled:
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
         """The inputs of a program that was compiled for these arguments."""
         inputs = entry.inputs(self.fn, args, kwargs)
-        if type(inputs) is str:
+        if isinstance(inputs, str):
             if entry.captured.has_eager_calls:
                 self._exclude(entry)
             raise CaptureError(
@@ -626,7 +626,7 @@ class Compiled:
 
     def __reduce__(self):
         if _by_name(self) is self:
-            return self.__qualname__  # a decorated function is found again under its name
+            return vars(self)["__qualname__"]  # a decorated function is found again under its name
         return Compiled, (self.fn, self.options)
 
 

@@ -81,7 +81,8 @@ def seen_by_methods(kind: type[torch.nn.Module], method: Callable) -> type[torch
         "forward": property(lambda self: self._thunder_module.forward, replace),
         **{name: _of_compiled(name) for name in ("state_dict", "load_state_dict", "named_parameters", "named_buffers")},
     }  # fmt: skip
-    return type(kind)(kind.__name__, (kind,), members)
+    metaclass: Any = type(kind)
+    return metaclass(kind.__name__, (kind,), members)
 
 
 def _functions(kind: type) -> dict[str, types.FunctionType]:
@@ -118,7 +119,7 @@ def for_methods(options: JitOptions) -> JitOptions:
     return dataclasses.replace(options, fallback=FALLBACK_OPTIONS.EAGER, compile_options=limits)
 
 
-def method_with_programs(function: types.FunctionType, compiled: Any) -> types.FunctionType:
+def method_with_programs(function: types.FunctionType, compiled: Any) -> Any:
     """The function of a method. Calls with tensors run programs of `compiled`; others, which set a model up, do not."""
 
     @functools.wraps(function)

@@ -74,7 +74,7 @@ class ThunderModule(torch.nn.Module):
             return forward(*args, **kwargs)
         return self._compiled(*args, **kwargs)
 
-    forward = _Forward()
+    forward: Any = _Forward()
 
     def _replaced(self) -> Any:
         """The forward that a library has put in the place of this module's, compiled: it may call the modules inside

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from thunder.errors import OptionError, did_you_mean, warn_user
 
@@ -269,7 +269,10 @@ def check_compile_options(options: Mapping[str, Any], keywords: Iterable[str]) -
 # ---------------------------------------------------------------------------------------------------------- thunder.jit
 
 
-def _resolve(kind: type[enum.Enum], value: Any, what: str):
+E = TypeVar("E", bound=enum.Enum)
+
+
+def _resolve(kind: type[E], value: Any, what: str) -> E:
     if isinstance(value, kind):
         return value
     for member in kind:

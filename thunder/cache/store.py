@@ -45,7 +45,8 @@ class Refusal:
 
     def __init__(self, questions: Callable, patience: int, modes: tuple):
         self._questions, self.patience, self.modes = questions, patience, modes
-        self.path, self.used, self.calls, self.from_disk = (), 0, 0, False
+        self.path: tuple = ()
+        self.used, self.calls, self.from_disk = 0, 0, False
 
     def prologue_fn(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
         inputs = self._questions(fn, args, kwargs)

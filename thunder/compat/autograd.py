@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -55,4 +56,5 @@ def run_backward(outputs: Sequence, cotangents: Sequence, keep_graph: bool) -> N
 def applying(function: type[torch.autograd.Function]) -> tuple[Callable[[], bool], Callable]:
     """Whether torch.func transforms, as a function, and what applies `function` where none does: `function.apply` would
     look in each input for what a transform has left behind."""
-    return compat.transforms_are_active, super(torch.autograd.Function, function).apply
+    inner: Any = super(torch.autograd.Function, function)
+    return compat.transforms_are_active, inner.apply

@@ -82,7 +82,8 @@ def existing(table: dict[str, Any]) -> dict[Callable, Any]:
 
 def scripted() -> tuple[type, ...]:
     """The types of the results of torch.jit.script."""
-    return tuple(existing({"ScriptFunction": None, "ScriptMethod": None}))
+    types_of_results: dict[Any, Any] = existing({"ScriptFunction": None, "ScriptMethod": None})
+    return tuple(types_of_results)
 
 
 def scripted_from(function) -> Callable | None:

@@ -83,9 +83,8 @@ def compile_modes_key(make: Callable) -> None:
     make: `modes_key_of` of the extension."""
     own = globals()
     watched = (vars(torch.autograd.forward_ad), "_current_level"), (own, "_data_parallel"), (own, "_registrations")
-    vars(compat)["modes_key"] = make(
-        compat.modes_key, watched, vars(torch.Tensor), sys.modules, "torch._dynamo.eval_frame", "_stance"
-    )
+    key = make(compat.modes_key, watched, vars(torch.Tensor), sys.modules, "torch._dynamo.eval_frame", "_stance")
+    setattr(compat, "modes_key", key)  # noqa: B010 - a function of this package, which it declares
 
 
 def without_stance(modes: tuple) -> tuple[tuple, str]:
