@@ -132,6 +132,27 @@ def test_a_large_gradient_is_computed_where_it_stays(transform, device, monkeypa
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_regions_are_recorded_in_their_order(transform, device, monkeypatch):
+    """The second region reads the results of the first one in their place, though it sees the same arguments sooner."""
+    monkeypatch.setattr(cudagraph, "LARGE", 4 * 16 * 4)
+
+    def program(x, w):
+        y = (x @ w).tanh()
+        return y + 1, (y * 2).sin().sum()
+
+    compiled = thunder.jit(program, transforms=[transform()], executors=["torch"])
+    w = torch.randn(8, 16, device=device)
+    memory = torch.randn(2, 64, device=device)
+    for call, offset in enumerate((0, 1, 0, 0, 1, 1, 0)):  # other alignments are other arguments
+        x = memory[call % 2, offset : 32 + offset].view(4, 8)
+        torch.testing.assert_close(compiled(x, w), program(x, w))
+    first, *others = [line.sym.fn for line in graphs(thunder.last_traces(compiled)[-1])]
+    assert len(others) == 1 and others[0].before is first
+    assert first.replays == others[0].replays == 5
+    assert all(len(r.pooled) == 1 and not r.copied for r in others[0].recordings)
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_long_forward_is_launched_in_two_parts(transform, device):
     """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or
     the backward, stays for that."""

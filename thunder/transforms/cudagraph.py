@@ -51,7 +51,7 @@ from thunder.transforms.reinplace import overwritten
 # the least number of operations in the head of a long forward, which is a graph of its own: it takes a GPU about as
 # long as the host needs to launch the rest
 HEAD = 32
-LARGE = 1 << 23  # bytes of a result for which a launch takes less time than a copy
+LARGE = 1 << 25  # bytes of a result for which the launches of two graphs take less time than a copy
 
 
 class CUDAGraphTransform(Transform):
@@ -181,7 +181,9 @@ class CUDAGraphTransform(Transform):
             held=list(itertools.compress(itertools.count(), stays)),
             read=[[i for i, _ in pairs] for pairs in collections.values()],
             watcher=self.watcher,
+            before=flow.last,
         )
+        flow.last = run
         if staying:
             outputs.append(CollectionProxy(tuple(staying), names.make("results")))
             flow.others = (*flow.others, outputs[-1])
@@ -222,6 +224,7 @@ class _Flow:
     def __init__(self, trace: Trace, operations: list[BoundSymbol], copies_gradients: bool):
         self.trace, self.operations, self.backward = trace, operations, TraceTag.BACKWARD in trace.tags
         self.parameters = trace.info.parameters.keys() | trace.info.held
+        self.last: GraphedRegion | None = None  # the last region that is a graph
         self.saved, self.others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
         bases = alias_bases(operations, maybe=True)
         whole = proxies_in(trace.output[0], []) if self.saved else trace.output_proxies

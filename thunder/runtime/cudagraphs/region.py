@@ -58,13 +58,13 @@ class GraphedRegion:
     graphs compute. returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places
     of the outputs of the trace that the call returns. kept: places of those that the last output of the call gathers
     as `Results`. read: for each `Results` among the inputs, which come last, the places of its tensors that the trace
-    reads. watcher: is told where it does not run as a graph.
+    reads. watcher: is told where it does not run as a graph. before: the region that runs before it in its program.
     """
 
     def __init__(
         self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
             returned: Sequence[bool], shown: Sequence[int],
-        held: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher,
+        held: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher, before: GraphedRegion | None,
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
@@ -79,10 +79,11 @@ class GraphedRegion:
         # whether all arguments are copied: a recording for other addresses would need memory for its results
         self.moves = not all(returned)
         self.off: str | None = None  # the reason against recording it any more
-        self.watcher = watcher
+        self.watcher, self.before, self.ran_as_graph = watcher, before, False
 
     def __call__(self, *inputs: Any) -> list:
         tensors, collections = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
+        self.ran_as_graph = False
         if self.off is not None or not self.memory.may_run():
             return self._run_operations(tensors, collections)
         with self.memory.lock:
@@ -92,14 +93,8 @@ class GraphedRegion:
             alignment = self.memory.gpu.alignment
             setting += [beyond(addresses[i], alignment) for i in self.others]
             sources = [results.recording for results in collections]
-            recording = (
-                None
-                if None in sources
-                else next(
-                    (r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)),
-                    None,
-                )
-            )
+            alike = (r for r in self.recordings if r.strides == strides and r.setting == setting)
+            recording = next((r for r in alike if None not in sources and r.reads(sources) and r.fits(tensors)), None)
             if recording is not None and not recording.finds(tensors):
                 self.moves = True
                 self.recordings.remove(recording)
@@ -107,21 +102,37 @@ class GraphedRegion:
             if recording is None:
                 with ONE_AT_A_TIME:
                     recording = self._record(strides, setting, tensors, collections)
-            if recording is not None and recording.fits(tensors):
-                if (other := self.memory.in_use(recording)) is None:
+            if recording is not None:
+                other = self.memory.in_use(recording)
+                if other is not None and self._is_behind(other.region()):
+                    # that one was recorded again in the meantime: a later recording leaves its results alone
+                    self.recordings.remove(recording)
+                    with ONE_AT_A_TIME:
+                        recording = self._record(strides, setting, tensors, collections)
+                    other = self.memory.in_use(recording) if recording is not None else None
+                if recording is not None and other is None:
                     self.replays += 1
+                    self.ran_as_graph = True
                     if recording is not self.recordings[-1]:
                         self.recordings.remove(recording)
                         self.recordings.append(recording)
                     return recording.replay(tensors, collections)
-                self.watcher.skipped(
-                    self,
-                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
-                    "in use and the graph would overwrite them. "
-                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
-                    "by running it",
-                )
+                if other is not None:
+                    self.watcher.skipped(
+                        self,
+                        f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are "
+                        "still in use and the graph would overwrite them. "
+                        "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a "
+                        "backward by running it",
+                    )
         return self._run_operations(tensors, collections)
+
+    def _is_behind(self, other: GraphedRegion | None) -> bool:
+        """Whether another region runs before this one in its program."""
+        region = self.before
+        while region is not None and region is not other:
+            region = region.before
+        return region is not None
 
     def all_tensors(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list[torch.Tensor]:
         """The inputs of the trace."""
@@ -157,6 +168,8 @@ class GraphedRegion:
             is_result(tensors[i]) for i in self.expected
         ):
             return None
+        if self.before is not None and self.before.off is None and not self.before.ran_as_graph:
+            return None  # recordings are made in the order in which they run, and read each other's results in place
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS and pays:
             del self.recordings[0]
