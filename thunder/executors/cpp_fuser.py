@@ -35,11 +35,11 @@ from thunder.executors.triton_kernels.expected import expected_strides
 from thunder.executors.triton_kernels.launcher import function_text
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, TooLarge, Unfused, computing, fusible
-from thunder.kernels import cpp, lower, schedule
+from thunder.kernels import cpp, lower, schedule, windows
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.ir import Program
 from thunder.kernels.machine import Machine
-from thunder.kernels.measure import machine
+from thunder.kernels.measure import MEASURED_WINDOW, machine
 from thunder.kernels.sizes import Undecided, atoms_of, text, tuple_text
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -321,6 +321,8 @@ def seconds_of_operations(region: Region, on: Machine) -> float:
             name = function._schema.name.partition("::")[2]
         classes = [c + suffix for c in ({name} if name in on.eager else _classes(operation))]
         work = max((on.eager[c] for c in classes), default=0.0) * elements
+        if lower.is_pool(operation):
+            work *= windows.visits(operation) / (MEASURED_WINDOW * elements)
         call = max((on.eager_calls[c] for c in classes), default=on.call)
         total += call + max(work, moved * on.byte[where]) / (threads if elements > 32768 else 1)
     return total
@@ -336,6 +338,8 @@ def _classes(operation: BoundSymbol) -> set[str]:
             classes.add("scan")
         elif lower.is_scatter(p):
             classes.add("index_add")
+        elif lower.is_pool(p):
+            classes.add("pool")
         elif OpTags.REDUCTION_OP in p.sym.tags:
             is_of_rows = len(p.args[0].shape) - 1 in p.args[1]
             classes.add("softmax" if len(primitives) > 4 else "rows" if is_of_rows else "columns")

@@ -320,18 +320,23 @@ def _computes(primitive: BoundSymbol) -> bool:
 
 
 def seconds_of_operations(region: Region, on: Gpu) -> float:
-    """What PyTorch takes for the operations of a region, one after the other; infinity where none is a scan or a
-    scatter, nor alone: only for these PyTorch has kernels that may be faster."""
+    """What PyTorch takes for the operations of a region, one after the other; infinity where none is a scan, a
+    scatter or a pool, nor alone: only for these PyTorch has kernels that may be faster."""
     primitives = (p for operation in region.bound_symbols for p in lower.primitives(operation))
     operations = [operation for operation in region.bound_symbols if not may_view(operation)]
     is_alone = len(operations) == 1 and _address_seconds(operations[0], on) > 0.0
-    if not is_alone and not any(lower.is_scan(p) or lower.is_scatter(p) for p in primitives):
+    if not is_alone and not any(map(_has_kernel, primitives)):
         return math.inf
     return sum(
         rules.of(o.sym).kernels * on.launch
         + max(on.moving(bytes_moved(o)), _column_seconds(o, on), _address_seconds(o, on))
         for o in operations
     )
+
+
+def _has_kernel(p: BoundSymbol) -> bool:
+    """Whether PyTorch has a kernel for a primitive that may be faster."""
+    return lower.is_scan(p) or lower.is_scatter(p) or lower.is_pool(p)
 
 
 def _address_seconds(operation: BoundSymbol, on: Gpu) -> float:

@@ -28,6 +28,7 @@ from thunder.core.proxies import (
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.extend.fusion import fusible, of_integers
+from thunder.kernels import windows
 from thunder.kernels.formulas import FORMULAS, Writer
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Variable, split, strides_of, within
@@ -697,6 +698,11 @@ def is_scatter(b: BoundSymbol) -> bool:
     return b.sym.id in _SCATTERS
 
 
+def is_pool(b: BoundSymbol) -> bool:
+    """Whether a primitive computes elements of windows, or is the gradient of one that does."""
+    return ROWS.get(b.sym.id) is windows.lowered
+
+
 def _is_scattered(b: BoundSymbol) -> bool:
     """Whether a scatter has a row: with one type, no truth values, and what is written of the shape that the rows
     expect."""
@@ -736,12 +742,14 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node | tuple[Node, ...]]] = {
     "prims.cat": _cat, "prims.pad": _pad, "ltorch.uniform_philox": _random,
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
     **_SCATTERS, **PRODUCTS, "aten.cumprod_backward.default": _product_gradient,
-    "ltorch.cummax": _extremes, "ltorch.cummin": _extremes,
+    "ltorch.cummax": _extremes, "ltorch.cummin": _extremes, **dict.fromkeys(windows.OPERATIONS, windows.lowered),
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
 
-DEAR_ROWS = {_reduce, _along, _take, _index, _scan, _product_gradient, _extremes, *_SCATTERS.values()}
+DEAR_ROWS = {
+    _reduce, _along, _take, _index, _scan, _product_gradient, _extremes, *_SCATTERS.values(), windows.lowered,
+}  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ which operations
 
@@ -761,7 +769,7 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return False
     tensors = [p for p in (*b.inputs, *b.outputs) if isinstance(p, TensorProxy)]
     row = ROWS[b.sym.id]
-    if len(b.outputs) != (2 if row is _extremes else 1):
+    if len(b.outputs) != (2 if row is _extremes or is_pool(b) and windows.has_two_results(b) else 1):
         return False
     if any(t.dtype.name not in TYPES or 0 in t.shape for t in tensors) or not _knows_numbers(b):
         return False
@@ -775,6 +783,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return _is_scanned(b)
     if is_scatter(b):
         return _is_scattered(b)
+    if is_pool(b):
+        return windows.is_lowered(b)
     if row is _reduce:
         return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
     if row is _random:

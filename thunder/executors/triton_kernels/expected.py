@@ -19,6 +19,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.executors.triton_kernels.layout import Tensors, elementwise_strides, follow
 from thunder.kernels.index import strides_of
+from thunder.kernels.lower import is_product, primitives
 from thunder.ops.layout import is_dense, padded_strides
 
 
@@ -68,10 +69,11 @@ def _is_followed(operation: BoundSymbol, values: _Expected) -> bool:
 
 
 def _guess(operation: BoundSymbol, values: _Expected) -> None:
-    """Results have channels last where an operand has. A product is row-major otherwise, and others lie as an operand
-    of their shape does; attention for autograd, which has several results, is no product."""
+    """Results of other operations than matrix products have channels last where an operand has. A product is row-major
+    otherwise, and others lie as an operand of their shape does; attention for autograd, which has several results, is
+    no product."""
     operands = [values[i] for i in operation.inputs if isinstance(i, TensorProxy)]
-    last = any(map(_has_channels_last, operands))
+    last = any(map(_has_channels_last, operands)) and not any(map(is_product, primitives(operation)))
     for o in operation.outputs:
         shape = values.shape(o) if isinstance(o, TensorProxy) else ()
         if last and len(shape) == 4:

@@ -92,10 +92,8 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         # of a meta tensor, empty_like gives dimensions of size 1 other strides than of a real one
         values.make(out, like.stride() if is_dense(like) else torch.empty_like(like).stride())
         return True
-    if (
-        kernels.layout.of(symbol) == "row-major"
-        or OpTags.REDUCTION_OP in symbol.tags
-        and kernels.layout.of(symbol) != "as decomposition"
+    if kernels.layout.of(symbol) == "row-major" or (
+        OpTags.REDUCTION_OP in symbol.tags and kernels.layout.of(symbol) == "as operands"
     ):
         for o in operation.outputs:
             values.make(o, strides_of(values.shape(o)))
@@ -104,10 +102,16 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
         return all(follow(sub, values) for sub in operation.subsymbols) and all(
             _named(old, new, values) for old, new in operation.aliases.items()
         )
-    if len(operation.outputs) != 1 or (strides := _strides_by_operands(operation, values)) is None:
+    is_formatted = kernels.layout.of(symbol) in _FORMATS
+    if len(operation.outputs) != 1 and not is_formatted:
         return False
-    values.make(operation.outputs[0], strides)
-    return True
+    strides = _strides_by_operands(operation, values)
+    for o in operation.outputs if strides is not None else ():
+        values.make(o, strides)
+    return strides is not None
+
+
+_FORMATS: dict[str, slice] = {"memory format": slice(None), "memory format of the second": slice(1, 2)}
 
 
 def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | None:
@@ -116,8 +120,8 @@ def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | Non
     operands = [values[i] for i in operation.inputs if isinstance(i, TensorProxy)]
     if kernels.layout.of(symbol) == "second operand first":
         operands.reverse()
-    if kernels.layout.of(symbol) == "memory format":
-        return _in_memory_format(shape, operands)
+    if (those := _FORMATS.get(kernels.layout.of(symbol))) is not None:
+        return _in_memory_format(shape, operands[those])
     if len(shape) < 2:
         return strides_of(shape)
     if symbol.id == "prims.index":

@@ -12,6 +12,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward, ltorch
 from thunder.ops.registry import LTORCH, alias, torch_prim
+from thunder.ops.rules import kernels
 from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.REDUCTION_OP,)
@@ -277,3 +278,17 @@ def _adaptive_maximum_rule(symbol: Symbol, rank: int) -> None:
 
 for _rank in (2, 3):
     _adaptive_maximum_rule(LTORCH[f"adaptive_max_pool{_rank}d_with_indices"], _rank)
+
+
+# those of rows are of images of one row, whose strides decide
+kernels.layout.set("own", *(LTORCH[f"{n}_pool1d"] for n in ("avg", "max", "adaptive_avg")))
+kernels.layout.set("own", *(LTORCH[f"{n}_pool1d_with_indices"] for n in ("max", "adaptive_max")))
+kernels.layout.set(
+    "memory format", avg_pool2d, max_pool2d, max_pool2d_with_indices, max_pool3d, max_pool3d_with_indices,
+    adaptive_avg_pool2d, LTORCH["adaptive_max_pool2d_with_indices"],
+)  # fmt: skip
+kernels.layout.set("row-major", avg_pool3d, adaptive_avg_pool3d, LTORCH["adaptive_max_pool3d_with_indices"])
+kernels.layout.set(
+    "memory format of the second", _AVERAGE[2], *_MAXIMUM.values(), _ADAPTIVE_AVERAGE[2], _ADAPTIVE_MAXIMUM[2]
+)
+kernels.layout.set("row-major", _AVERAGE[3], _ADAPTIVE_AVERAGE[3], _ADAPTIVE_MAXIMUM[3])

@@ -8,10 +8,14 @@ from typing import Literal
 from thunder.core.rule_table import Property, RuleTable
 
 layout: RuleTable[
-    Literal["as operands", "second operand first", "row-major", "preserved", "memory format", "own", "as decomposition"]
-] = RuleTable("as operands")
+    Literal[
+        "as operands", "second operand first", "row-major", "preserved", "memory format", "memory format of the second",
+        "own", "as decomposition",
+    ]
+] = RuleTable("as operands")  # fmt: skip
 """How PyTorch lays out the result: as TensorIterator does, likewise with the operands in another order, row-major, as
-`empty_like` does, in the memory format of the operands, otherwise, or as the decomposition says."""
+`empty_like` does, in the memory format of the operands or of the second one, otherwise, or as the decomposition
+says."""
 
 no_loop_of_inductor = Property()
 """Inductor does not compute it in a loop with PyTorch's results."""
