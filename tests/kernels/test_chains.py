@@ -129,6 +129,77 @@ def test_a_mask_that_is_read(interpreted):  # noqa: F811
     check(attention(lambda s: torch.where(mask, s, -math.inf)), QKV, torch.float32, 2**-18)
 
 
+OF_BATCH = torch.stack([torch.arange(200) // 70, torch.arange(200) // 130])
+HOLES = torch.rand(200, generator=torch.Generator().manual_seed(0)) > 0.5
+
+
+def of_documents(b, i, j):
+    return (i >= j) & (OF_BATCH[0][i] == OF_BATCH[0][j])
+
+
+def of_documents_of_a_batch(b, i, j):
+    return OF_BATCH[b, i] == OF_BATCH[b, j]
+
+
+def of_parts(b, i, j):
+    return ((i // 64 + j // 64) % 2 == 0) | (HOLES[i] & (j < 30))
+
+
+@pytest.mark.parametrize("visible", [of_documents, of_documents_of_a_batch, of_parts], ids=lambda f: f.__name__)
+def test_tiles_in_which_a_condition_holds_are_listed(visible, interpreted, monkeypatch):  # noqa: F811
+    """Of one that reads memory, or that is of quotients of indices: three lists, for the forward and two gradients."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(chains, "LISTING", math.inf)
+    mask = flex.create_block_mask(lambda b, h, i, j: visible(b, i, j), 2, None, 200, 200, device="cpu")
+    places = torch.arange(2)[:, None, None, None], torch.arange(200)[:, None], torch.arange(200)
+    is_visible = visible(*places).expand(2, 1, 200, 200)
+    q, k, v = (torch.randn(2, 2, 200, 16, requires_grad=True) for _ in range(3))
+    compiled = thunder.jit(
+        lambda q, k, v: flex.flex_attention(q, k, v, block_mask=mask), executors=[TritonFuser("chains", always=True)]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = compiled(q, k, v)
+    gradients = torch.autograd.grad(result.sin().sum(), (q, k, v))
+    want = torch.softmax((q @ k.mT * 0.25).masked_fill(~is_visible, -math.inf), -1) @ v
+    torch.testing.assert_close(result, want)
+    for a, b in zip(gradients, torch.autograd.grad(want.sin().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(a, b)
+    kernels = [k for r in attentions(compiled) for k in kernels_of(r)]
+    listed = [k for k in kernels if isinstance(k, chains.ListedTiles)]
+    assert len(listed) == 3 and [k.listed for k in kernels if k.listed] == listed
+    assert all(k.visible.per == (2 if visible is of_documents_of_a_batch else 4) for k in listed)
+
+
+def test_lists_are_of_the_tiles_of_the_chain(interpreted, monkeypatch):  # noqa: F811
+    """One loop over those in which all elements are visible, and one over others."""
+    monkeypatch.setattr(chains, "LISTING", math.inf)
+    q, k, v = (torch.randn(1, 1, 256, 16) for _ in range(3))
+
+    def f(q, k, v):
+        i, j = torch.arange(256)[:, None], torch.arange(256)
+        s = torch.where(HOLES.new_ones(256)[i] & (i // 128 == j // 128) & (j > 3), q @ k.mT, -math.inf)
+        return torch.softmax(s, -1) @ v
+
+    compiled = thunder.jit(f, executors=[TritonFuser("chains", always=True)])
+    torch.testing.assert_close(compiled(q, k, v), f(q, k, v))
+    (region,) = attentions(compiled)
+    (kernel,) = (k for k in kernels_of(region) if isinstance(k, chains.ListedTiles))
+    assert kernel.numbers.shape == (4, 8) and kernel.counts.shape == (4, 2)  # of float32: tiles of 32 elements
+    assert region.source.count("for number in range(") == 2
+
+
+def test_a_condition_of_rows_hides_their_tiles(interpreted):  # noqa: F811
+    """The gradients of keys of a prefix are sums over all rows, those of others over rows from them on."""
+    regions = check(attention(prefix), ((1, 1, 300, 16),) * 3, torch.bfloat16, 4 * 2**-7)
+    assert all(f"for start in range({low}" not in r.source for r in regions for low in ("0, 300", "0, high"))
+    assert not any(isinstance(k, chains.VisibleTiles) for r in regions for k in kernels_of(r))
+
+
+def kernels_of(region: TileRegion) -> list:
+    return [k for launch in region.scheduled(region._shown)[0] for k, _ in launch.kernels]
+
+
 def test_rows_that_see_nothing_are_0_in_flex_attention(interpreted):  # noqa: F811
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     mask = flex.create_block_mask(lambda b, h, i, j: (i >= j) & (j > 3), None, None, 40, 40, device="cpu")
@@ -208,3 +279,19 @@ def test_kernels_compile_without_a_gpu(target):
     launches += schedule_of(backward, q, k, v, g, torch.randn(2, 100, 1), torch.randn(2, 100, 1))
     assert len(launches) == 3
     compiles(launches, target)
+
+
+def test_lists_compile_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(chains, "LISTING", math.inf)
+    documents = torch.arange(200) // 70
+
+    def f(documents, q, k, v):
+        scores = torch.where(documents[:, None] == documents, (q @ k.transpose(-1, -2)).float(), -math.inf)
+        e = torch.exp(scores - scores.amax(-1, keepdim=True))
+        return (e / e.sum(-1, keepdim=True)).to(q.dtype) @ v
+
+    q, k, v = (torch.randn(2, 200, 64, dtype=torch.bfloat16) for _ in range(3))
+    launches = schedule_of(f, documents, q, k, v)
+    kinds = [type(launch.kernels[0][0]) for launch in launches]
+    assert kinds == [chains.VisibleTiles, chains.ListedTiles, chains.ChainKernel]
+    compiles(launches, ("cuda", 90, 32))

@@ -9,7 +9,8 @@ softmax subtracts, is the one so far: sums of exponentials are rescaled where it
 2018, "Online normalizer calculation for softmax"; T. Dao et al. 2022, "FlashAttention").
 
 Where a value is `where(condition, value, -inf)`, or 0 where the condition does not hold, the loop runs over the tiles
-for which a condition of indices can hold, and computes the condition only where it does not hold for a whole tile.
+for which a condition of indices can hold, and computes the condition only where it does not hold for a whole tile. Of
+a condition that reads memory, as of documents that a sequence has, a kernel before lists these tiles in each call.
 """
 
 from __future__ import annotations
@@ -18,15 +19,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from thunder.core.dtypes import int32
 from thunder.kernels.accesses import touched
 from thunder.kernels.index import Index, Variable, split
 from thunder.kernels.ir import BINDERS, Buffer, Combine, Graph, Node, Program, Store, axis, in_order, offset, replaced
 from thunder.kernels.machine import Gpu
-from thunder.kernels.schedule import Kernel, TooComplex, Write, above_reductions, offset_of
+from thunder.kernels.schedule import (
+    Kernel,
+    TooComplex,
+    Write,
+    above_reductions,
+    divisor_of,
+    offset_of,
+)
+from thunder.kernels.tiles import instructions
 
 WIDEST = 256  # elements of a dimension that a program has whole
 SLOWER = 1.6  # than a product alone: a chain also computes exponentials, and the tensor cores wait for them
 VISIBLE = 0.55  # of the elements for which conditions of indices hold, about
+LISTING = 0.3  # of the time of a chain that listing its tiles may take
 
 
 class ChainTile(NamedTuple):
@@ -53,7 +64,7 @@ class Sum(NamedTuple):
 class ChainKernel(Kernel):
     """batch, row: the loops of a program. along: the chained axis. sums: what is added up, by the node that writes
     read. largest: the maximum along the chained axis, and its body. conditions: without any of which all that is added
-    up is 0."""
+    up is 0. listed: the kernel that lists the tiles in which conditions hold."""
 
     def __init__(self, graph: Graph, batch: Variable, row: Variable, along: Variable, columns: Sequence[Variable]):
         super().__init__((batch, row, *columns), 2)
@@ -62,6 +73,38 @@ class ChainKernel(Kernel):
         self.sums: dict[Node, Sum] = {}
         self.largest: tuple[Node, Node] | None = None
         self.conditions: list[Node] = []
+        self.listed: ListedTiles | None = None
+
+
+class VisibleTiles(ChainKernel):
+    """In which tiles of a chain all conditions hold: a program has a tile, of which it writes to `flags` whether they
+    hold for no element (0), for some (1), or for all (2).
+
+    per: how many neighbours in the batch have the same tiles."""
+
+    def __init__(self, chain: ChainKernel, tile: ChainTile, number: int, strides: Mapping[Buffer, Sequence[int]]):
+        super().__init__(chain.graph, chain.batch, chain.row, chain.along, ())
+        self.conditions, batch = chain.conditions, chain.batch
+        self.per = batch.size
+        for c in self.conditions:
+            if batch in c.axes:
+                self.per = math.gcd(self.per, divisor_of(c, batch)[0])
+        self.rows_of_tiles, self.tiles = -(-self.row.size // tile.first), -(-self.along.size // tile.second)
+        self.flags = Buffer("scratch", number, (batch.size // self.per * self.rows_of_tiles, self.tiles), int32)
+        self.loads = {n: offset_of(n, strides) for n in in_order(self.conditions) if n.op == "load"}
+
+
+class ListedTiles(ChainKernel):
+    """The numbers of visible tiles, from their flags. A program has a tile of rows: to `numbers` it writes those in
+    which conditions hold for all elements from the front on, and others from the end on; to `counts` how many there
+    are of each."""
+
+    def __init__(self, visible: VisibleTiles):
+        super().__init__(visible.graph, visible.batch, visible.row, visible.along, ())
+        programs, tiles = visible.flags.shape
+        self.visible = visible
+        self.numbers = Buffer("scratch", visible.flags.number + 1, (programs, tiles), int32)
+        self.counts = Buffer("scratch", visible.flags.number + 2, (programs, 2), int32)
 
 
 def has_chains(program: Program) -> bool:
@@ -339,25 +382,46 @@ def ranges_of(condition: Node, kernel: ChainKernel) -> tuple[Range, Range]:
         return a & b, whole_a & whole_b
     if condition.op in ("logical_or", "bitwise_or"):
         (a, whole_a), (b, whole_b) = (ranges_of(c, kernel) for c in condition.args)
-        if (whole_a.low, whole_b.low) == (None, None) or (whole_a.high, whole_b.high) == (None, None):
+        is_of_rows = any((d := _difference(c, kernel)) and kernel.along not in d.terms for c in condition.args)
+        if is_of_rows or None in (whole_a.low or whole_b.low, whole_a.high or whole_b.high):
             return a | b, whole_a | whole_b
         return a | b, whole_b if whole_a == NOTHING else whole_a
-    if condition.op not in ("ge", "gt", "le", "lt"):
+    apart = _difference(condition, kernel)
+    if apart is None:
         return Range(), NOTHING
-    first, second = (affine(a) for a in condition.args)
-    if first is None or second is None:
-        return Range(), NOTHING
-    larger, smaller = (first, second) if condition.op in ("ge", "gt") else (second, first)
-    apart = larger + smaller * -1 + (-1 if condition.op in ("gt", "lt") else 0)  # which is not negative
     step, by_row = apart.terms.get(kernel.along, 0), apart.terms.get(kernel.row, 0)
-    if set(apart.terms) - {kernel.along, kernel.row} or step not in (1, -1) or not isinstance(by_row, int):
-        return Range(), NOTHING
     ends = [f"{by_row} * {name} + {apart.constant}" for name in ("first", "last")]
+    if step == 0:  # all elements of a row, or none
+        least, most = ends if by_row >= 0 else ends[::-1]
+        some, each = (f"tl.where({n} >= 0, {{}}, {{}})" for n in (most, least))
+        size = kernel.along.size
+        return Range(some.format(0, size), some.format(size, 0)), Range(each.format(0, size), each.format(size, 0))
     if step == -1:  # up to the end of a row
         least, most = ends if by_row >= 0 else ends[::-1]
         return Range(None, f"({most} + 1)"), Range(None, f"({least} + 1)")
     least, most = ends[::-1] if by_row >= 0 else ends  # from its negative on
     return Range(f"(-({least}))"), Range(f"(-({most}))")
+
+
+def _difference(condition: Node, kernel: ChainKernel) -> Index | None:
+    """What is not negative where a comparison of indices holds, by the row and the chained axis; None for others."""
+    if condition.op not in ("ge", "gt", "le", "lt"):
+        return None
+    first, second = (affine(a) for a in condition.args)
+    if first is None or second is None:
+        return None
+    larger, smaller = (first, second) if condition.op in ("ge", "gt") else (second, first)
+    apart = larger + smaller * -1 + (-1 if condition.op in ("gt", "lt") else 0)
+    is_known = not set(apart.terms) - {kernel.along, kernel.row}
+    is_known &= apart.terms.get(kernel.along, 0) in (0, 1, -1) and isinstance(apart.terms.get(kernel.row, 0), int)
+    return apart if is_known and apart.terms else None
+
+
+def _is_of_ranges(condition: Node, kernel: ChainKernel) -> bool:
+    """Whether `ranges_of` knows all of a condition."""
+    if condition.op in ("logical_and", "bitwise_and", "logical_or", "bitwise_or"):
+        return all(_is_of_ranges(c, kernel) for c in condition.args)
+    return _difference(condition, kernel) is not None
 
 
 def affine(n: Node) -> Index | None:
@@ -387,7 +451,7 @@ def scheduled(
     program: Program, strides: Mapping[Buffer, Sequence[int]], machine: Gpu
 ) -> list[tuple[ChainKernel, ChainTile]]:
     """The kernels of a program, with their tiles. Raises TooComplex."""
-    result = []
+    result: list[tuple[ChainKernel, ChainTile]] = []
     for kernel in kernels_of(program, strides):
         tile = tiles_of(kernel)[0]
         moved = sum(touched(n) * n.dtype.bytes for n in kernel.loads)
@@ -397,8 +461,25 @@ def scheduled(
         work = multiply_adds(kernel, tile) * machine.dot["tf32" if inner_of(kernel)[0].what[1] else kind] * SLOWER
         work /= machine.share(kernel.batch.size * -(-kernel.row.size // tile.first) * tile.warps)
         kernel.seconds = machine.launch + max(part * work, machine.moving(kernel.bytes))
+        if any(not _is_of_ranges(c, kernel) for c in kernel.conditions):
+            visible = VisibleTiles(kernel, tile, 3 * len(result), strides)
+            listed = ListedTiles(visible)
+            memory = math.prod(visible.flags.shape) * visible.flags.dtype.bytes
+            visible.bytes, listed.bytes = memory + sum(touched(n) * n.dtype.bytes for n in visible.loads), 2 * memory
+            visible.seconds, listed.seconds = _seconds_of_conditions(visible, tile, machine), machine.launch
+            if visible.seconds + listed.seconds < LISTING * kernel.seconds:
+                kernel.listed = listed
+                result += [(visible, tile), (listed, tile)]
         result.append((kernel, tile))
     return result
+
+
+def _seconds_of_conditions(kernel: VisibleTiles, tile: ChainTile, machine: Gpu) -> float:
+    """Seconds for the conditions of all elements, and to count those of a tile that hold."""
+    each = instructions(n for n in in_order(kernel.conditions) if {kernel.row, kernel.along} <= n.axes) + 4
+    programs = math.prod(kernel.flags.shape)
+    work = programs * tile.first * tile.second * each * machine.instruction
+    return machine.launch + work / machine.share(programs * tile.warps)
 
 
 def tiles_of(kernel: ChainKernel) -> list[ChainTile]:
@@ -423,4 +504,5 @@ def tiles_of(kernel: ChainKernel) -> list[ChainTile]:
 
 
 def alternatives(kernel: ChainKernel, tile: ChainTile) -> list[ChainTile]:
-    return [other for other in tiles_of(kernel) if other != tile]
+    is_listed = kernel.listed is not None or isinstance(kernel, (VisibleTiles, ListedTiles))  # for this tile
+    return [other for other in tiles_of(kernel) if other != tile] if not is_listed else []

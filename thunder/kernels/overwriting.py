@@ -138,9 +138,11 @@ def without_copies(launches: Sequence[Launch], over: Mapping[Buffer, Buffer]) ->
         for kernel, tile in launch.kernels:
             writes = [w for w in kernel.writes if not is_copy(kernel, w)]
             if len(writes) < len(kernel.writes):
+                if not writes:
+                    continue
                 kernel = copy.copy(kernel)
                 kernel.writes = writes
                 kernel.loads = {n: i for n, i in kernel.loads.items() if n in nodes_of(kernel)}
-            kernels += [(kernel, tile)] if writes else []
+            kernels.append((kernel, tile))
         result += [Launch(kernels)] if kernels else []
     return result

@@ -464,7 +464,7 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
     narrow: dict[Variable, Index] = {}
     wide: dict[Variable, Index] = {}
     ranges = {v: range_of(node, v) for v in _axes_in_order(node)}
-    apart = {v: _divisor_of(node, v) for v, bounds in ranges.items() if bounds is None}
+    apart = {v: divisor_of(node, v) for v, bounds in ranges.items() if bounds is None}
     parts: dict[Part, Index] = {}
     for part in _parts_of(node, apart):
         v = axis("e", len(at), part.high + 1)
@@ -506,7 +506,7 @@ def _with_parts(index: Index, by: Mapping[Part, Index]) -> Index:
 
 def _parts_of(node: Node, axes: Mapping[Variable, tuple[Size, int, Size]]) -> list[Part]:
     """The quotients and remainders in which alone a node reads by these axes; none where they do not have fewer
-    combinations than the axes, or depend on symbolic sizes. axes: see `_divisor_of`."""
+    combinations than the axes, or depend on symbolic sizes. axes: see `divisor_of`."""
     parts: dict[Part, frozenset[Variable]] = {}
     alone = {v for v, (_, _, size) in axes.items() if isinstance(size, int)}
     for index in (i for n in in_order([node]) for i in _indices(n)):
@@ -567,7 +567,7 @@ def range_of(node: Node, v: Variable) -> tuple[Size, Size, Size, int, Index, Siz
     return low, high, shift, sign, index, size if is_whole else count
 
 
-def _divisor_of(node: Node, v: Variable) -> tuple[Size, int, Size]:
+def divisor_of(node: Node, v: Variable) -> tuple[Size, int, Size]:
     """The largest `by`, with a shift, for which a node reads by `(axis + shift) // by` alone, as that of a group of
     channels does which each of them reads; 1 where it need not be the same in all of a group. The last is the number of
     such groups."""

@@ -13,10 +13,21 @@ for start in range(low, high, 64):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Sequence
 
 from thunder.core.dtypes import bool8
-from thunder.kernels.chains import NOTHING, ChainKernel, ChainTile, Range, affine, inner_of, ranges_of
+from thunder.kernels.chains import (
+    NOTHING,
+    ChainKernel,
+    ChainTile,
+    ListedTiles,
+    Range,
+    VisibleTiles,
+    affine,
+    inner_of,
+    ranges_of,
+)
 from thunder.kernels.index import Index, Variable
 from thunder.kernels.ir import Buffer, Node, in_order
 from thunder.kernels.schedule import TooComplex, Write
@@ -210,6 +221,10 @@ class ChainWriter(Writer):
         """Loops over the elements for which conditions may hold: where they hold for all rows of a tile, they are not
         computed."""
         kernel, deep, size = self.kernel, self.tile.second, self.kernel.along.size
+        known = {c: self.constant_true() for c in kernel.conditions}
+        if kernel.listed is not None:
+            self.over_listed(kernel.listed, names, known)
+            return
         bounds = {c: ranges_of(c, kernel) for c in kernel.conditions}
         outer, whole = Range(), Range()
         for any_, all_ in bounds.values():
@@ -220,7 +235,6 @@ class ChainWriter(Writer):
         if any(all_ == NOTHING for _, all_ in bounds.values()):
             self.loop_over(low, high, names, size % deep != 0, {})
             return
-        known = {c: self.constant_true() for c in bounds}
         if whole.low is None and whole.high is None:
             if end:
                 self.loop_over(low, high if end == size else str(end), names, False, known)
@@ -242,10 +256,27 @@ class ChainWriter(Writer):
         self.loop_over("begin", "stop", names, False, known)
         self.loop_over("stop", "high", names, size % deep != 0, {})
 
+    def over_listed(self, listed: ListedTiles, names: dict[Node, str], known: dict[Node, Node]) -> None:
+        """Loops over the tiles that are listed: those in which all conditions hold for all elements, and others."""
+        visible = listed.visible
+        deep, size, count = self.tile.second, self.kernel.along.size, visible.tiles
+        numbers, counts = map(self.buffer, (listed.numbers, listed.counts))
+        self.top.lines += [
+            f"tiles = batch // {visible.per} * {visible.rows_of_tiles} + first // {self.tile.first}",
+            f"whole, some = tl.load({counts} + tiles * 2), tl.load({counts} + tiles * 2 + 1)",
+        ]
+        start = f"start = tl.load({numbers} + (tiles * {count} + number)) * {deep}"
+        self.loop_of(["for number in range(0, whole):", start], names, False, known)
+        self.loop_of([f"for number in range({count} - some, {count}):", start], names, size % deep != 0, {})
+
     def constant_true(self) -> Node:
         return self.kernel_graph.make("constant", (), bool8, True)
 
     def loop_over(self, low: str, high: str, names: dict[Node, str], is_edge: bool, known: dict[Node, Node]) -> None:
+        self.loop_of([f"for start in range({low}, {high}, {self.tile.second}):"], names, is_edge, known)
+
+    def loop_of(self, head: list[str], names: dict[Node, str], is_edge: bool, known: dict[Node, Node]) -> None:
+        """A loop over tiles. head: its first lines, which say where a tile starts."""
         kernel, deep, graph = self.kernel, self.tile.second, self.kernel_graph
         self.is_edge, self.side, self.beside = is_edge, "rows", Scope(self.top)
         scope = Scope(self.top)
@@ -257,7 +288,7 @@ class ChainWriter(Writer):
         if kernel.largest is not None:
             largest, body = kernel.largest
             x = graph.replace(body, replaced) if known else body
-            self.growing = {n for s in kernel.sums.values() for n in _above(s.rows, largest)}
+            self.growing = {largest, *(n for s in kernel.sums.values() for n in _above(s.rows, largest))}
             value = self.tile_of(x, scope)
             if is_edge:
                 value = self.emit(scope, f'tl.where(c_inside, {value}, float("-inf"))')
@@ -285,8 +316,8 @@ class ChainWriter(Writer):
             lines_of_beside, self.beside.lines = self.beside.lines, []
             scope.lines += lines_of_beside
             scope.lines.append(f"{names[n]} = {self.product(n, value, beside, total)}")
-        self.top.lines.append(f"for start in range({low}, {high}, {deep}):")
-        self.top.lines += [f"    {line}" for line in (*lines, *scope.lines)]
+        self.top.lines.append(head[0])
+        self.top.lines += [f"    {line}" for line in (*head[1:], *lines, *scope.lines)]
         self.is_edge, self.growing = False, set()
 
     def tile_of(self, node: Node, scope: Scope) -> str:
@@ -298,6 +329,57 @@ class ChainWriter(Writer):
     @property
     def kernel_graph(self):
         return self.kernel.graph
+
+
+class VisibleWriter(ChainWriter):
+    """Writes the function of a kernel that looks for visible tiles."""
+
+    kernel: VisibleTiles
+
+    def text(self, name: str) -> str:
+        kernel, tile, lines = self.kernel, self.tile, self.top.lines
+        flags, deep, size = self.buffer(kernel.flags), tile.second, kernel.along.size
+        lines += [
+            f"rows = program // {kernel.tiles}",
+            f"batch = rows // {kernel.rows_of_tiles} * {kernel.per}",
+            f"x = rows % {kernel.rows_of_tiles} * {tile.first} + tl.arange(0, {tile.first})[:, None]",
+            f"c = program % {kernel.tiles} * {deep} + tl.arange(0, {deep})[None, :]",
+            f"x_inside, c_inside = x < {kernel.row.size}, c < {size}",
+        ]
+        self.is_edge = size % deep != 0
+        holds = self.emit(self.top, " & ".join([self.tile_of(c, self.top) for c in kernel.conditions]))
+        lines += [
+            f"some = tl.max(tl.max(({holds} & x_inside & c_inside).to(tl.int32), 1), 0)",
+            f"whole = tl.min(tl.min((({holds} | (x_inside == 0)) & c_inside).to(tl.int32), 1), 0)",
+            f"tl.store({flags} + program, some + some * whole)",
+        ]
+        return self.as_function(name, "visible")
+
+    def as_function(self, name: str, op: str) -> str:
+        self.computed_ops[op] = None
+        text = "\n".join(f"    {line}" for line in self.top.lines)
+        return f"@triton.jit\ndef {name}({', '.join(['program', *self.buffers.values()])}):\n{text}\n"
+
+
+class ListWriter(VisibleWriter):
+    """Writes the function of a kernel that lists tiles."""
+
+    kernel: ListedTiles  # type: ignore[assignment]
+
+    def text(self, name: str) -> str:
+        kernel = self.kernel
+        tiles = kernel.visible.tiles
+        flags, numbers, counts = map(self.buffer, (kernel.visible.flags, kernel.numbers, kernel.counts))
+        self.top.lines += [
+            f"at = tl.arange(0, {power_of_two(tiles)})",
+            f"flags = tl.load({flags} + program * {tiles} + at, mask=at < {tiles}, other=0)",
+            "whole, some = (flags == 2).to(tl.int32), (flags == 1).to(tl.int32)",
+            f"number = tl.where(flags == 2, tl.cumsum(whole, 0) - 1, {tiles} - tl.cumsum(some, 0))",
+            f"tl.store({numbers} + program * {tiles} + number, at, mask=flags > 0)",
+            f"tl.store({counts} + program * 2, tl.sum(whole, 0))",
+            f"tl.store({counts} + program * 2 + 1, tl.sum(some, 0))",
+        ]
+        return self.as_function(name, "list")
 
 
 def _above(root: Node, node: Node) -> list[Node]:
@@ -314,4 +396,13 @@ def _programs(kernel: ChainKernel, tile: ChainTile, interpreted: bool, wide: boo
     return Programs(ChainWriter(kernel, tile, interpreted, wide, memory), "0", str(count))
 
 
+def _visible(kernel: VisibleTiles, tile: ChainTile, interpreted: bool, wide: bool, memory: Memory) -> Programs:
+    return Programs(VisibleWriter(kernel, tile, interpreted, wide, memory), "0", str(math.prod(kernel.flags.shape)))
+
+
+def _listing(kernel: ListedTiles, tile: ChainTile, interpreted: bool, wide: bool, memory: Memory) -> Programs:
+    return Programs(ListWriter(kernel, tile, interpreted, wide, memory), "0", str(kernel.numbers.shape[0]))
+
+
+PROGRAMS |= {VisibleTiles: _visible, ListedTiles: _listing}  # which are chains as well
 PROGRAMS[ChainKernel] = _programs
