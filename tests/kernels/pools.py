@@ -38,6 +38,13 @@ MAXIMA = {
     "volumes": (F.max_pool3d, (1, 2, 4, 5, 6), {"kernel_size": 2, "stride": (1, 2, 1), "padding": 1}),
     "to a size": (F.adaptive_max_pool2d, (2, 3, 8, 6), {"output_size": (4, 2)}),
 }  # fmt: skip
+ENLARGED = {
+    "twice": (F.interpolate, (2, 3, 4, 5), {"scale_factor": 2}),
+    "to a size": (F.interpolate, (2, 3, 4, 5), {"size": (12, 10)}),
+    "rows": (F.interpolate, (2, 3, 7), {"scale_factor": 4}),
+    "volumes": (F.interpolate, (1, 2, 3, 4, 5), {"scale_factor": (2, 1, 3)}),
+    "eight times": (F.interpolate, (1, 2, 3, 4), {"scale_factor": 8}),
+}
 INDEXED = {name: row for name, row in MAXIMA.items() if name != "volumes"}
 
 

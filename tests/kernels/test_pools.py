@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder
-from tests.kernels.pools import AVERAGES, INDEXED, MAXIMA, image, layouts, with_nan_and_infinity
+from tests.kernels.pools import AVERAGES, ENLARGED, INDEXED, MAXIMA, image, layouts, with_nan_and_infinity
 from tests.kernels.test_triton import check, interpreted, regions_of  # noqa: F401
 from thunder.executors.cpp_fuser import CppFuser, KernelRegion
 from thunder.executors.triton_fuser import TritonFuser
@@ -40,7 +40,12 @@ def regions_on(compiled) -> list:
 def pooled(compiled) -> list[str]:
     """The pools and their gradients that PyTorch runs."""
     traces = [*thunder.last_traces(compiled)[-1:], *thunder.last_backward_traces(compiled)[-1:]]
-    return [b.sym.id for t in traces for b in t.bound_symbols if "pool" in str(b.sym.id) and not b.sym.is_fusion]
+    return [
+        b.sym.id
+        for t in traces
+        for b in t.bound_symbols
+        if ("pool" in str(b.sym.id) or "nearest" in str(b.sym.id)) and not b.sym.is_fusion
+    ]
 
 
 def executors(target: str) -> list:
@@ -112,6 +117,24 @@ def test_types(dtype, target, interpreted):  # noqa: F811
         (other,) = torch.autograd.grad(want.sum(), exact)
         bound = 2 * torch.finfo(dtype).eps
         torch.testing.assert_close(gradient.double(), other, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("name", ENLARGED)
+@pytest.mark.parametrize("target", ["triton", "cpp"])
+def test_nearest_elements(name, target, interpreted):  # noqa: F811
+    enlarge, size, options = ENLARGED[name]
+    for x in layouts(image(size)):
+        checked(target, lambda x: (enlarge(x * 2, **options) - 1,), x, 1e-6 if name == "eight times" else 0.0)
+
+
+@pytest.mark.parametrize("size", [(7, 9), (3, 2), (8, 11)])
+@pytest.mark.parametrize("target", ["triton", "cpp"])
+def test_nearest_elements_of_other_sizes(size, target, interpreted):  # noqa: F811
+    """Kernels compute the elements where they are those of PyTorch's rounded indices."""
+    x = image((1, 2, 4, 5))
+    compiled = thunder.jit(lambda x: torch.nn.functional.interpolate(x * 2, size) + 1, executors=executors(target))
+    assert torch.equal(compiled(x), torch.nn.functional.interpolate(x * 2, size) + 1)
+    assert len([*regions_of(compiled), *regions_on(compiled)]) == 1
 
 
 def test_a_pool_and_what_is_beside_it_are_one_kernel(interpreted):  # noqa: F811

@@ -450,7 +450,7 @@ def is_of_elements(b: BoundSymbol) -> bool:
     row = ROWS.get(b.sym.id)
     return (
         row is not None
-        and row not in (_reduce, _scan, _product_gradient, _extremes)
+        and row not in (_reduce, _scan, _product_gradient, _extremes, windows.lowered)
         and not (is_product(b) or is_scatter(b))
     )
 
@@ -743,6 +743,7 @@ ROWS: dict[Any, Callable[[Lowering, BoundSymbol], Node | tuple[Node, ...]]] = {
     "ltorch.gather": _along, "prims.take": _take, "prims.index": _index, **dict.fromkeys(_SCANS, _scan),
     **_SCATTERS, **PRODUCTS, "aten.cumprod_backward.default": _product_gradient,
     "ltorch.cummax": _extremes, "ltorch.cummin": _extremes, **dict.fromkeys(windows.OPERATIONS, windows.lowered),
+    "ltorch.interpolate": windows.nearest_row,
 }  # fmt: skip
 _OF_INPUTS = {"ltorch.gather", "prims.take", "prims.index"}  # elements at indices, of inputs of a region alone
 
@@ -785,6 +786,8 @@ def _is_primitive(b: BoundSymbol) -> bool:
         return _is_scattered(b)
     if is_pool(b):
         return windows.is_lowered(b)
+    if row is windows.nearest_row:
+        return windows.is_enlarged(b)
     if row is _reduce:
         return b.args[0].dtype.category != BOOL and len(b.args[1]) > 0
     if row is _random:

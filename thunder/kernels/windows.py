@@ -1,9 +1,10 @@
-"""Pooling in the kernel IR: rows of `lower`.
+"""Pooling and nearest neighbours of images in the kernel IR: rows of `lower`.
 
 A small window is unrolled: an element of the result is computed of all elements of its window, in PyTorch's order, so
 that it fuses with its neighbours as an elementwise function does. What is outside of the operand is a piece of a
 concatenation. A large window that overlaps no other one is a reduction over its axes. Gradients are gathered: an
-element gets its parts from all windows that it is in, and nothing is scattered.
+element gets its parts from all windows that it is in, and nothing is scattered. That of an image that is enlarged by
+whole factors is a sum over windows that are apart.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from thunder.core.dtypes import FLOAT, dtype, int32, int64
-from thunder.core.proxies import TensorProxy, number_value
+from thunder.core.proxies import TensorProxy, has_numbers, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.kernels.index import Index, join, strides_of, within
 from thunder.kernels.ir import Combine, Node, axis
@@ -144,6 +147,52 @@ def _adaptive_pool(rank: int) -> Callable[[BoundSymbol], Pool]:
 
 def _adaptive_gradient(rank: int) -> Callable[[BoundSymbol], Pool]:
     return lambda b: _adaptive(b.args[1], b.args[0], b.args[0], rank)
+
+
+class Nearest(NamedTuple):
+    """An image with the nearest elements of another: the sizes of both, and whether PyTorch finds these elements at
+    `i * size // count`, which it computes with rounded numbers."""
+
+    size: tuple[int, ...]
+    count: tuple[int, ...]
+    is_exact: bool
+
+
+def _nearest(size: Sequence[int], count: Sequence[int], scales: Sequence[float | None]) -> Nearest:
+    is_exact = all(type(n) is int for n in (*size, *count)) and all(
+        _is_at_quotients(n, m, 1.0 / scale if scale else n / m) for n, m, scale in zip(size, count, scales, strict=True)
+    )
+    return Nearest(tuple(size), tuple(count), is_exact)
+
+
+@functools.lru_cache(256)
+def _is_at_quotients(n: int, m: int, scale: float) -> bool:
+    at = torch.arange(m)
+    return n == m or torch.equal((at.float() * scale).floor().long().clamp(max=n - 1), at * n // m)
+
+
+def _enlarged(b: BoundSymbol) -> Nearest | None:
+    """The arguments of an interpolation; None where it is not to nearest elements."""
+
+    def read(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute=None, antialias=False):
+        return scale_factor, mode, recompute, antialias
+
+    factor, mode, recompute, antialias = read(*b.args, **b.kwargs)
+    size, count = b.args[0].shape[2:], b.outputs[0].shape[2:]
+    if mode != "nearest" or antialias or has_numbers(factor):
+        return None
+    scales = (None,) * len(size) if factor is None or recompute else _numbers(factor, len(size))
+    return _nearest(size, count, scales)
+
+
+def _enlarged_gradient(b: BoundSymbol) -> Pool:
+    """Windows whose kernels are 0 where a factor is no whole number, or elements are not those of their quotients."""
+    g, count, shape, *scales = b.args
+    size, count = tuple(shape[2:]), tuple(g.shape[2:])
+    nearest = _nearest(size, count, scales or (None,) * len(size))
+    is_whole = nearest.is_exact and all(m % n == 0 for n, m in zip(size, count, strict=True))
+    kernel = tuple(m // n if is_whole else 0 for n, m in zip(size, count, strict=True))
+    return Pool(Windows(count, size, kernel, kernel, (0,) * len(size), (1,) * len(size)), g)
 
 
 # ------------------------------------------------------------------------------------------------ nodes
@@ -291,6 +340,13 @@ def _maximum_gradient_row(to: Lowering, pool: Pool, here: tuple[Index, ...], ind
     return total
 
 
+def nearest_row(to: Lowering, b: BoundSymbol) -> Node:
+    nearest, here = _enlarged(b), _axes(to, b)
+    assert nearest is not None, "it has a row"
+    index = [i * n // m for i, n, m in zip(here[2:], nearest.size, nearest.count, strict=True)]
+    return to.at(to.values[b.args[0]], [*here[:2], *index], to.shape(b.args[0]))
+
+
 # ------------------------------------------------------------------------------------------------ the table
 
 
@@ -328,15 +384,27 @@ for _rank in (1, 2, 3):
     }
 
 
+def _axes(to: Lowering, b: BoundSymbol) -> tuple[Index, ...]:
+    shape = to.shape(b.outputs[0])  # type: ignore[arg-type]
+    return tuple(Index.of(axis("d", d, n)) for d, n in enumerate(shape))
+
+
 def lowered(to: Lowering, b: BoundSymbol) -> Node | tuple[Node, Node]:
     """The row of a pool or its gradient."""
-    row, out = _ROWS[b.sym.id], b.outputs[0]
-    here = tuple(Index.of(axis("d", d, n)) for d, n in enumerate(to.shape(out)))  # type: ignore[arg-type, union-attr]
-    indices = [x for x in b.args[2:] if isinstance(x, TensorProxy)]
-    return row.lower(to, row.pool(b), here, *indices)
+    row, indices = _ROWS[b.sym.id], [x for x in b.args[2:] if isinstance(x, TensorProxy)]
+    return row.lower(to, row.pool(b), _axes(to, b), *indices)
 
 
+_ROWS |= {
+    f"aten.upsample_nearest{rank}d_backward.default": _Row(_enlarged_gradient, _average_row, True) for rank in (1, 2, 3)
+}
 OPERATIONS = frozenset(_ROWS)
+
+
+def is_enlarged(b: BoundSymbol) -> bool:
+    """Whether an interpolation has a row: to nearest elements, at quotients of indices."""
+    nearest = _enlarged(b)
+    return nearest is not None and nearest.is_exact
 
 
 def has_two_results(b: BoundSymbol) -> bool:
@@ -351,7 +419,7 @@ def is_lowered(b: BoundSymbol) -> bool:
     floats = [t for t in (*tensors, out) if t.dtype is not int64]
     if any(t.dtype.category != FLOAT or t.dtype is not first.dtype for t in floats):
         return False
-    rank = int(b.sym.id.partition("_pool")[2][0])
+    rank = int(next(c for c in b.sym.id if c.isdigit()))
     if any(type(n) is not int for t in (*tensors, out) for n in t.shape[-rank:]):
         return False
     windows = row.pool(b).windows

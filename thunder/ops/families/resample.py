@@ -13,6 +13,7 @@ from thunder.ops.backward import gradient_of_first
 from thunder.ops.families.shape import MOVES, permute, reshape
 from thunder.ops.opaque import casts_inside
 from thunder.ops.registry import alias, composite, lookup, torch_prim
+from thunder.ops.rules import kernels
 from thunder.ops.shape_rules import pair, require
 
 _RANKS = {
@@ -154,6 +155,7 @@ UPSAMPLE = {
     ("bicubic antialias", 2): "_upsample_bicubic2d_aa",
 }  # fmt: skip
 _UPSAMPLE_BACKWARD = {key: _upsample_kernel(name) for key, name in UPSAMPLE.items()}
+kernels.layout.set("memory format", interpolate, *_UPSAMPLE_BACKWARD.values())
 
 
 @interpolate.vjp
