@@ -15,7 +15,7 @@ from typing import Any
 
 from thunder.analysis.cost import tensors_in
 from thunder.compat.torch_settings import tensor_cores_multiply_float32
-from thunder.core.dtypes import BOOL, FLOAT, INTEGER, bool8, dtype, float32, float64, int32, int64
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype, float32, float64, int32, int64
 from thunder.core.proxies import (
     FloatProxy,
     NumberProxy,
@@ -40,113 +40,19 @@ from thunder.kernels.ir import (
     Graph,
     Node,
     Program,
-    Scatter,
     Store,
     axis,
     in_order,
     variables_of,
 )
-from thunder.kernels.numbers import Numbers, Scalar
+from thunder.kernels.lowering import Lowering, Size, axes_of, computed, here_of
+from thunder.kernels.numbers import Numbers
 from thunder.kernels.rules import rewrite
 from thunder.kernels.sizes import Extent, Undecided, at_least, hint
 from thunder.ops.families.data import half_gradient
 from thunder.ops.families.indexing import indexed
 
 TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
-
-
-Size = int | Extent
-
-
-class Lowering:
-    """The nodes of a region's values. numbers: its symbolic ones. stores_scans: for a target whose scans are stores,
-    and no nodes."""
-
-    def __init__(self, graph: Graph, numbers: Numbers, stores_scans: bool = False):
-        self.graph, self.numbers, self.stores_scans = graph, numbers, stores_scans
-        self.values: dict[Proxy, Node] = {}
-        self.scratch: list[Store] = []
-
-    def node(self, op: str, args: Sequence[Node], dtype: dtype, what: Any = None) -> Node:
-        return self.graph.make(op, args, dtype, what)
-
-    def shape(self, p: TensorProxy) -> tuple[Size, ...]:
-        return self.numbers.shape(p.shape)
-
-    def constant(self, number: Any, kind: dtype) -> Node:
-        """A number, which may be symbolic, as an element of this type."""
-        if isinstance(number, NumberProxy):
-            number = self.numbers.number(number)
-        if isinstance(number, Scalar):
-            return self.cast(self.node("argument", (), float64, number), kind)
-        if isinstance(number, Extent):
-            return self.cast(self.node("index", (), int64, Index.of(number)), kind)
-        category = kind.category
-        value = bool(number) if category == BOOL else int(number) if category == INTEGER else float(number)
-        return self.node("constant", (), kind, value)
-
-    def cast(self, a: Node, kind: dtype) -> Node:
-        return a if a.dtype is kind else self.node("cast", (a,), kind)
-
-    def map(self, name: str, *args: Node) -> Node:
-        kind = args[-1].dtype
-        return self.node(name, args, bool8 if FUNCTIONS[name].truth else kind)
-
-    def stored(self, a: Node, shape: Sequence[Size], scan: tuple[Combine, int] | None = None) -> Node:
-        """A value of this shape, or its scan, read from memory."""
-        buffer = Buffer("scratch", len(self.scratch), tuple(shape), a.dtype)
-        self.scratch.append(Store(buffer, axes_of(shape), a, scan))
-        return self.node("load", (), a.dtype, (buffer, _here(shape), ()))
-
-    def scattered(
-        self,
-        start: Node,
-        shape: Sequence[Size],
-        value: Node,
-        size: Sequence[Size],
-        index: Sequence[Node | Index],
-        combine: Combine | None,
-    ) -> Node:
-        """A value of this shape, with another one of the shape `size` combined with it, or written over it, at an index
-        over the axes of the latter. Sums of 16-bit floats are added up in float32."""
-        buffer = Buffer("scratch", len(self.scratch), tuple(shape), start.dtype)
-        self.scratch.append(Store(buffer, axes_of(shape), start))
-        loaded = {d: axis("g", (buffer.number, "to", d), n) for d, n in enumerate(shape) if isinstance(index[d], Node)}
-        at = tuple(Index.of(loaded[d]) if d in loaded else index[d] for d in range(len(shape)))
-        at = tuple(_inside(at, shape))  # type: ignore[arg-type]
-        # an index of a dimension of 1 is checked as well
-        values = self.node("tuple", (value, *(index[d] for d in loaded)), value.dtype)  # type: ignore[misc]
-        scatter = Scatter(combine, at, tuple(loaded.values()))  # type: ignore[arg-type]
-        self.scratch.append(Store(buffer, axes_of(size), values, None, scatter))
-        return self.node("load", (), buffer.dtype, (buffer, _here(shape), ()))
-
-    def at(self, a: Node, index: Sequence[Index], shape: Sequence[Size]) -> Node:
-        """A value of this shape at an index, which is inside even where sizes do not show it."""
-        return self.graph.substitute(a, dict(zip(axes_of(shape), _inside(index, shape), strict=True)))
-
-    def like(self, p: TensorProxy, other: TensorProxy) -> Node:
-        """A value over the axes of another one of the same sizes, which need not be the same expressions."""
-        shape, there = self.shape(p), self.shape(other)
-        if shape == there or not shape:
-            return self.values[p]
-        return self.at(self.values[p], _here(there), shape)
-
-
-def computed(kind: dtype) -> dtype:
-    """The type that values of a type are computed in."""
-    return float32 if kind.category == FLOAT and kind.bytes < 4 else kind
-
-
-def axes_of(shape: Sequence[Size]) -> tuple[Variable, ...]:
-    return tuple(axis("d", d, n) for d, n in enumerate(shape))
-
-
-def _here(shape: Sequence[Size]) -> tuple[Index, ...]:
-    return tuple(map(Index.of, axes_of(shape)))
-
-
-def _inside(index: Sequence[Index], shape: Sequence[Size]) -> list[Index]:
-    return [within(i, n) for i, n in zip(index, shape, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ the rows
@@ -193,7 +99,7 @@ def _full(to: Lowering, b: BoundSymbol) -> Node:
 
 def _iota(to: Lowering, b: BoundSymbol) -> Node:
     kind, start, step = computed(_out(b).dtype), b.kwargs["start"], b.kwargs["step"]
-    (at,) = _here(to.shape(_out(b)))
+    (at,) = here_of(to.shape(_out(b)))
     if isinstance(start, NumberProxy):
         start = to.numbers.number(start)
     if isinstance(start, int | Extent) and type(step) is int:
@@ -206,7 +112,7 @@ def _iota(to: Lowering, b: BoundSymbol) -> Node:
 def _random(to: Lowering, b: BoundSymbol) -> Node:
     out, seed, (low, high) = _out(b), b.kwargs["seed"], _bounds(b)
     drawn = to.values[seed] if isinstance(seed, TensorProxy) else to.constant(seed, int64)
-    element = to.node("index", (), int64, joined(_here(to.shape(out)), strides_of(to.shape(out))))
+    element = to.node("index", (), int64, joined(here_of(to.shape(out)), strides_of(to.shape(out))))
     node = to.node("random", (drawn, element), float32, b.kwargs["offset"])
     if (low, high) != (0.0, 1.0):  # rounded once
         scaled = to.map("mul", to.cast(node, float64), to.constant(high - low, float64))
@@ -226,7 +132,7 @@ def _view(
 
     def row(to: Lowering, b: BoundSymbol) -> Node:
         a = b.args[0]
-        return to.at(to.values[a], index(to, b, _here(to.shape(_out(b)))), to.shape(a))
+        return to.at(to.values[a], index(to, b, here_of(to.shape(_out(b)))), to.shape(a))
 
     return row
 
@@ -275,7 +181,7 @@ def _rolled_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list
 
 def _cat(to: Lowering, b: BoundSymbol) -> Node:
     tensors, dim = b.args[0], b.args[1]
-    here, kind = _here(to.shape(_out(b))), computed(_out(b).dtype)
+    here, kind = here_of(to.shape(_out(b))), computed(_out(b).dtype)
     pieces, starts, start = [], list[Size](), 0
     for t in tensors:
         shape = to.shape(t)
@@ -302,7 +208,7 @@ def _pad(to: Lowering, b: BoundSymbol) -> Node:
         n = shape[d]
         before = shape[:]
         shape[d] = low + n + high
-        here = _here(shape)
+        here = here_of(shape)
         has_low, has_high = (n != 0 and at_least(n, 0) for n in (low, high))
         first, last = low if has_low else 0, low + n if has_high else shape[d]
         at = [*here[:d], within(here[d] + -low, n), *here[d + 1 :]]
@@ -312,7 +218,7 @@ def _pad(to: Lowering, b: BoundSymbol) -> Node:
             node = inner
         else:
             node = to.node("concat", [p for _, p in parts], kind, (here[d], tuple(s for s, _ in parts), shape[d]))
-    return to.at(node, _here(to.shape(_out(b))), shape)
+    return to.at(node, here_of(to.shape(_out(b))), shape)
 
 
 def _reduce(to: Lowering, b: BoundSymbol) -> Node:
@@ -337,7 +243,7 @@ def _scan(to: Lowering, b: BoundSymbol) -> Node:
         return value
     if to.stores_scans:
         return to.stored(value, shape, (_SCANS[b.sym.id], d))
-    bound, here = axis("r", (value.depth + 1, 0), shape[d]), _here(shape)
+    bound, here = axis("r", (value.depth + 1, 0), shape[d]), here_of(shape)
     body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], shape)
     return to.node("scan", (body,), body.dtype, (_SCANS[b.sym.id], bound, here[d], False))
 
@@ -347,7 +253,7 @@ def _product_gradient(to: Lowering, b: BoundSymbol) -> Node:
     on, `s = g + (the next element) * (the next s)`. Nothing is divided, so that an element may be 0."""
     g, a, dim, y = b.args
     d, kind, n = dim % len(a.shape), computed(_out(b).dtype), a.shape[dim]
-    here = _here(a.shape)
+    here = here_of(a.shape)
     cotangent, element, product = (to.cast(to.values[x], kind) for x in (g, a, y))
     if n == 1:
         return cotangent
@@ -371,7 +277,7 @@ def _extremes(to: Lowering, b: BoundSymbol) -> tuple[Node, Node]:
     value, d, n = to.values[a], dim % len(a.shape), a.shape[dim]
     if n == 1:
         return value, to.constant(0, int64)
-    combine, bound, here = b.sym.name.removeprefix("cum"), axis("r", (value.depth + 1, 0), n), _here(a.shape)
+    combine, bound, here = b.sym.name.removeprefix("cum"), axis("r", (value.depth + 1, 0), n), here_of(a.shape)
     body = to.at(value, [*here[:d], Index.of(bound), *here[d + 1 :]], a.shape)
     numbered = to.node("tuple", (body, to.node("index", (), int64, Index.of(bound))), int64)
     extreme = to.node("scan", (body,), body.dtype, (Combine(f"a{combine}"), bound, here[d], False))
@@ -383,7 +289,7 @@ def _extremes(to: Lowering, b: BoundSymbol) -> tuple[Node, Node]:
 
 def _matmul(to: Lowering, b: BoundSymbol) -> Node:
     x, y = b.args
-    *batch, row, column = _here(to.shape(_out(b)))
+    *batch, row, column = here_of(to.shape(_out(b)))
 
     def own(t: TensorProxy) -> list[Index]:
         """The index in the dimensions of the batch, which are broadcast."""
@@ -395,7 +301,7 @@ def _matmul(to: Lowering, b: BoundSymbol) -> Node:
 
 def _linear(to: Lowering, b: BoundSymbol) -> Node:
     x, weight, bias = b.args
-    *rows, column = _here(to.shape(_out(b)))
+    *rows, column = here_of(to.shape(_out(b)))
     product = _dot(to, (x, rows), (weight, [column]))
     if bias is None:
         return product
@@ -558,14 +464,14 @@ def _computed_at(to: Lowering, node: Node, a: TensorProxy, index: Sequence[Node 
 def _along(to: Lowering, b: BoundSymbol) -> Node:
     """gather: the index is as large as the result."""
     a, dim, at = b.args[:3]
-    index: list[Node | Index] = [*_here(to.shape(at))]
+    index: list[Node | Index] = [*here_of(to.shape(at))]
     index[dim % len(a.shape)] = to.cast(to.values[at], int64)
     return _gathered(to, a, index, to.values[at].depth)
 
 
 def _take(to: Lowering, b: BoundSymbol) -> Node:
     a, dim, at = b.args
-    here = _here(to.shape(_out(b)))
+    here = here_of(to.shape(_out(b)))
     index: list[Node | Index] = [*here]
     index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1], to.shape(at))
     return _gathered(to, a, index, to.values[at].depth)
@@ -573,7 +479,7 @@ def _take(to: Lowering, b: BoundSymbol) -> Node:
 
 def _index(to: Lowering, b: BoundSymbol) -> Node:
     a, indices = b.args
-    index = _at_indices(to, indices, to.shape(a), _here(to.shape(_out(b))))
+    index = _at_indices(to, indices, to.shape(a), here_of(to.shape(_out(b))))
     return _gathered(to, a, index, max(to.values[i].depth for i in indices if i is not None))
 
 
@@ -623,7 +529,7 @@ def _added_along(to: Lowering, b: BoundSymbol) -> Node:
     is_gradient = b.sym.id == "index_select_backward"
     source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
     size, value = to.shape(source), to.values[source]
-    dim, here = b.args[1] % len(size), _here(size)
+    dim, here = b.args[1] % len(size), here_of(size)
     index: list[Node | Index] = [*here]
     index[dim] = to.at(to.cast(to.values[at], int64), here[dim : dim + 1] if at.shape else (), to.shape(at))
     if (alpha := b.kwargs.get("alpha", 1)) != 1:
@@ -637,7 +543,7 @@ def _added_at(to: Lowering, b: BoundSymbol) -> Node:
     is_gradient = b.sym.id == "gather_backward"
     source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
     size = to.shape(at)
-    here = _here(size)
+    here = here_of(size)
     index: list[Node | Index] = [*here]
     index[b.args[1] % len(size)] = to.cast(to.values[at], int64)
     if isinstance(source, TensorProxy):
@@ -657,7 +563,7 @@ def _put(to: Lowering, b: BoundSymbol) -> Node:
     common = _broadcast([to.shape(indices[d]) for d in where])
     rest = [n for d, n in enumerate(shape) if d not in where]
     size = (*rest[:first], *common, *rest[first:])
-    here = _here(size)
+    here = here_of(size)
     index = _at_indices(to, indices, shape, here)
     lead = len(size) - len(there)
     own = [Index.of(0) if n == 1 else i for n, i in zip(there, here[lead:], strict=True)]
@@ -678,7 +584,7 @@ def _broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
 def _embedded(to: Lowering, b: BoundSymbol) -> Node:
     """The gradient of an embedding. What the padding's row gets is not added."""
     g, indices, _, padding, _ = b.args
-    node, here = to.cast(to.values[indices], int64), _here(to.shape(g))
+    node, here = to.cast(to.values[indices], int64), here_of(to.shape(g))
     value = to.values[g]
     if padding >= 0:
         is_padding = to.map("eq", node, to.constant(padding, int64))
@@ -953,7 +859,7 @@ def _is_in_memory(to: Lowering, value: Node, number: int) -> bool:
     if value.op != "load" or value.args:
         return False
     buffer, index, _ = value.what
-    if buffer.kind != "scratch" or [i.key for i in index] != [i.key for i in _here(buffer.shape)]:
+    if buffer.kind != "scratch" or [i.key for i in index] != [i.key for i in here_of(buffer.shape)]:
         return False
     if all(s.buffer is not buffer or s.scan is s.scatter is None for s in to.scratch):
         return False
@@ -962,7 +868,7 @@ def _is_in_memory(to: Lowering, value: Node, number: int) -> bool:
 
 
 def _wide_load(to: Lowering, buffer: Buffer) -> Node:
-    load = to.node("load", (), buffer.dtype, (buffer, _here(buffer.shape), ()))
+    load = to.node("load", (), buffer.dtype, (buffer, here_of(buffer.shape), ()))
     return to.cast(load, computed(buffer.dtype))
 
 

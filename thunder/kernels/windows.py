@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,10 +22,8 @@ from thunder.core.proxies import TensorProxy, has_numbers, number_value
 from thunder.core.symbol import BoundSymbol
 from thunder.kernels.index import Index, join, strides_of, within
 from thunder.kernels.ir import Combine, Node, axis
+from thunder.kernels.lowering import Lowering, Size, here_of
 from thunder.kernels.sizes import at_least
-
-if TYPE_CHECKING:
-    from thunder.kernels.lower import Lowering, Size
 
 UNROLLED = 25  # elements of a window, at most
 
@@ -341,7 +339,7 @@ def _maximum_gradient_row(to: Lowering, pool: Pool, here: tuple[Index, ...], ind
 
 
 def nearest_row(to: Lowering, b: BoundSymbol) -> Node:
-    nearest, here = _enlarged(b), _axes(to, b)
+    nearest, here = _enlarged(b), here_of(to.shape(b.outputs[0]))
     assert nearest is not None, "it has a row"
     index = [i * n // m for i, n, m in zip(here[2:], nearest.size, nearest.count, strict=True)]
     return to.at(to.values[b.args[0]], [*here[:2], *index], to.shape(b.args[0]))
@@ -384,15 +382,10 @@ for _rank in (1, 2, 3):
     }
 
 
-def _axes(to: Lowering, b: BoundSymbol) -> tuple[Index, ...]:
-    shape = to.shape(b.outputs[0])  # type: ignore[arg-type]
-    return tuple(Index.of(axis("d", d, n)) for d, n in enumerate(shape))
-
-
 def lowered(to: Lowering, b: BoundSymbol) -> Node | tuple[Node, Node]:
     """The row of a pool or its gradient."""
     row, indices = _ROWS[b.sym.id], [x for x in b.args[2:] if isinstance(x, TensorProxy)]
-    return row.lower(to, row.pool(b), _axes(to, b), *indices)
+    return row.lower(to, row.pool(b), here_of(to.shape(b.outputs[0])), *indices)
 
 
 _ROWS |= {
