@@ -176,7 +176,7 @@ try:
 except thunder.errors.CaptureError as error:
     print(error.reason)
 """,
-        "untyped_storage asks for the memory or the values of a tensor",
+        "untyped_storage reads the memory or the values of a tensor",
     ),
 }
 

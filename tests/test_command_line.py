@@ -126,10 +126,10 @@ def test_explain(script, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["{script}"], "is no model: say package.module:name or file.py:name"),
+        (["{script}"], "is not a model: write package.module:name or file.py:name"),
         (["{script}:Other"], "has no 'Other'"),
-        (["{script}:Net", "--input", "4,8"], "say sizes and a dtype, as 4x128 or 4x128:int64"),
-        (["{script}:Net", "--input", "4x8:integer"], "say sizes and a dtype"),
+        (["{script}:Net", "--input", "4,8"], "write sizes and a dtype, such as 4x128 or 4x128:int64"),
+        (["{script}:Net", "--input", "4x8:integer"], "write sizes and a dtype"),
     ],
 )
 def test_what_is_no_model_is_refused(arguments, message, script):

@@ -173,7 +173,7 @@ def test_apex_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(extend, "_warned", set())
     with pytest.warns(
         UserWarning,
-        match="the executor apex takes nothing here: apex is not installed with its extension xentropy_cuda",
+        match="the executor apex has no effect here: apex is not installed with its extension xentropy_cuda",
     ):
         compiled = thunder.jit(cross_entropy, executors=[apexex.apex_ex])
     logits, target = inputs()

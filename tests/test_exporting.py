@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 class Decides(nn.Module):
-    """Three ways to go, of which one returns an argument."""
+    """Three paths, of which one returns an argument."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ assert "thunder" not in sys.modules
 
 
 def exported(name, path, **more):
-    """The file of a model's program, and calls with their results: as many as there are ways to go, at least."""
+    """The file of a model's program, and calls with their results: as many as there are paths, at least."""
     make, draws, others, options, settings = MODELS[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -202,18 +202,20 @@ def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     x = torch.ones(4)
     assert "writes to its arguments" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
     assert "calls Python" in refused_in(lambda x: (print(x.sum()), x * 2)[1], x, tmp_path=tmp_path)
-    assert "decides by equal" in refused_in(lambda x: x * 2 if torch.equal(x, x + 1) else x, x, tmp_path=tmp_path)
+    assert "branches on the result of equal" in refused_in(
+        lambda x: x * 2 if torch.equal(x, x + 1) else x, x, tmp_path=tmp_path
+    )
     chosen = refused_in(lambda x: x * [1, 2, 3, 4, 5][int(x.sum().item())], x, tmp_path=tmp_path)
-    assert "decides by the value of a number" in chosen
+    assert "branches on the value of a number" in chosen
     makes = refused_in(lambda x: x * x.sum().item() if x.sum().item() > 0 else x, x, tmp_path=tmp_path)
-    assert "which data makes" in makes
+    assert "which depends on data" in makes
 
     def many(x):
         for i in range(5):
             x = x + 1 if x.sum() > i else x * 2
         return x
 
-    assert "more than 16 ways" in refused_in(many, x, tmp_path=tmp_path)
+    assert "more than 16 paths" in refused_in(many, x, tmp_path=tmp_path)
     small = {"dynamic_shapes": ({0: Dim("n", min=2)},)}
     sizes = refused_in(lambda x: x * 2 if x.shape[0] > 3 else x, x, tmp_path=tmp_path, settings=small)
     assert "dynamic_shapes= are not those of this program" in sizes and "min=4" in sizes

@@ -342,7 +342,7 @@ def test_without_a_compiler_it_takes_nothing_and_says_why(monkeypatch):
     monkeypatch.setattr(extend, "_warned", set())
     with pytest.warns(
         UserWarning,
-        match="the executor torchcompile takes nothing here: Inductor needs a C\\+\\+ compiler on the CPU, and none "
+        match="the executor torchcompile has no effect here: Inductor needs a C\\+\\+ compiler on the CPU, and none "
         "is found",
     ) as caught:
         compiled = thunder.jit(lambda x: x.sin().cos(), executors=["torchcompile"])

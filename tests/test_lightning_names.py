@@ -91,7 +91,7 @@ def test_the_table_is_loaded_when_it_is_asked_for():
 def test_executors_that_are_not_here_warn_and_take_nothing(name, monkeypatch):
     monkeypatch.setattr("thunder.extend._warned", set())
     with pytest.warns(
-        UserWarning, match=f"the executor {name} takes nothing here: Lightning Thunder's executor of this"
+        UserWarning, match=f"the executor {name} has no effect here: Lightning Thunder's executor of this"
     ):
         compiled = thunder.jit(lambda x: x + 1, executors=[name])
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
@@ -100,7 +100,7 @@ def test_executors_that_are_not_here_warn_and_take_nothing(name, monkeypatch):
 
 def test_executors_by_attribute():
     assert thunder.pytorch_executor is thunder.get_executor("torch")
-    with pytest.warns(UserWarning, match="thunder.cudnn_executor takes nothing here: .* the executor 'sdpa'"):
+    with pytest.warns(UserWarning, match="thunder.cudnn_executor has no effect here: .* the executor 'sdpa'"):
         lightning.__getattr__("cudnn_executor")
     with pytest.raises(AttributeError, match="has no attribute 'tvm_executor'"):
         lightning.tvm_executor  # noqa: B018
@@ -163,7 +163,7 @@ def test_debug_options_by_number():
 
 def test_plugins_by_name():
     assert lightning.get_plugin("fp8") is thunder.recipes.FP8 and "ddp" in lightning.get_plugin_names()
-    with pytest.raises(ValueError, match="'tpu' is no plugin; valid: 'auto'"):
+    with pytest.raises(ValueError, match="'tpu' is not a plugin; valid: 'auto'"):
         lightning.get_plugin("tpu")
 
 

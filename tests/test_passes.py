@@ -139,7 +139,7 @@ WRONG = {
     ),
     "nothing runs": (lambda p: [], "a program that runs needs 'executors', which Transform for operator"),
     "twice": (lambda p: [*p, p[0]], "has two passes that are called 'Dead Code Elimination'"),
-    "a function": (lambda p: [*p, dce], "is no pass: thunder.Pass(name, run) makes one"),
+    "a function": (lambda p: [*p, dce], "is not a pass: thunder.Pass(name, run) makes one"),
     "no list": (lambda p: None, "passes= returns None"),
 }
 

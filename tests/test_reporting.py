@@ -156,7 +156,7 @@ def test_the_times_of_a_page_are_the_profiles():
 def test_other_systems_beside():
     measured = profile(Model(), torch.randn(8, 16)).compare("eager")
     assert list(measured.beside) == ["eager"] and "a step of eager" in page_of(measured).all("section")[0].text
-    with pytest.raises(ValueError, match="'jax' is no system; valid: 'eager', 'torch.compile'"):
+    with pytest.raises(ValueError, match="'jax' is not a system; valid: 'eager', 'torch.compile'"):
         measured.compare("jax")
 
 

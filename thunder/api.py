@@ -134,7 +134,7 @@ def _resolved(
     gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
     for old, hint in gone.items():
         if old in compile_options:
-            raise RuntimeError(f"{old} is no option any more: {hint}")
+            raise RuntimeError(f"{old} is not an option anymore: {hint}")
     if "executors_list" in compile_options:
         warnings.warn("executors_list is an old spelling of executors", stacklevel=3)
         executors = compile_options.pop("executors_list")

@@ -95,7 +95,7 @@ def _model(options: argparse.Namespace) -> tuple[Callable, list[torch.Tensor]]:
     none."""
     module_name, _, name = options.model.partition(":")
     if not name:
-        raise SystemExit(f"{options.model!r} is no model: say package.module:name or file.py:name")
+        raise SystemExit(f"{options.model!r} is not a model: write package.module:name or file.py:name")
     if module_name.endswith(".py"):
         model_or_maker: Any = runpy.run_path(module_name).get(name)
     else:
@@ -121,7 +121,7 @@ def _argument(text: str, device: str) -> torch.Tensor:
     parsed = re.fullmatch(r"(\d+(?:x\d+)*)?(?::(\w+))?", text)
     dtype = getattr(torch, parsed[2] or "float32", None) if parsed else None
     if parsed is None or not isinstance(dtype, torch.dtype):
-        raise SystemExit(f"--input {text!r}: say sizes and a dtype, as 4x128 or 4x128:int64")
+        raise SystemExit(f"--input {text!r}: write sizes and a dtype, such as 4x128 or 4x128:int64")
     sizes = [int(n) for n in parsed[1].split("x")] if parsed[1] else []
     if dtype.is_floating_point:
         return torch.randn(sizes, device=device).to(dtype)
@@ -354,7 +354,7 @@ def doctor() -> int:
         print(f"{name}: {words}")
     for executor in thunder.get_all_executors():
         if (why := executor.unavailable()) is not None:
-            print(f"executor {executor.name} takes nothing here: {why}")
+            print(f"executor {executor.name} has no effect here: {why}")
     for option in ENVIRONMENT:
         if option.value != option.default and option.name != "PATH":
             print(f"environment: {option.name}={option.value}")

@@ -312,8 +312,8 @@ class Compiled:
         self._raised = min(self._raised, MOST_RAISED - 1)
         if warning and self.options.fallback is FALLBACK_OPTIONS.ERROR:  # only running it tells whether it raises
             raise CaptureError(
-                "the original function ran, to see whether it raises by itself, and did not; its result is dropped "
-                f"(fallback='error'). {warning}"
+                "the original function ran, to see whether it raises the same exception, and it did not; its result is "
+                f"dropped (fallback='error'). {warning}"
             )
         if warning and not is_compiled:
             self._warn_once(warning, FallbackWarning, "failure")

@@ -16,6 +16,7 @@ from thunder.programs import files
 from thunder.programs.describe import MISSING, Unspeakable, find_named
 from thunder.programs.entry import check_texts, key_of_missing
 from thunder.programs.keep import document_for
+from thunder.programs.regions import named_transforms
 from thunder.programs.text import Damaged, written_text
 
 __all__ = ["load", "precompile"]
@@ -38,7 +39,9 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
         connection = entry.connection
         if connection is not None:
             for missing in _subsets(sum(bool(r) for r in connection.requires_grad)):
-                document["without"][key_of_missing(missing)] = written_text(connection.variants(missing), {}, {})
+                document["without"][key_of_missing(missing)] = written_text(
+                    connection.variants(missing), {}, named_transforms(compiled.options.transforms)
+                )
     except (Unspeakable, Damaged) as error:
         raise ProgramFileError(f"this program cannot be written to {path}: {error}") from None
     files.write(Path(path), document, None, files.key_of_user(make=True))
@@ -58,7 +61,8 @@ def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool =
 
     A call that the program fits runs it without capture; others are captured as ever, and
     `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that
-    is found by its name in a module that is imported. options: those that it was compiled with.
+    is found by its name in a module that is imported. options: those that it was compiled with, transforms
+    among them: the program reads the weights that they quantize here.
 
     trusted: also a file that another user, or this one on another machine, wrote. The program of such a file names
     operations on tensors and nothing else, but it computes what its author wants, and PyTorch's kernels need not check

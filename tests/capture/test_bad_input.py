@@ -47,7 +47,7 @@ def refused(says: str, *args):
 # values of tensors
 
 
-@refused("a numpy array is written to whose memory a tensor shares", X, numpy.zeros(3))
+@refused("the program writes to a NumPy array that shares memory with a tensor", X, numpy.zeros(3))
 def numpy_array_written_to(x, t):
     y = torch.from_numpy(t) * 2
     t[0] += 1  # here

@@ -866,7 +866,7 @@ def test_an_entry_of_a_weak_table_dies_with_its_object():
         return x * count
 
     compiled = thunder.jit(lambda x: counted(x) + 1, fallback="eager")
-    with pytest.warns(FallbackWarning, match="when an object of the program dies"):
+    with pytest.warns(FallbackWarning, match="when an object of the program is deleted"):
         for n in (1.0, 2.0, 3.0):
             assert_same(compiled(torch.full((2,), n)), torch.full((2,), n + 1), 0)
             assert not alive

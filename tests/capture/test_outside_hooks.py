@@ -325,4 +325,4 @@ def one_object_for_all(jit):
 
 
 def test_an_order_that_shows_is_refused():
-    refused(one_object_for_all, "in an order that is not known")
+    refused(one_object_for_all, "their order is not known")

@@ -128,7 +128,7 @@ def test_devices():
         and to_torch_device(None) is None
     )
     for wrong in ("gpu", "cuda:x", ""):
-        with pytest.raises(ValueError, match="is no device; valid: cpu, cuda, meta"):
+        with pytest.raises(ValueError, match="is not a device; valid: cpu, cuda, meta"):
             Device(wrong)
     with pytest.raises(ValueError, match="names an index already"):
         Device("cuda:1", 2)

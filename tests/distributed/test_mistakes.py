@@ -217,7 +217,7 @@ WRONG = {
     "an old parameter": (old_parameters, "was parameter 0.weight before the module was distributed"),
     "another checkpoint": (other_state, "0.weight|size mismatch"),
     "a backward outside": (outside_of_the_block, "the module was called under no_sync"),
-    "a place to split": (lambda r: pipeline_stages(mlp(), ["3"], torch.ones(1, 4)), "split_at='3' is no place to split"),
+    "a place to split": (lambda r: pipeline_stages(mlp(), ["3"], torch.ones(1, 4)), "split_at='3' is not where a module can be split"),
     "an order of stages": (
         lambda r: pipeline_stages(mlp(), ["2", "1"], torch.ones(1, 4)), "it does not come behind those before it",
     ),

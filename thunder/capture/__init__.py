@@ -246,7 +246,7 @@ def _check_written(c: Capture) -> None:
         placement = c.tensors.placements.get(base)
         if placement is not None and not placement.is_whole and base.requires_grad:
             c.refuse(
-                f"{placement.name} is written to, the ranks hold a part of it each, and a result requires grad",
+                f"{placement.name} is written to, each rank holds a part of it, and a result requires grad",
                 "call backward inside of the compiled function as well, or write to it outside",
             )
 
@@ -445,7 +445,7 @@ def _read(c: Capture) -> Captured:
                     c.restore_context()
                 if leaves_mode:
                     raise CaptureError(
-                        "the program leaves another default device or torch-function mode behind",
+                        "the program sets a default device, or enters a torch-function mode, and does not reset it",
                         location=c.user_location(),
                         remedy="use the context manager (with torch.device(...): ...)",
                     )

@@ -38,7 +38,7 @@ def array_that_leaves(c: Capture, value) -> TensorProxy | None:
     if value in c.path.values_of:
         return c.path.values_of[value]
     if type(value) is HostProxy and value.kind is numpy.ndarray and not value.example.flags.writeable:
-        c.refuse("a view of a tensor's numpy array leaves the program", "return a copy of it, or the tensor")
+        c.refuse("the program returns a view of a tensor's NumPy array", "return a copy of it, or the tensor")
     return None
 
 
@@ -53,7 +53,10 @@ def _written(c: Capture, function, args, kwargs: dict, reads: bool) -> list[nump
     for array in arrays:
         refuse_array(c, array)
     if any(numpy.may_share_memory(array, other) for array in arrays for other in c.path.arrays):
-        c.refuse("a numpy array is written to whose memory a tensor shares", "make the tensor of a copy of it")
+        c.refuse(
+            "the program writes to a NumPy array that shares memory with a tensor",
+            "create the tensor from a copy of the array",
+        )
     return arrays
 
 
@@ -117,6 +120,6 @@ def _same_bytes(a, b) -> bool:
 def _refuse_write(c: Capture, source: Source):
     c.outside.written_arrays.add(c.world.describe(source))
     c.refuse(
-        "a numpy array from outside is written to",
+        "the program writes to a NumPy array from outside",
         "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
     )

@@ -43,7 +43,7 @@ def check_functions(c: Capture, f, values) -> None:
     names = _names(f)
     if (names is None or "__call__" in names) and any(map(runs_python, values)):
         shown = plain_attribute(f, "__qualname__", f)
-        c.refuse(f"{shown}, which runs natively, may call a function, which thunder would not see", _REMEDY)
+        c.refuse(f"{shown} is native code that may call a function, which thunder would not see", _REMEDY)
 
 
 def copies(f) -> bool:
@@ -172,7 +172,7 @@ def refuse(c: Capture, value, caller):
     """caller: native code, a callable or in words."""
     name, shown = called_in(c, type(value), caller), plain_attribute(caller, "__qualname__", caller)
     c.refuse(
-        f"{shown}, which runs natively, may call {name}, which thunder would not see",
+        f"{shown} is native code that may call {name}, which thunder would not see",
         _REMEDY,
     )
 
@@ -225,7 +225,7 @@ def _hashed_in_python(c: Capture, k) -> bool:
     methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
     if methods and not (all(map(is_pure, methods)) and not c.effects.names(k)):
         name = plain_attribute(next((m for m in methods if not is_pure(m)), methods[0]), "__qualname__")
-        c.refuse(f"a hash table, which runs natively, may call {name}, which thunder would not see", _REMEDY)
+        c.refuse(f"a hash table is native code that may call {name}, which thunder would not see", _REMEDY)
     return bool(methods)
 
 

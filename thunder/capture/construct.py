@@ -82,7 +82,7 @@ def _check_callback(c: Capture, args) -> None:
     if len(args) < 2 or args[1] is None or id(args[1]) in c.fresh:
         return
     if id(args[0]) not in c.world.sources and not isinstance(args[0], (type, types.FunctionType, types.ModuleType)):
-        c.refuse("a function from outside is to be called when an object of the program dies", "keep the object")
+        c.refuse("a function from outside is to run when an object of the program is deleted", "keep the object")
 
 
 def _is_read(method) -> bool:
@@ -92,7 +92,10 @@ def _is_read(method) -> bool:
 
 def _check_finalizer(c: Capture, cls) -> None:
     if _is_read(type_attribute(cls, "__del__")) and not read_of_library(cls.__module__):
-        c.refuse(f"a {cls.__qualname__} of the program's has a finalizer, which runs when it dies", "make it outside")
+        c.refuse(
+            f"a {cls.__qualname__} that the program creates has a finalizer, which runs when the object is deleted",
+            "make it outside",
+        )
 
 
 def _generator(c: Capture, args, kwargs) -> torch.Generator:

@@ -116,7 +116,8 @@ def materialize(c: Capture, s) -> None:
     elif issubclass(base, dict):
         if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
             c.refuse(
-                "a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors"
+                "the program reads all entries of a dict from outside whose keys are tensors",
+                "read the entries of single tensors",
             )
         c.world.ask(source, LENGTH if look.by_position else KEYS)
         if isinstance(value, collections.defaultdict):  # native code copies it
@@ -274,8 +275,8 @@ def entry(c: Capture, source: Source, k) -> tuple:
     real, real_source = c.tensors.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
         c.refuse(
-            "a dict from outside is asked for a tensor that the program made",
-            "key it by something else: a name, or the tensor from outside",
+            "the program looks up a tensor that it created in a dict from outside",
+            "use another key: a name, or a tensor from outside",
         )
     return real, source.child("keyed", real_source)
 
@@ -381,7 +382,10 @@ def write_attributes(c: Capture, d) -> None:
     for k, v in copy.items():
         if k not in was or was[k] is not v:
             if type(type_attribute(type(o), k)) is types.GetSetDescriptorType:
-                c.refuse(f"{k!r} is put into the __dict__ of an object, where it is no attribute", "use another name")
+                c.refuse(
+                    f"{k!r} is assigned in the __dict__ of an object, and is not the name of an attribute",
+                    "use another name",
+                )
             was[k] = v
             c.own_store(o, k, v)
 

@@ -160,10 +160,10 @@ class DecidedPath(Path):
     def check_watched(self) -> None:
         memory = self.c.recorder.memory
         if any(one.is_changed for one in self.lent):
-            self.c.refuse("the program changes a container after code on the host was given it", "give it a copy")
+            self.c.refuse("the program changes a container that it has passed to code on the host", "give it a copy")
         if any(memory.latest(base) is not seen for base, seen in self.watched):
             self.c.refuse(
-                "a tensor is written to whose memory a numpy array shares, or that was made of one",
+                "the program writes to a tensor that shares memory with a NumPy array",
                 "write to a clone of it",
             )
 
@@ -444,7 +444,7 @@ class _Values:
 
     def _refuse(self, why: str) -> None:
         self.c.refuse(
-            f"a decision depends {why}",
+            f"a branch depends {why}",
             "use operations that go without it (torch.where, masks), or compute it outside and pass it in",
         )
 

@@ -253,7 +253,8 @@ class EpilogueWriter:
         first = self.c.modes.inference.first_leaving(self.c.recorder, value)
         if first is not None and first is not value:
             self.c.refuse(
-                "two tensors that share memory leave inference mode", "return one, and make the other outside"
+                "the program returns two tensors that share memory and were created in inference mode",
+                "return one of them, and create the other outside",
             )
         return first is not None
 
@@ -500,8 +501,8 @@ def latest(c: Capture, value: TensorProxy) -> TensorProxy:
     memory = c.recorder.memory
     if memory.leaves_apart(value) or memory.apart.get(memory.base(value)) in c.tensors.real:
         c.refuse(
-            "a leaf leaves the program that was made of a tensor whose memory it would share (requires_grad_())",
-            "make it of a clone: x.detach().clone().requires_grad_()",
+            "the program returns a leaf that shares memory with another tensor (requires_grad_())",
+            "create it from a clone: x.detach().clone().requires_grad_()",
         )
     with recording(c.recorder):
         current = c.recorder.latest(value)

@@ -129,7 +129,7 @@ class TorchHost(Capture):
             code = frame.fn.__code__
             error.calls.append((code.co_filename, frame.record.line(code, frame.ip)))
         if type(error) is RecursionError and is_own(error):
-            self.refuse("a container that holds itself would have to be opened", "open it outside")
+            self.refuse("the program reads a container that contains itself", "open it outside")
         return super().passes(error) or interrupts(error)
 
     def handles(self) -> None:
@@ -168,7 +168,7 @@ class TorchHost(Capture):
         cast = compat.autocast_state() if compat.any_autocast() else None
         if compat.dispatch_modes() != self.modes.dispatch:
             self.refuse(
-                "a dispatch mode is entered, which each operator that PyTorch runs goes to",
+                "the program enters a dispatch mode, which would see each operator that PyTorch runs",
                 "enter it outside of the compiled function",
             )
         depth = compat.function_modes()

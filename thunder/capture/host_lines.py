@@ -152,7 +152,7 @@ def _effect_on_shared(c: Capture, function: Callable, name: str, args: Sequence,
     """The effect of a call on objects that others see. is_held: whether an object that an eager function gave is among
     the arguments. Raises CaptureError where only that function may change it."""
     if is_held and function in _UNCALLED:
-        c.refuse(f"{name}() changes an object that a function gave which runs as it is", "do it in that function")
+        c.refuse(f"{name}() changes an object that an eager call has returned", "do it in that function")
     is_shared = is_held or any(is_outside(c, a) or _is_used_up(a) for a in args)
     return "outside" * (not pure and function not in _LOOKING and is_shared)
 
@@ -194,10 +194,10 @@ def _frames(c: Capture, function: Callable, kwargs: dict) -> Frames:
     if type(answer) is not Host or not answer.names_caller:
         return ()
     if c.exc is not None and (kwargs.get("exc_info") or function.__name__ == "exception"):
-        c.refuse("a record is written of the exception that is handled", "call it outside of the compiled function")
+        c.refuse("the program logs the exception that it handles", "call it outside of the compiled function")
     level, frames = kwargs.get("stacklevel", 1), c.stack_of_frames
     if type(level) is not int or not 0 < level <= len(frames):
-        c.refuse("a record names a caller of the compiled function", "call it outside of the compiled function")
+        c.refuse("a log record names a caller of the compiled function", "call it outside of the compiled function")
     places = (format_location((frame.fn.__code__, frame.ip)) for frame in frames[-1 : -level - 1 : -1])
     return tuple((frame[0], frame[1], frame[4].rpartition(".")[2]) for frame in places)
 
@@ -222,7 +222,9 @@ def _check_owner(c: Capture, function: Callable, name: str, args) -> None:
     """A method of an object that the program made at capture would change that one object at each call. Operations
     alone overwrite a tensor's value."""
     if (inplace_of(function) is not None or function in _OPERATORS) and TensorProxy in map(type, args):
-        c.refuse(f"{name}() overwrites a tensor with what a host call gives", "make a number of it: float(...)")
+        c.refuse(
+            f"{name}() overwrites a tensor with the result of a host call", "convert the result to a number: float(...)"
+        )
     owner = plain_attribute(function, "__self__")
     if type(function) not in BUILTINS or owner is None or id(owner) in c.world.sources or id(owner) in c.world.origins:
         return
@@ -264,7 +266,9 @@ def typed(c: Capture, name: str, kind: type, value, any_size: Sequence[int], req
         with compat.DisableTorchFunction():  # the result is none of the program's tensors
             unusual = value.layout is not torch.strided or value.is_nested or value.requires_grad
             if kind is not torch.Tensor or unusual:
-                c.refuse(f"{name}() gives a {kind.__name__} that no trace describes", "make it outside and pass it in")
+                c.refuse(
+                    f"{name}() gives a {kind.__name__}, which a trace cannot describe", "make it outside and pass it in"
+                )
             out = TensorProxy(
                 shape=tuple(fresh_size() if i in any_size else n for i, n in enumerate(value.shape)),
                 dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
@@ -464,7 +468,7 @@ def of_foreign(c: Capture, function, args, kwargs):
     differentiable = [p for p in proxies_in((args, kwargs), []) if type(p) is TensorProxy and p.requires_grad]
     if differentiable and c.recorder.context.grad_enabled:
         c.refuse(
-            f"a gradient may have to pass through {name_of(function)}(), native code that thunder does not read",
+            f"a gradient may have to pass through {name_of(function)}(), native code that thunder cannot analyze",
             "detach its arguments, or make it a torch.library.custom_op",
         )
     return run_impure(c, function, args, kwargs)

@@ -139,7 +139,9 @@ def same_number(c: Capture, a, b) -> bool:
 
 def _check_choice(c: Capture, x) -> None:
     if isinstance(x, NumberProxy) and x.expression.is_choice:
-        c.refuse("whether abs(), max() or min() gives one of its operands itself", "compare the numbers by ==")
+        c.refuse(
+            "the program asks whether abs(), max() or min() returns one of its operands", "compare the numbers by =="
+        )
 
 
 def _places(c: Capture, x) -> list:

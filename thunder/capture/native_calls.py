@@ -182,7 +182,7 @@ def _by_receiver(c: Capture, f, s, args, kwargs):
     if type(s) in locks.KINDS:
         return call_lock(c, f, args, kwargs)
     if type(s) is queue.SimpleQueue and f.__name__ == "get" and id(s) not in c.world.sources and s.empty():
-        c.refuse("the program waits for what another thread puts into a queue", "put it there before")
+        c.refuse("the program waits for a queue that another thread fills", "fill the queue before the call")
     if type(s) is str and f.__name__ in ("format", "format_map", "__mod__"):
         return _formatted(c, f, args, kwargs)
     if type(s) is torch.Generator:
@@ -199,7 +199,7 @@ _LOOKS_INSIDE = re.compile(r"\{[^{}:!]*[.\[]")  # a text for `format`, of whose 
 
 def _formatted(c: Capture, f, args, kwargs):
     if f.__name__ == "format_map" or f.__name__ == "format" and _LOOKS_INSIDE.search(f.__self__):
-        c.refuse("a text is formatted of attributes or items of values", "write an f-string")
+        c.refuse("str.format reads attributes or items of tensors", "write an f-string")
     kwargs = {k: v for k, v in kwargs.items() if isinstance(k, str) and k in f.__self__}  # which it may look at
     if operations.is_unknown_text(c, *args, *kwargs.values()):
         return host_lines.text(c, f, *args, **kwargs)
@@ -277,7 +277,7 @@ def call_native(c: Capture, f, args, kwargs):
         return answer
     args, kwargs = standins.with_functions(c, f, args, kwargs)
     if _makes_class(f) and len(args) > 2:
-        c.refuse("a class is made inside the program", "make the class outside, and objects of it inside")
+        c.refuse("the program creates a class", "create the class outside, and its objects inside")
     args, kwargs = _expose_to(c, f, args, kwargs)
     # values in containers from outside are seen now
     if (c.outside.host_values or c.numbers.proxies) and (answer := host_lines.native(c, f, args, kwargs)) is not NULL:

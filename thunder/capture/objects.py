@@ -98,7 +98,7 @@ def native_get(c: Capture, get, descriptor, o, kind, name):
     if name == "__dict__" and cached_outside(c, o):
         return c.read(get(descriptor, o, kind), c.world.const(o).attr(name))
     if type(o) is types.CellType:
-        c.refuse("a variable of a function is read as its cell", "read it by its name")
+        c.refuse("the program reads a variable of a function through its cell", "read it by its name")
     if source is None or name in _CONSTANT.get(type(o), ()):
         return get(descriptor, o, kind)
     return _read_outside(c, get, descriptor, o, kind, name, source)
@@ -231,7 +231,7 @@ def _of_number(c: Capture, o, n):
 
 def _of_frame(c: Capture, o, n):
     if n == "f_back":
-        c.refuse("a frame is asked who called it", "call it outside of the compiled function")
+        c.refuse("the program reads a frame's caller", "call it outside of the compiled function")
     return getattr(o, n)
 
 
@@ -313,7 +313,9 @@ def _store_on_tensor(c: Capture, p: TensorProxy, n: str, v) -> None:
 def native_set(c: Capture, descriptor, o, n, v) -> None:
     """A slot takes a value; a property without a setter raises."""
     if type(o) is types.CellType:
-        c.refuse("a variable of a function is written to as its cell", "write to it by its name (nonlocal)")
+        c.refuse(
+            "the program writes to a variable of a function through its cell", "write to it by its name (nonlocal)"
+        )
     elif isinstance(descriptor, property):
         native_method(type(o), "__setattr__")(o, n, v)
     elif (value := host_lines.outside_state(c, o)) is not None:
@@ -354,7 +356,7 @@ def own_store(c: Capture, o, n, v) -> None:
     has_attributes = type_attribute(type(o), "__dict__") is not NULL or isinstance(o, threading.local)
     if not has_attributes and type_attribute(type(o), n) is NULL:
         native_method(type(o), "__setattr__")(o, n, v)  # raises, but for a class in C that takes any name
-        c.refuse(f"attribute {n!r} is set on a {type(o).__name__}, which native code keeps", "set it outside")
+        c.refuse(f"attribute {n!r} is set on a {type(o).__name__}, which is an object of native code", "set it outside")
     descriptor = type_attribute(type(o), n)
     native = type(descriptor) in (types.MemberDescriptorType, types.GetSetDescriptorType)
     if native:

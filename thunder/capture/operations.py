@@ -76,7 +76,7 @@ def check_mode(c: Capture, mode) -> None:
     """Refuse a torch-function mode of the user's that the program enters: PyTorch gives it each call."""
     if not isinstance(mode, RecordingMode) and not is_library(type(mode).__module__):
         c.refuse(
-            f"a torch-function mode ({type(mode).__name__}) is entered, which each call of PyTorch's goes to",
+            f"a torch-function mode ({type(mode).__name__}) is entered, which would see each call of PyTorch",
             "enter it outside of the compiled function",
         )
 
@@ -97,7 +97,7 @@ _STATED = {
     "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
     "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim,
     "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
-    "__dict__": lambda c, p: c.refuse("__dict__ of a tensor is read", "ask for its attributes by their names"),
+    "__dict__": lambda c, p: c.refuse("the program reads the __dict__ of a tensor", "read attributes by their names"),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 
@@ -299,7 +299,10 @@ def _object(c: Capture, v, t: type, typed: bool):
         c.refuse(f"a {t.__name__} goes into an operation", "give it tensors and numbers")
     known = t is not torch.Generator or v is torch.default_generator
     if not known and id(v) not in c.world.sources and id(v) not in c.tensors.generators:
-        c.refuse("a torch.Generator is made in a transform of functions or a checkpoint", "make it outside of that")
+        c.refuse(
+            "the program creates a torch.Generator in a transform of torch.func or in a checkpoint",
+            "create it outside of that",
+        )
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
@@ -307,7 +310,10 @@ def _lifted(c: Capture, v, typed: bool, deep: int = 0):
     """A container among the arguments, copied, and what it holds. deep: in how many others it is."""
     t, inside = type(v), deep + 1
     if inside > _DEEPEST:
-        c.refuse("an operation is given a list that holds itself, or one of more dimensions than tensors have", _FLAT)
+        c.refuse(
+            "a list that contains itself, or that has more dimensions than tensors can have, goes into an operation",
+            _FLAT,
+        )
     if isinstance(v, list):
         return [_lifted(c, x, typed, inside) for x in list.__iter__(v)]
     if t is dict:

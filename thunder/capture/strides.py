@@ -83,8 +83,8 @@ def _address(c: Capture, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
     if value not in c.tensors.real or value in c.tensors.placements:
         c.refuse(
-            ".data_ptr() asks for the address of a computed tensor, which is known only when the program runs",
-            "ask for an input's, or outside of the compiled function",
+            ".data_ptr() reads the address of a computed tensor, which is known only when the program runs",
+            "read the address of an input, or call it outside of the compiled function",
         )
     real, source = c.tensors.real[value]
     return c.world.ask(source.call("data_ptr"), VALUE)
@@ -93,7 +93,7 @@ def _address(c: Capture, value: TensorProxy) -> int:
 def _same_view(c: Capture, a: TensorProxy, b) -> bool:
     if not isinstance(b, TensorProxy) or c.recorder.memory.holder(a) is not c.recorder.memory.holder(b):
         c.refuse(
-            "whether two tensors are one view of one memory is asked",
+            "the program asks whether two tensors are the same view of one memory",
             "ask it outside of the compiled function and pass the answer in",
         )
     return True

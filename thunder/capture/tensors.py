@@ -76,7 +76,9 @@ def check_apart(c: Capture) -> None:
     told = {id(real) for _, real, _ in c.outside.ids.values()}
     told |= {id(c.world.value_at(source)) for source in c.outside.apart}
     if written or t.required or t.rebound or not told.isdisjoint(t.passed_twice):
-        raise DependsOnIdentity("a tensor that is several arguments is written to, or its identity matters")
+        raise DependsOnIdentity(
+            "the program writes to a tensor that is passed as several arguments, or compares its identity"
+        )
 
 
 def is_local(value: torch.Tensor) -> bool:
@@ -222,7 +224,7 @@ def written_to(c: Capture, base: TensorProxy, is_view: bool, detached: bool) -> 
         requires_grad = real.requires_grad or base in c.tensors.required
     if base in c.tensors.frozen and (torch.is_grad_enabled() and not detached or c.recorder.memory.views.get(base)):
         c.refuse(
-            "a tensor that has views, or under grad, is written to while requires_grad_(False) holds",
+            "the program writes to a tensor that has views while requires_grad_(False) holds for it",
             "write to it outside of the compiled function",
         )
     if requires_grad and torch.is_grad_enabled() and not detached:

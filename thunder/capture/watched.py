@@ -13,7 +13,7 @@ def check_watched(c: Capture, o, name: str, called: str) -> None:
     whose state is not watched. called: the method in words."""
     if (id(o) in c.world.sources or id(o) in c.world.origins) and not _is_watched(o, name):
         c.refuse(
-            f"{called} looks at or changes an object from outside whose state is not watched",
+            f"{called} reads or changes an object from outside whose state thunder cannot compare",
             "call it outside of the compiled function",
         )
 

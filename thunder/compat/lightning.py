@@ -54,7 +54,7 @@ def get_plugin(name: str) -> type[Recipe]:
     """The recipe of a name. Raises OptionError, which lists the names, for another one."""
     recipe = get_recipes().get(name)
     if recipe is None:
-        raise OptionError(f"{name!r} is no plugin; valid: {', '.join(map(repr, get_recipes()))}")
+        raise OptionError(f"{name!r} is not a plugin; valid: {', '.join(map(repr, get_recipes()))}")
     return recipe
 
 
@@ -111,5 +111,5 @@ def __getattr__(name: str) -> Executor:
     executor = get_executor(_ATTRIBUTES[name]) or absent_executor(_ATTRIBUTES[name])
     assert executor is not None, "each of them is registered or absent"
     if (why := executor.unavailable()) is not None:
-        warn_user(f"thunder.{name} takes nothing here: {why}", UserWarning)
+        warn_user(f"thunder.{name} has no effect here: {why}", UserWarning)
     return executor

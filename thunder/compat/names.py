@@ -57,7 +57,7 @@ class Private:
         raise MissingName(
             f"PyTorch {torch.__version__} has no {self.path}, which thunder uses for {self.needed_for}. Without it: "
             f"{self.lost}.\n"
-            f"  It was found in PyTorch {self.tried}; use one of these versions."
+            f"  It exists in PyTorch {self.tried}; use one of these versions."
         )
 
 

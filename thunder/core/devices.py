@@ -42,7 +42,7 @@ class Device:
                 kind, index = DeviceType(name), int(suffix) if suffix else index
             except ValueError:
                 raise ValueError(
-                    f"{name!r} is no device; valid: {', '.join(t.value for t in DeviceType)}, with ':index' where "
+                    f"{name!r} is not a device; valid: {', '.join(t.value for t in DeviceType)}, with ':index' where "
                     "there are several"
                 ) from None
         index = (index or 0) if kind in _INDEXED else None

@@ -58,7 +58,7 @@ class HostProxy(AnyProxy):
     def _refuse(self, *args: Any) -> Any:
         note_look()
         raise CaptureError(
-            f"a {self.kind.__name__} that a host call gives is used by native code that thunder does not read",
+            f"a {self.kind.__name__} that a host call gives is passed to native code that thunder cannot analyze",
             location=user_location(),
             remedy="write this part in Python, or call it outside of the compiled function",
         )
@@ -219,7 +219,9 @@ class Log(dict[int, Any]):
         something else under this number."""
         called = _called(function, args)
         if self.called.get(index, called) != called:
-            raise CaptureError(f"{name_of(function)}() runs on the host, and something else did so in its place before")
+            raise CaptureError(
+                f"{name_of(function)}() runs on the host, and another function did so at this place in an earlier call"
+            )
         return self[index]
 
     def keep(self, index: int, function: Callable, args: tuple, value: Any) -> None:
@@ -467,7 +469,7 @@ def _run(
     kind_now = kind_of(value)
     if not (str.__eq__(kind_now, kind) or Kind(kind) == kind_now):
         if decision is None:
-            raise RuntimeError(f"{name_of(function)}() gave a {kind_now}, where a {kind} was expected")
+            raise RuntimeError(f"{name_of(function)}() returned a {kind_now} where a {kind} was expected")
         raise OtherPath(decision, kind_now)
     return value
 

@@ -129,7 +129,7 @@ def _starts(operations: Sequence[BoundSymbol], split_at: Sequence[str]) -> list[
         at = next((i for i, b in enumerate(operations) if _is_in(b, path)), None)
         if at is None or at <= (starts[-1] if starts else 0):
             why = "no operation of the trace is of it" if at is None else "it does not come behind those before it"
-            raise OptionError(f"split_at={path!r} is no place to split: {why}")
+            raise OptionError(f"split_at={path!r} is not where a module can be split: {why}")
         starts.append(at)
     return starts
 

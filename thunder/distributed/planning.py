@@ -166,7 +166,7 @@ def plan(
     """
     sizes = (world_size,) if isinstance(world_size, int) else tuple(world_size)
     if not sizes:
-        raise OptionError("world_size names no number of GPUs")
+        raise OptionError("world_size is not a number of GPUs")
     module = module_of(model, "plan")
     state = state_of(optimizer)
     if sharding_strategy is not None:

@@ -499,7 +499,7 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
             raise OptionError(f"no executor is called {e!r}; {near}registered: {', '.join(sorted(_ALL))}")
         if executors is not None and (why := executor.unavailable()) is not None and executor.name not in _warned:
             _warned.add(executor.name)
-            warn_user(f"the executor {executor.name} takes nothing here: {why}", UserWarning)
+            warn_user(f"the executor {executor.name} has no effect here: {why}", UserWarning)
         chosen.append(executor)
     return add_executor_lists(chosen, _ALWAYS)
 

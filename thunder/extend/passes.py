@@ -228,7 +228,7 @@ class PassList(tuple[Pass, ...]):
         names = set[str]()
         for p in self:
             if not isinstance(p, Pass):
-                raise OptionError(f"passes= has {p!r}, which is no pass: thunder.Pass(name, run) makes one")
+                raise OptionError(f"passes= has {p!r}, which is not a pass: thunder.Pass(name, run) makes one")
             if p.name in names:
                 raise OptionError(f"passes= has two passes that are called {p.name!r}: give one of them another name")
             names.add(p.name)

@@ -319,7 +319,7 @@ def check_rules(rules: Any) -> tuple[Rule, ...]:
         raise OptionError(f"rules= is a list of rules, not a {type(rules).__name__}: rules=[thunder.rule(...)]")
     for one in (rules := tuple(rules)):
         if not isinstance(one, Rule):
-            raise OptionError(f"rules= has a {type(one).__name__}, which is no rule: thunder.rule(...) makes one")
+            raise OptionError(f"rules= has a {type(one).__name__}, which is not a rule: thunder.rule(...) makes one")
     return rules
 
 

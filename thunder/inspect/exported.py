@@ -102,7 +102,7 @@ class Comparison:
         self.tensors = {o.name: _one_tensor(b) for b in reads for o in b.outputs if o.name in symbols}
         divides = any("truediv" in _applications(x) for x in expressions)
         if divides and any(t.dtype.category < 2 for t in self.tensors.values()):
-            raise NotExported("it decides by a quotient of whole numbers that data makes")
+            raise NotExported("it branches on a quotient of integers that depends on data")
         self.arguments = [*_names(self.tensors.values()), *(s for s in symbols if s not in self.tensors)]
 
     def __call__(self, values: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ class Decided:
         self.operands = list(dict.fromkeys(name for way in ways.values() for name in way.arguments))
         used = {*self.operands, *_names(_read(computing))}
         if numbers := [o.name for b in reads for o in b.outputs if o.name in used]:
-            raise NotExported(f"it computes with the number {numbers[0]}, which data makes")
+            raise NotExported(f"it computes with the number {numbers[0]}, which depends on data")
         results = {o.name: o for b in computing for o in b.outputs}
         outside = [*self.operands, *self.decision.arguments]
         self.results = [name for name in dict.fromkeys(outside) if name in results]
@@ -162,11 +162,11 @@ def tree_of_paths(
         if end == len(operations):
             count += 1
             if count > MOST_PATHS:
-                raise NotExported(f"its decisions by data have more than {MOST_PATHS} ways to go")
+                raise NotExported(f"its branches on data have more than {MOST_PATHS} paths")
             return Straight(trace, operations[start:], trace.output, symbolic)
         check, decision = operations[end], path[known]
         if check.sym is not check_decision:
-            raise NotExported(f"it decides by the value of a number ({decision.question}), not by a comparison")
+            raise NotExported(f"it branches on the value of a number ({decision.question}), not by a comparison")
         flipped = (*path[:known], decision._replace(answer=not decision.answer))
         second, second_path = other(flipped)
         if [str(b) for b in second.bound_symbols[:end]] != [str(b) for b in operations[:end]]:
@@ -210,7 +210,7 @@ def _numbers_of_data(operations: Sequence[BoundSymbol]) -> list[BoundSymbol]:
 def _one_tensor(operation: BoundSymbol) -> TensorProxy:
     tensors = [x for x in operation.args if isinstance(x, TensorProxy)]
     if len(tensors) != 1 or len(operation.args) != 1 or operation.kwargs:
-        raise NotExported(f"it decides by {operation.sym.name}")
+        raise NotExported(f"it branches on the result of {operation.sym.name}")
     return tensors[0]
 
 
@@ -219,7 +219,7 @@ def _expression(x: Any) -> Any:
         return x
     for application in _applications(x.expression):
         if application not in _ON_TENSORS:
-            raise NotExported(f"it decides by {application} of a number that data makes")
+            raise NotExported(f"it branches on {application} of a number that depends on data")
     return x.expression
 
 

@@ -117,11 +117,11 @@ def _exported(plain: Compiled, args: tuple, kwargs: dict, dynamic_shapes: Any) -
             if isinstance(value, torch.Tensor):
                 origin = Origin(next((i for i, x in enumerate(tree_flatten((args, kwargs))[0]) if x is value), None))
                 if origin.leaf is None and held.setdefault(argument.name, value) is not value:
-                    raise NotExported(f"{argument.name} is another tensor behind a decision")
+                    raise NotExported(f"{argument.name} is another tensor after a branch")
             elif isinstance(argument, NumberProxy) and argument.name in sources:
                 origin = _place_of_number(sources[argument.name], args, kwargs)
             else:
-                raise NotExported(f"{argument.name} is a number or an object that a call gives")
+                raise NotExported(f"{argument.name} is a number or an object that a host call returns")
             places[argument.name] = origin
         return trace
 
@@ -174,13 +174,15 @@ def _without_computed(relations: dict[tuple, bool], ranges: dict[str, tuple[int,
         count = math.prod(most - least + 1 if most is not None else MOST_SIZES + 1 for least, most in sizes)
         if count > MOST_SIZES:
             raise NotExported(
-                f"it decides by a value that it computes of sizes, which is checked for each size: give these sizes a "
-                f"max= in dynamic_shapes, so that there are at most {MOST_SIZES:,} of them"
+                f"it branches on a value that it computes from sizes, which is checked for each size: give these sizes "
+                f"a max= in dynamic_shapes, so that there are at most {MOST_SIZES:,} of them"
             )
         for values in itertools.product(*(range(least, (most or 0) + 1) for least, most in sizes)):
             known = dict(zip(names, values, strict=True))
             if RELATIONS[relation](a.evaluate(known), b.evaluate(known)) is not holds:
-                raise NotExported(f"it decides by a value that it computes of sizes, which differs for {values}")
+                raise NotExported(
+                    f"it branches on a value that it computes from sizes, and the outcome differs for {values}"
+                )
     return between_arguments
 
 
@@ -192,8 +194,8 @@ def _checked(entry: CacheEntry) -> Trace:
         raise NotExported(f"it calls Python on the host ({calls}): call that outside of the exported function")
     if entry.epilogue_fn is not None:
         raise NotExported(
-            "it writes to arguments or other objects, or it returns an object that is no tensor, tuple, list or dict: "
-            "export a function that returns tensors, such as lambda tokens: model(tokens).logits"
+            "it writes to arguments or other objects, or it returns an object that is not a tensor, tuple, list or "
+            "dict: export a function that returns tensors, such as lambda tokens: model(tokens).logits"
         )
     trace = captured.computation_traces[-1]
     with_effects = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
@@ -223,7 +225,7 @@ def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Origin:
     except (AttributeError, KeyError, IndexError, TypeError):
         position = None
     if type(position) is not int:
-        raise NotExported("it reads a number or a size of an object that is no argument: pass it as an argument")
+        raise NotExported("it reads a number or a size of an object that is not an argument: pass it as an argument")
     return Origin(position, source.key if is_size else None)
 
 

@@ -153,7 +153,9 @@ def _captured(compiled: Compiled, args: tuple, kwargs: dict) -> Part:
 def _first_fault(options: JitOptions, whole: Part, faults: Sequence[str]) -> Test:
     shown = whole.shown()
     if shown is None:
-        raise NoFault("an operation of the function has no form in plain PyTorch, so that no program can show a fault")
+        raise NoFault(
+            "an operation of the function cannot be written in plain PyTorch, so there is no standalone program"
+        )
     for fault in faults:
         for gradients in (False, True) if fault != "slow" else (False,):
             test = Test(options, fault, gradients)
@@ -161,7 +163,7 @@ def _first_fault(options: JitOptions, whole: Part, faults: Sequence[str]) -> Tes
                 return test
     raise NoFault(
         f"no fault ({', '.join(faults)}) shows in a program of the operations of this call: it does what eager PyTorch "
-        "does, or capture itself is at fault, of which thunder.verify(fn, *args) tells"
+        "does, or the fault is in capture: thunder.verify(fn, *args) compares the captured program with the function"
     )
 
 

@@ -123,7 +123,7 @@ class Profile:
         others = {"eager": lambda f: f, "torch.compile": torch.compile}
         for name in systems:
             if name not in others:
-                raise OptionError(f"systems: {name!r} is no system; valid: {', '.join(map(repr, others))}")
+                raise OptionError(f"systems: {name!r} is not a system; valid: {', '.join(map(repr, others))}")
         if not systems:
             return self
         calls = {"thunder": self.compiled, **{name: others[name](self.compiled.fn) for name in systems}}
@@ -335,7 +335,7 @@ def _with_notes(trace: Trace, function: FunctionType, number: int):
     are, for tracebacks."""
     source = "".join(linecache.getlines(function.__code__.co_filename))
     if source != function_source(trace, Printer(print_depth=1), include_decorators=False):
-        raise OptionError("what runs is not the printed trace: leave debug options that check traces out")
+        raise OptionError("debug options that check traces change what runs: leave them out")
     tree = ast.parse(source)
     body = next(n for n in tree.body if isinstance(n, ast.FunctionDef)).body
     owners = line_owners(trace)
@@ -419,7 +419,7 @@ def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
         result = compiled(*args, **kwargs)
         took, entry = _now() - started, compiled.stats.last_entry
         if entry is None or entry.calls == calls.get(id(entry), 0):
-            raise CaptureError("the original function runs, so that there is no program to measure", remedy=_REMEDY)
+            raise CaptureError("the original function runs, so there is no program to measure", remedy=_REMEDY)
         return took + backward_of(result, entry), entry
 
     def backward_of(result: Any, entry: CacheEntry) -> float:

@@ -190,7 +190,7 @@ for _name, _remedy in {
 def _of_memory(name: str):
     def refuse(a, *args, **kwargs):
         raise CaptureError(
-            f"{name} asks for the memory or the values of a tensor",
+            f"{name} reads the memory or the values of a tensor",
             location=user_location(),
             remedy="ask for it outside of the compiled function",
         )

@@ -19,7 +19,7 @@ from thunder.core.proxies import (
     map_structure,
     numbers_in,
 )
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import OpTags, Recorder, Symbol, carries_out, current_recorder, user_location
 from thunder.core.symbolic import Computed, constant
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
@@ -208,7 +208,7 @@ def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
 
 
 def _read(name: str) -> Symbol:
-    symbol = Symbol(name, module="ltorch", is_prim=True, fn=getattr(torch.Tensor, name))
+    symbol = Symbol(name, module="ltorch", is_prim=True, fn=carries_out(getattr(torch.Tensor, name)))
     symbol.torch_functions = (symbol.fn,)
     return symbol
 

@@ -40,7 +40,7 @@ from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import lower
 from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.questions import Replay, written_questions
-from thunder.programs.regions import Regions, kept_regions
+from thunder.programs.regions import Regions, kept_regions, named_transforms
 from thunder.programs.text import (
     check_computation,
     epilogue_of,
@@ -52,6 +52,7 @@ from thunder.programs.text import (
     written_text,
 )
 from thunder.runtime.autograd import when_called
+from thunder.transforms.base import Transform, parameters_read
 from thunder.transforms.dce import dce
 from thunder.transforms.double_backward import InputsBehind
 from thunder.transforms.register_grad import REGISTERED
@@ -74,12 +75,15 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
         objects = {name: x for name, x in entry.epilogue.info.objects.items() if name in used}
         epilogue_of(text, objects)
         epilogue = text
+    added = parameters_read(entry.prologue)
+    if len(captured.computation.args) != len(captured._input_sources) + len(added):
+        raise Unspeakable("a transform changes what the program is given")
     connection, differentiates = entry.connection, entry.connection is not None
     codes: dict[str, str] = {}
     prologue_fn = captured.prologue_fn
     keep_code(codes, "".join(linecache.getlines(prologue_fn.__code__.co_filename)), prologue_fn)
     said = {
-        "questions": written_questions(captured._capture, captured._input_sources, objects),
+        "questions": written_questions(captured._capture, captured._input_sources, objects, added),
         "prologue": str(entry.prologue),  # for reading: it is written anew
         "computation": written_text(entry.forward, codes, regions.functions)
         | {"lines": _lines(captured, entry.forward)},
@@ -96,6 +100,7 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
             "draws_again": _draws_again(captured, options),
             "constants": {k: v for k, v in captured.constants.items() if type(v) is not tuple},  # ids of this process
             "effects": sorted(captured.effects),
+            "transforms": len(options.transforms),
         },
     }
     return said
@@ -107,7 +112,7 @@ def _draws_again(captured: Any, options: JitOptions) -> list[str]:
         return []
     devices, own = drawn_from(captured.computation)
     if own:
-        raise Unspeakable("it draws from generators of its own, and may handle an error")
+        raise Unspeakable("it draws from a torch.Generator that it creates, in a block that handles exceptions")
     return [*map(str, devices)]
 
 
@@ -117,18 +122,18 @@ def key_of_missing(missing: Sequence[int]) -> str:
 
 def _refuse(entry: CacheEntry) -> None:
     captured = entry.captured
-    if captured.path:
-        raise Unspeakable("it decides by data")
-    if captured.host_calls:
-        raise Unspeakable("it calls Python code on the host")
-    if captured.locks:
-        raise Unspeakable("it takes locks")
-    if captured.computation.info.communicates:
-        raise Unspeakable("ranks communicate in it")
-    if entry.tiers is not None:
-        raise Unspeakable("its regions are compiled in the background")
-    if registered := [operation.id for operation in REGISTERED.values() if operation.executor is None]:
-        raise Unspeakable(f"register_grad gave {registered[0]} another derivative")
+    of_users = [operation.id for operation in REGISTERED.values() if operation.executor is None]
+    reasons = [
+        (captured.path, "it branches on the value of a tensor, and a file holds one path: thunder.export writes all"),
+        (captured.host_calls, "it calls Python code on the host, which no file holds: call that outside of it"),
+        (captured.locks, "it takes a lock, which belongs to one process: take it outside of the function"),
+        (captured.computation.info.communicates, "ranks communicate in it: let each rank capture the program"),
+        (entry.tiers is not None, "its kernels are compiled in the background: compile with tiers='one'"),
+        (of_users, f"register_grad gave {', '.join(of_users)} another derivative, whose code no file holds"),
+    ]
+    for holds, words in reasons:
+        if holds:
+            raise Unspeakable(words)
 
 
 def _body(trace: Trace) -> str:
@@ -167,7 +172,8 @@ def _plain(connection: Connection, options: JitOptions, decisions: Decisions) ->
     computation = connection.computation
     operations = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
     for b in operations:
-        if LTORCH.get(b.sym.name) is not b.sym and PRIMS.get(b.sym.name) is not b.sym:
+        is_known = LTORCH.get(b.sym.name) is b.sym or PRIMS.get(b.sym.name) is b.sym
+        if not is_known and not (getattr(b.sym.decomposition, "__module__", None) or "").startswith("thunder."):
             raise Unspeakable(f"the operation {b.sym.name} has a derivative of its own")
     outputs = tuple(o for o in connection.cut.outputs if o.requires_grad)
     operations = _detaching(operations, computation.names)
@@ -175,9 +181,9 @@ def _plain(connection: Connection, options: JitOptions, decisions: Decisions) ->
     executors = tuple(get_always_executors())
     alone = dataclasses.replace(options, executors=executors, transforms=(), numerics=NUMERICS_OPTIONS.CLOSE)
     with decisions.anew({}) as more:
-        said = written_text(lower(program, alone, executors)[-1], {}, {})
+        said = written_text(lower(program, alone, executors)[-1], {}, named_transforms(options.transforms))
     if more:
-        raise Unspeakable("its derivatives decide by sizes")
+        raise Unspeakable("its derivative branches on sizes: compile with dynamic=False")
     return said
 
 
@@ -264,19 +270,19 @@ class Loaded:
 
 def check_texts(document: Mapping) -> None:
     """Raises Damaged where a text of a document is none of a computation: those that are not asked for as well."""
-    for text in (document[part] for part in ("computation", "backward", "plain")):
+    transforms = named_transforms([Transform()] * document["facts"]["transforms"])
+    texts = [document[part] for part in ("computation", "backward", "plain")]
+    for text in (*texts, *document["without"].values()):
         if text is not None:
-            function_of(text)
-    for text in document["without"].values():
-        function_of(text)
+            function_of(text, {"codes": {}, "regions": transforms})
 
 
 def entry_of(
     document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple[dict, ...],
-    retired: Callable[[], None],
+    transforms: Sequence, retired: Callable[[], None],
 ) -> CacheEntry:  # fmt: skip
-    """The cache entry that a document says, for a call that it fits. retired: is called when its kernels turn out to be
-    for other calls, and it fits none any more.
+    """The cache entry that a document says, for a call that it fits. transforms: of this process. retired: is called
+    when its kernels turn out to be for other calls, and it fits none any more.
 
     Raises Mismatch where the document does not fit the call, Damaged where it is none.
     """
@@ -286,7 +292,8 @@ def entry_of(
         entry.retire("its kernels are for inputs that lie otherwise in memory, or are gone")
         retired()
 
-    trusted = {"codes": document.get("codes", {}), "regions": kept_regions(document.get("regions", {}), retire)}
+    regions = kept_regions(document.get("regions", {}), retire) | named_transforms(transforms)
+    trusted = {"codes": document.get("codes", {}), "regions": regions}
     code_of = functools.partial(kept_code, trusted["codes"])
     replay = Replay(document["questions"], fn, args, kwargs, overrides, code_of)
     prologue, prologue_fn, weak = replay.prologue()
@@ -335,7 +342,7 @@ def _connected(
         return None if text is None else apart(function_of(text, trusted))
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
-        return _differentiated(document["plain"], missing, arguments), list(range(arguments))
+        return _differentiated(document["plain"], trusted, missing, arguments), list(range(arguments))
 
     return connect(
         connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
@@ -343,9 +350,9 @@ def _connected(
     )  # fmt: skip
 
 
-def _differentiated(plain: dict, missing: Sequence[int], arguments: int) -> Callable:
+def _differentiated(plain: dict, trusted: dict, missing: Sequence[int], arguments: int) -> Callable:
     """The gradients as PyTorch computes them, from the arguments and the cotangents that are not missing."""
-    compute = function_of(plain)
+    compute = function_of(plain, trusted)
 
     def run(*operands):
         inputs, cotangents = operands[:arguments], operands[arguments:]

@@ -7,6 +7,7 @@ each say whether it fits.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -100,8 +101,6 @@ def _modes(modes: tuple) -> str:
 
 
 def _options(options: JitOptions) -> dict[str, str]:
-    if options.transforms:
-        raise Unspeakable("thunder.jit was given transforms")
     if options.rules:
         raise Unspeakable("thunder.jit was given rules")
     if options.passes is not PASSES:
@@ -120,9 +119,36 @@ def _options(options: JitOptions) -> dict[str, str]:
     said["sharp_edges"] = str(options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR)
     other_options = {n: v for n, v in options.compile_options.items() if n != KEEP.name}
     return said | {
+        "transforms": str([_transform(t) for t in options.transforms]),
         "executors": str([(e.name, e.version) for e in options.executors]),
         "others": str(sorted(other_options.items())),
     }
+
+
+def _transform(transform: Any) -> str:
+    """A transform of thunder's by its class and its options. Others may do something else in another process."""
+    kind, values = type(transform), sorted(vars(transform).items())
+    if not kind.__module__.startswith("thunder."):
+        raise Unspeakable(
+            f"thunder.jit was given the transform {kind.__qualname__}, which is not one of thunder's, and may do "
+            "something else in another process: compile without it, or let each process capture the program"
+        )
+    for name, value in values:
+        if not _is_plain(value):
+            raise Unspeakable(
+                f"the transform {kind.__qualname__} has {name}={value!r}, which is no number, string or tuple of "
+                "these: another process could not compare it"
+            )
+    options = ", ".join([f"{name}={value!r}" for name, value in values])
+    return f"{kind.__module__}.{kind.__qualname__}({options})"
+
+
+def _is_plain(value: Any) -> bool:
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("thunder."):
+        return all(map(_is_plain, vars(value).values()))
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.dtype)
 
 
 def _check_executor(executor: Any) -> None:
@@ -213,10 +239,14 @@ def find(
     except Unspeakable as error:
         why.append(f"programs of it cannot be kept: {error}")
         return None
+
+    def fitting(document: Mapping, path: Path | None = None) -> CacheEntry | None:
+        return _fitting(document, modes, fn, args, kwargs, overrides, why, options.transforms, path)
+
     for document in documents:
         if reasons := differences(document["metadata"], said):
             why.append("; ".join(reasons))
-        elif (entry := _fitting(document, modes, fn, args, kwargs, overrides, why)) is not None:
+        elif (entry := fitting(document)) is not None:
             return entry
     if not wanted(options):
         return None
@@ -225,7 +255,7 @@ def find(
     for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
         document = _read(path, secret) if _version(path) not in _retired else None
         if document is not None and document["metadata"] == said:
-            entry = _fitting(document, modes, fn, args, kwargs, overrides, why, path)
+            entry = fitting(document, path)
             if entry is not None:
                 return entry
     return None
@@ -266,10 +296,10 @@ _warned: list[str] = []
 
 def _fitting(
     document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
-    path: Path | None = None,
+    transforms: tuple, path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
     try:
-        return entry_of(document, modes, fn, args, kwargs, overrides, lambda: _retired.add(_version(path)))
+        return entry_of(document, modes, fn, args, kwargs, overrides, transforms, lambda: _retired.add(_version(path)))
     except Mismatch as error:
         why.append(str(error))
     except Exception as error:  # noqa: BLE001 - whatever a file says that no document says
@@ -293,7 +323,7 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
         return
     name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
     kept_program = _OnDisk(document, files.directory() / name, regions)
-    if regions.functions:
+    if regions.has_kernels:
         LATER.add(kept_program.write_what_is_new)
     else:
         kept_program.write()
@@ -331,7 +361,7 @@ class _OnDisk:
             except (Unspeakable, Damaged):
                 return  # PyTorch differentiates the program in this case
             self.document["without"][key_of_missing(missing)] = text
-            if self.regions.functions:
+            if self.regions.has_kernels:
                 self._written = ""
             else:
                 self._write()

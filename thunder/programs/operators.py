@@ -26,6 +26,8 @@ def is_operation(x: Any) -> bool:
         return _is_known_operator(x) or _of_aten(x)
     if isinstance(x, types.FunctionType) and (x.__module__ or "").startswith("thunder."):
         return x in CARRIED_OUT or x in _executing()
+    if isinstance(x, types.MethodDescriptorType) and x in CARRIED_OUT:
+        return True
     return _is_hashable(x) and (x in _executing() or isinstance(inplace_of(x), Symbol))
 
 

@@ -13,7 +13,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,15 @@ from thunder import compat
 from thunder.capture import world
 from thunder.capture.groups import settings_changed
 from thunder.capture.handlers import HOOKS
-from thunder.capture.host import rooted_modules
+from thunder.capture.host import replaced_tensors, rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.state import Numbers, Outside, Request, Tensors
 from thunder.capture.world import MISSING, STEPS, Computation, Question, Source, World, same_value
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
+from thunder.distributed.placement import placement_of
 from thunder.options import JitOptions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
+from thunder.transforms.base import reading
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(world).values() if isinstance(q, Question)}
 _METADATA = ("is_conj", "is_neg", "is_inference")
@@ -48,6 +50,10 @@ def described_tensor(say: Describer, tensor: torch.Tensor, shape: tuple) -> list
         *(getattr(tensor, name)() for name in _METADATA),
         compat.unwrap_of(tensor) is not None,
     ]
+
+
+def _described(say: Describer, parameter: torch.Tensor) -> list:
+    return described_tensor(say, parameter, tuple(parameter.shape))
 
 
 # ---------------------------------------------------------------------------------------------------------- to text
@@ -207,8 +213,11 @@ def check_call(owner: Any, path: str) -> None:
         raise Unspeakable(f"a guard calls {path}, which may do something else in another process")
 
 
-def written_questions(c: Any, input_sources: list[Source], objects: dict[str, Any]) -> dict:
-    """What a capture asked, as JSON says it, before the capture is closed. objects: what the epilogue names.
+def written_questions(
+    c: Any, input_sources: list[Source], objects: dict[str, Any], added: Sequence[tuple[dict, str]]
+) -> dict:
+    """What a capture asked, as JSON says it, before the capture is closed. objects: what the epilogue names. added: the
+    parameters that transforms added to the inputs, each with the table of overrides that holds it.
 
     Raises Unspeakable.
     """
@@ -232,6 +241,8 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
     real = [[write.source(s), p in c.tensors.mutated] for p, (_, s) in c.tensors.real.items() if p in c.tensors.used]
     distinct = [[[write.source(s) for s in sources], what] for sources, what in c.distinct_groups()]
     pinned = [write.source(s) for s in c.outside.pinned]
+    tables = [id(table) for table in c.request.overrides]
+    replaced = [[write.source(s), tables.index(id(t)), name] for s, (t, name) in c.tensors.replaced_sources.items()]
     inputs = [write.source(s) for s in input_sources]
     required = [write.source(s) for s in c.tensors.required.values()]
     places = {name: write.described(x) for name, x in objects.items()}
@@ -239,7 +250,8 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
         "parameters": list(c.world.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": guards, "tensors": tensors, "real": real,
         "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
-        "required": required,
+        "required": required, "replaced": replaced,
+        "added": [[tables.index(id(t)), name, _described(say, t[name])] for t, name in added],
         "numbers": write.names(c.numbers.sources.items()),
         "relations": [
             [said_expression(a), relation, said_expression(b), outcome]
@@ -250,15 +262,17 @@ def written_questions(c: Any, input_sources: list[Source], objects: dict[str, An
 
 def _refuse_what_is_left_out(c: Any) -> None:
     if c.tensors.local:
-        raise Unspeakable("it takes DTensors")
+        raise Unspeakable("it takes DTensors, whose ranks a file does not know: let each rank capture the program")
     if c.tensors.opaque or c.tensors.holds_opaque:
         raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
-    if c.tensors.replaced or any(c.request.overrides):
-        raise Unspeakable("parameters of the module are replaced")
+    if any(placement_of(x) is not None for table in c.request.overrides for x in table.values()):
+        raise Unspeakable("ranks hold parts of its parameters: let each rank capture the program")
     if c.outside.passing or c.outside.met:
-        raise Unspeakable("it holds ids of objects")
+        raise Unspeakable("it depends on id() of an object, which another process has not")
     if c.sharp_edges:
-        raise Unspeakable("sharp edges froze values in it")
+        raise Unspeakable(
+            "it holds values that capture froze (thunder.last_sharp_edges lists them): pass them as arguments"
+        )
 
 
 def said_expression(e: Expression) -> list:
@@ -304,9 +318,9 @@ class Replay:
     ):  # fmt: skip
         self.code_of = code_of
         self.said, self.world = said, World(tuple(said["parameters"]))
-        # programs of transforms and of DTensors are not kept
+        # programs of DTensors are not kept
         self.request = Request(fn, args, kwargs, JitOptions(), overrides=overrides)
-        self.outside, self.tensors = Outside(rooted_modules(fn)), Tensors({})
+        self.outside, self.tensors = Outside(rooted_modules(fn)), Tensors(replaced_tensors(fn, overrides))
         self.numbers = Numbers(False, False)
         self._sources: list[Source] = []
 
@@ -322,6 +336,8 @@ class Replay:
                 if not isinstance(model, torch.nn.Module):
                     raise Mismatch(f"{self.world.describe(source)} was a module, is {type(model).__name__}")
             self._ask(say)
+            for number, table, name in self.said["replaced"]:
+                self.tensors.replaced_sources[self.source(number)] = self._table_with(table, name), name
             self._look_at_tensors(say)
             self._numbers()
             for source in self._sources:
@@ -329,7 +345,19 @@ class Replay:
                     self.value(source)
             writer = PrologueWriter(self, [self.source(i) for i in self.said["inputs"]], self.code_of)
             trace, function = writer.write()
-        return trace, function, writer.weak
+            for number, name, want in self.said["added"]:
+                table = self._table_with(number, name)
+                if (now := _described(say, table[name])) != want:
+                    raise Mismatch(f"parameter {name} was the tensor {_short(want)}, is {_short(now)}")
+                trace = reading(trace, table, name)
+        return trace, trace.python_callable() if self.said["added"] else function, writer.weak
+
+    def _table_with(self, number: int, name: str) -> dict[str, torch.Tensor]:
+        """The parameters or the buffers that stand in for the module's, with this one among them."""
+        tables = self.request.overrides
+        if number not in range(len(tables)) or name not in tables[number]:
+            raise Mismatch(f"parameter {name} was replaced by a transform, and is not here")
+        return tables[number]
 
     def objects(self) -> dict[str, Any]:
         """What the epilogue names."""
@@ -371,6 +399,7 @@ class Replay:
             tensor = self.value(source)
             if not isinstance(tensor, torch.Tensor):
                 raise Mismatch(f"{self.world.describe(source)} was a tensor, is {type(tensor).__name__}")
+            tensor = self.guarded_tensor(source)
             symbolic = {i for i, n in enumerate(named(want[1]) or ()) if n is None}  # any size fits there
             shape = tuple(None if i in symbolic else n for i, n in enumerate(tensor.shape))
             now = described_tensor(say, tensor, shape)
@@ -407,7 +436,8 @@ class Replay:
 
     # what PrologueWriter asks of a capture
     def guarded_tensor(self, source: Source) -> torch.Tensor:
-        return self.world.values[source]
+        replaced = self.tensors.replaced_sources.get(source)
+        return self.world.values[source] if replaced is None else replaced[0][replaced[1]]
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
         return [([self.source(i) for i in sources], what) for sources, what in self.said["distinct"]]

@@ -27,6 +27,11 @@ from thunder.programs.text import Damaged, function_of, written_text
 FIRST, LAST = 1.0, 64.0  # seconds until a program is written, and after which new kernels wait for the end
 
 
+def named_transforms(transforms: Iterable) -> dict[str, Any]:
+    """What texts call the transforms of a program. Those of another process take their places there."""
+    return {f"transform{i}": t for i, t in enumerate(transforms)}
+
+
 class Regions:
     """The regions of a program that is written. allowed: whether it may have some."""
 
@@ -35,7 +40,8 @@ class Regions:
         self._options = dataclasses.replace(
             options, executors=tuple(get_always_executors()), transforms=(), numerics=NUMERICS_OPTIONS.CLOSE
         )
-        self.functions: dict[str, Callable] = {}  # by name
+        # what texts refer to by name: functions of regions, and transforms, which operations of theirs have as operands
+        self.functions: dict[str, Any] = named_transforms(options.transforms)
         self._said: dict[str, tuple[FusionExecutor, dict]] = {}
 
     def add(self, traces: Iterable[Trace | None]) -> None:
@@ -54,9 +60,13 @@ class Regions:
             name="operations", args=b.inputs, bound_symbols=b.subsymbols, output=b.outputs, info=TraceInfo()
         )
         operations = written_text(lower(program, self._options, self._options.executors)[-1], {}, {})
-        name = f"region{len(self.functions)}"
+        name = f"region{len(self._said)}"
         self.functions[name] = function
         self._said[name] = executor, operations
+
+    @property
+    def has_kernels(self) -> bool:
+        return bool(self._said)
 
     def said(self) -> dict[str, dict]:
         return {

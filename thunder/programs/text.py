@@ -32,6 +32,7 @@ from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import LTORCH, PRIMS
 from thunder.programs.describe import Describer, Unspeakable, digest, find_named, name_of, named
 from thunder.programs.operators import is_operation
+from thunder.transforms.base import Transform
 from thunder.transforms.constants import Constant
 
 
@@ -215,7 +216,7 @@ def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingPr
 
 
 def _may_be_named(x: Any) -> bool:
-    if isinstance(x, (FusedFunction, Constant)):
+    if isinstance(x, (FusedFunction, Constant, Transform)):
         return True
     if type(x) is functools.partial:  # a derivative by PyTorch, of the function of an operation
         return not x.keywords and all(map(_may_be_named, (x.func, *x.args)))

@@ -9,7 +9,7 @@ thunder.jit(model, transforms=[Doubling()])
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -224,6 +224,26 @@ def _facts(value) -> tuple:
     return tuple(value.shape), from_tensor_dtype(value.dtype), from_tensor_device(value.device), value.requires_grad
 
 
+def variable_of(name: str) -> str:
+    """What traces call the parameter at a dotted path."""
+    return "t_" + "".join(c if c.isalnum() else "_" for c in name)
+
+
+def reading(prologue: Trace, overrides: dict, name: str, held: Callable | None = None) -> Trace:
+    """A prologue that also checks and returns `overrides[name]`. held: what this rank holds of it."""
+    read = prologue.names.claim(variable_of(name))
+    operands = (read, overrides, name, _Check(overrides[name]), held)
+    operation = BoundSymbol(_read_parameter, operands, {}, None, inputs=(), outputs=())
+    return prologue.replace(
+        bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))
+    )  # fmt: skip
+
+
+def parameters_read(prologue: Trace) -> list[tuple[dict, str]]:
+    """The table and the name of each parameter that `reading` has added, in order."""
+    return [b.args[1:3] for b in prologue.bound_symbols if b.sym is _read_parameter]
+
+
 def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tuple[Trace, Trace, TensorProxy]:
     """Both traces with one more argument: parameter or buffer `name` of the compiled module, which the prologue reads
     and checks, and its proxy."""
@@ -235,17 +255,14 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
         )
     value = overrides[name]
     shape, dtype = model.seen_as(name)
-    variable = computation.names.claim("t_" + "".join(c if c.isalnum() else "_" for c in name))
+    variable = computation.names.claim(variable_of(name))
     proxy = TensorProxy(
         variable, shape=shape, dtype=from_tensor_dtype(dtype), device=from_tensor_device(value.device),
             requires_grad=value.requires_grad
     )  # fmt: skip
-    read = prologue.names.claim(variable)
-    operands = (read, overrides, name, _Check(value), model.held_of(name))
-    operation = BoundSymbol(_read_parameter, operands, {}, None, inputs=(), outputs=())
     info = computation.info.replace(parameters={**computation.info.parameters, variable: name})
     return (
-        prologue.replace(bound_symbols=(*prologue.bound_symbols, operation), output=(*prologue.output, Text(read))),
+        reading(prologue, overrides, name, model.held_of(name)),
         computation.replace(args=(*computation.args, proxy), info=info),
         proxy,
     )

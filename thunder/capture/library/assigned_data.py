@@ -25,7 +25,7 @@ def assign(c: Capture, p: TensorProxy, value) -> None:
     if type(now) is not TensorProxy or before.requires_grad and now.dtype.category < 2:
         with compat.DisableTorchFunction():
             fake(before).requires_grad_(before.requires_grad).data = fake(now) if type(now) is TensorProxy else value
-        c.refuse("the data of a tensor are set to what is no dense tensor", "give it a dense one")
+        c.refuse("x.data is assigned a tensor that is not dense", "give it a dense one")
     if rearranged.shows_whole(memory, value, p):
         return
     _check(c, p)
@@ -49,7 +49,7 @@ def _check(c: Capture, p: TensorProxy) -> None:
     _, source = c.tensors.real.get(p, (None, None))
     if of_transform or source in c.tensors.replaced_sources:
         c.refuse(
-            "the data of a tensor are set that a transform or another rank has a part in",
+            "x.data is assigned for a tensor that a transform has replaced, or that ranks hold in parts",
             "set them outside of the compiled function",
         )
     if (

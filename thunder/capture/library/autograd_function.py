@@ -276,7 +276,7 @@ class _Function:
             and not b.sym.tags.isdisjoint((OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.OPAQUE))
             for b in first
         ):
-            c.refuse(f"the backward of {self.cls.__name__} decides by what an operation with an effect gives")
+            c.refuse(f"the backward of {self.cls.__name__} branches on the result of an operation with a side effect")
         self.forward += [b for b in operations if b in first]
         return [b for b in operations if b not in first]
 

@@ -261,7 +261,7 @@ def _call_data_parallel(c: Capture, f, args, kwargs):
         refuse_wrapper(c, f, args, kwargs)
     if torch.is_grad_enabled() and not c.load_attr(wrapper, "require_backward_grad_sync"):
         c.refuse(
-            "a DistributedDataParallel is called under its own no_sync()",
+            "a DistributedDataParallel module is called under its own no_sync()",
             "use no_sync() of what thunder.jit returned, or thunder.distributed.no_sync(module)",
         )
     if c.load_attr(c.load_attr(wrapper, "_join_config"), "enable"):
@@ -319,6 +319,6 @@ def _cast(c: Capture, values, dtype: torch.dtype | None):
 def _refuse_dtensor(c: Capture, f, args, kwargs):
     c.refuse(
         f"{f.__qualname__} is called inside of it, and programs have no values that are DTensors",
-        "make DTensors outside of the compiled function, or use thunder.distributed (fsdp, column_parallel, "
+        "create DTensors outside of the compiled function, or use thunder.distributed (fsdp, column_parallel, "
         "row_parallel) in the place of parallelize_module",
     )

@@ -175,7 +175,7 @@ def _scan(c: Capture, f, args, kwargs):
 def _flex_attention(c: Capture, f, args, kwargs):
     options = {**kwargs}
     if options.pop("return_aux", None) is not None:
-        c.refuse("flex_attention is asked for auxiliary results", "pass return_lse=True, or leave them out")
+        c.refuse("flex_attention is called with return_aux=", "pass return_lse=True, or leave them out")
     return c.enter(flex_attention, args, options)
 
 

@@ -75,7 +75,7 @@ def _warn(c: Capture, f, args, kwargs):
     """`warnings.warn`, with the user's line. Where the program has its own filters, it may also catch the warning."""
     if warnings.filters is not c.filters:
         if host_lines.holds_host_values(c, *args, *kwargs.values()):
-            c.refuse("a warning that the program may catch has a text that is known only when it runs", "print it")
+            c.refuse("the program warns with a text that depends on data, and may catch the warning", "print it")
         return call_native(c, f, args, kwargs)
     if c.request.options.sharp_edges is SHARP_EDGES_OPTIONS.ERROR:
         c.sharp("warnings.warn() runs on the host")

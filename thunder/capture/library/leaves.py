@@ -129,9 +129,9 @@ def copied(c: Capture, f, args, kwargs) -> TensorProxy:
     """`Tensor.__deepcopy__`: of a leaf that requires grad another one, of a parameter a parameter."""
     p, memo = c.recorder.memory.holder(args[0]), args[1]
     if id(p) not in memo and gradients.read_gradient(c, p) is not None:
-        c.refuse("a tensor with a gradient is copied, and the gradient with it", "give it x.detach().clone()")
+        c.refuse("copy.deepcopy of a tensor that has a gradient", "give it x.detach().clone()")
     if id(p) not in memo and any(effect.kind == "attr" and effect.owner is p for effect in c.effects):
-        c.refuse("a tensor with attributes of the program is copied, and these with it", "give it x.detach().clone()")
+        c.refuse("copy.deepcopy of a tensor whose attributes the program has set", "give it x.detach().clone()")
     values = c.recorder.latest(p)
     kind = type(c.tensors.real[p][0]) if p in c.tensors.real else torch.Tensor
     if kind is not torch.nn.Parameter and not values.requires_grad:
@@ -150,4 +150,4 @@ def copied(c: Capture, f, args, kwargs) -> TensorProxy:
 
 def _refuse_transforms(c: Capture) -> None:
     if c.recording.outer:
-        c.refuse("a leaf is made inside of a transform of functions", "make it outside of the transform")
+        c.refuse("the program creates a leaf inside of a transform of torch.func", "make it outside of the transform")

@@ -222,7 +222,9 @@ def _leave(c: Capture, f, args, kwargs):
 
 def _innermost(c: Capture, level: int):
     if level != len(c.recording.levels):
-        c.refuse("values of a level of torch.func are used in another one", "call torch.func's transforms themselves")
+        c.refuse(
+            "values of one level of torch.func are used in another level", "call torch.func's transforms themselves"
+        )
     return c.recording.levels[-1]
 
 

@@ -81,7 +81,7 @@ def _watched(c: Capture, p: TensorProxy) -> Iterator[None]:
     others = set().union(*(keys for other, keys in c.engine.changed_by_hooks if other is not p))
     if changed & others:
         c.refuse(
-            "hooks of several tensors change the same object in a backward inside of it, in an order that is not known",
+            "hooks of several tensors change one object in a backward, and their order is not known",
             "call backward outside of the compiled function",
         )
     c.engine.note_changed(p, changed)
