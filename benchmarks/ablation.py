@@ -34,7 +34,7 @@ from thunder.tests.measuring import median, paired_ratio, turns
 
 ROWS = ("rope", "xent", "rmsnorm", "geglu_chain", "step", "llama16_grad", "hf_llama", "llama3_train")
 # what nobody would do without, or what does what another pass has chosen
-KEPT = ("Delete Last Used", "Fusion", "Recompute in Backward")
+NEEDED = ("Delete Last Used", "Fusion", "Recompute in Backward")
 LEAST_SECONDS = 45  # without that much time left, no other row is begun
 
 
@@ -69,14 +69,14 @@ def row_of(name: str) -> tuple[Callable, Callable[[Callable], Callable]]:
 def variants(headers: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """By the name of a pass, the names of those that go with it. headers: of the traces of the program; passes that
     have no trace there change nothing."""
-    passes, found = thunder.passes(), {}
+    passes, groups = thunder.passes(), {}
     for one in passes:
         gone = (one.name, *(p.name for p in passes if set(p.needs) & set(one.gives)))
         with contextlib.suppress(OptionError):
             passes.without(*gone).checked()
-            if one.name in headers and one.name not in KEPT and "Dead Code" not in one.name:
-                found[one.name] = gone
-    return found
+            if one.name in headers and one.name not in NEEDED and "Dead Code" not in one.name:
+                groups[one.name] = gone
+    return groups
 
 
 def headers_of(function: Callable) -> list[str]:

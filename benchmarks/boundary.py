@@ -50,9 +50,9 @@ def lists() -> list[tuple[str, float, float]]:
 
     numbers, x = [float(i) for i in range(NUMBERS)], torch.zeros(1)
     programs = {
-        "its length": (lambda x, given: x + len(given), 5),
-        "one item": (lambda x, given: x + given[5], 5),
-        "all of it": (lambda x, given: x + torch.tensor(given)[:1], 3000),
+        "its length": (lambda x, values: x + len(values), 5),
+        "one item": (lambda x, values: x + values[5], 5),
+        "all of it": (lambda x, values: x + torch.tensor(values)[:1], 3000),
     }
     rows = []
     for name, (program, bar) in programs.items():
@@ -90,20 +90,20 @@ def writes() -> list[tuple[str, float, float]]:
                 y[i % 8 : i % 8 + 2].add_(1.0)
             return y
 
-        compiled, made = thunder.jit(program), 0
+        compiled, entered = thunder.jit(program), 0
 
         def note(frame, event, argument):
-            nonlocal made
-            made += event == "call"
+            nonlocal entered
+            entered += event == "call"
 
         compiled.lower(torch.zeros(4))  # what the first capture imports and decodes
         sys.setprofile(note)
         compiled.lower(torch.zeros(10))
         sys.setprofile(None)
-        return made
+        return entered
 
-    found = [calls(count) for count in WRITES]
-    each = [(b - a) / (n - m) for a, b, m, n in zip(found, found[1:], WRITES, WRITES[1:], strict=False)]
+    results = [calls(count) for count in WRITES]
+    each = [(b - a) / (n - m) for a, b, m, n in zip(results, results[1:], WRITES, WRITES[1:], strict=False)]
     name = f"in-place writes to views: {each[0]:.0f} Python calls a write up to {WRITES[1]}, then times"
     return [(name, each[-1] / each[0], LINEAR)]
 
@@ -155,12 +155,12 @@ def _overhead(tree: Path) -> dict[str, float]:
 def beside(before: Path, rounds: int, train: bool) -> list[tuple[str, float, float]]:
     here, rows = HERE.parent.parent, []
     one = [str(HERE), "--one", *["--train"] * train]
-    found: dict[str, list[tuple[float, float]]] = {}
+    results: dict[str, list[tuple[float, float]]] = {}
     for turn in range(rounds + 1):
         ours, theirs = (json.loads(_run(tree, *one)) for tree in (here, before))
         for name in ours if turn else ():
-            found.setdefault(name, []).append((ours[name], theirs[name]))
-    for name, pairs in found.items():
+            results.setdefault(name, []).append((ours[name], theirs[name]))
+    for name, pairs in results.items():
         unit, bar = ("us", 0.6) if name == "prologue" else ("ms", 1.0)
         values = " and ".join(f"{median(side):.1f} {unit}" for side in zip(*pairs, strict=True))
         rows.append((f"Llama, {name}: {values} before, ratio", median(a / b for a, b in pairs), bar))

@@ -84,16 +84,18 @@ def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def cases() -> dict[str, Callable[[], tuple[Callable, tuple]]]:
     """Name -> what makes the program and its arguments."""
-    made: dict[str, Callable[[], tuple[Callable, tuple]]] = {"one add": lambda: (add, (torch.randn(2), torch.randn(2)))}
+    makers: dict[str, Callable[[], tuple[Callable, tuple]]] = {
+        "one add": lambda: (add, (torch.randn(2), torch.randn(2)))
+    }
     for kind, module, shape in (("joined", Joined, (2,)), ("products", Products, (WIDTH, WIDTH))):
         for parameters in (10, 100, 400):
             for grad in (False, True):
                 name = f"{kind}, {parameters} parameters, {'' if grad else 'not '}requiring grad"
-                made[name] = lambda module=module, n=parameters, grad=grad, shape=shape: (
+                makers[name] = lambda module=module, n=parameters, grad=grad, shape=shape: (
                     module(n, grad),
                     (torch.randn(shape),),
                 )
-    return made
+    return makers
 
 
 def measure(make: Callable[[], tuple[Callable, tuple]], systems: list[str], samples: int) -> dict:
@@ -174,7 +176,7 @@ def measure_decision(program: Callable, args: list[torch.Tensor], samples: int) 
     repeat = repetitions(calls["eager plain"], SAMPLE_SECONDS)
     interleaved(calls, max(10, samples // 10), repeat)  # warm
     times = interleaved(calls, samples, repeat, time.process_time)
-    row = {name: 1e6 * median(found) / len(args) for name, found in times.items()}
+    row = {name: 1e6 * median(results) / len(args) for name, results in times.items()}
     row["ratio"], row["low"], row["high"] = paired_ratio(times["ours decides"], times["eager decides"])
     ours, eagers = (
         median([a - b for a, b in zip(times[f"{who} decides"], times[f"{who} plain"], strict=True)])

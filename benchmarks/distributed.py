@@ -173,13 +173,13 @@ def hidden_share(trainer: Trainer) -> float | None:
 
 def joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Intervals that overlap, as one; in order."""
-    found: list[tuple[float, float]] = []
+    results: list[tuple[float, float]] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        if results and start <= results[-1][1]:
+            results[-1] = (results[-1][0], max(stop, results[-1][1]))
         else:
-            found.append((start, stop))
-    return found
+            results.append((start, stop))
+    return results
 
 
 def overlap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
@@ -265,10 +265,10 @@ def add_plan(row: dict[str, Any], chosen: argparse.Namespace) -> None:
         model, tokens = llama(chosen, torch.bfloat16), torch.empty(chosen.batch, chosen.time, dtype=torch.int64)
     strategy = STRATEGIES[row["system"]]
     buckets = FSDPBucketingStrategy.NONE if strategy is None else FSDPBucketingStrategy.BLOCK
-    found = plan(
+    planned = plan(
         model, (tokens, tokens), world_size=row["ranks"], sharding_strategy=strategy, bucketing_strategy=buckets
     )
-    row["plan"] = {"seconds": found.seconds, "peak": found.peak / GIB}
+    row["plan"] = {"seconds": planned.seconds, "peak": planned.peak / GIB}
 
 
 def line(row: dict[str, Any], alone: dict[str, float]) -> str:
@@ -367,8 +367,8 @@ def _with_ranks(ranks: int, timeout: float) -> tuple[list[dict[str, Any]], str]:
             said = f"nothing within {timeout} s: {late.stderr}"
         if not os.path.exists(result):
             return [], said[-3000:]
-        with open(result, encoding="utf-8") as found:
-            return json.load(found), said[-3000:]
+        with open(result, encoding="utf-8") as file:
+            return json.load(file), said[-3000:]
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def left_alone(x: Tensor) -> Tensor:
 
 
 def of_saving(x: Tensor) -> Tensor:
-    kept = io.BytesIO()
-    torch.save(x.detach(), kept)
-    return x * len(kept.getvalue()) / 1000
+    buffer = io.BytesIO()
+    torch.save(x.detach(), buffer)
+    return x * len(buffer.getvalue()) / 1000
 
 
 def of_tried(x: Tensor) -> Tensor:
@@ -180,9 +180,9 @@ def in_a_closure(b: Broken, x: Tensor, w: Tensor) -> Any:
 
 
 def in_containers(b: Broken, x: Tensor, w: Tensor) -> Any:
-    found = {"a": x.sin(), "b": [x @ w, x.cos()]}
-    found["c"] = b(found["a"] + found["b"][0])
-    return found
+    results = {"a": x.sin(), "b": [x @ w, x.cos()]}
+    results["c"] = b(results["a"] + results["b"][0])
+    return results
 
 
 def with_gradients_inside(b: Broken, x: Tensor, w: Tensor) -> Any:
@@ -229,18 +229,18 @@ def call_of(run: Callable, broken: Broken, seed: int) -> dict[str, Any]:
 def apart(ours: dict[str, Any], expected: dict[str, Any]) -> float:
     if any(ours[name] != expected[name] for name in ("printed", "others", "effects")):
         return math.inf
-    a, b = (found["tensors"] + found["gradients"] for found in (ours, expected))
+    a, b = (results["tensors"] + results["gradients"] for results in (ours, expected))
     if [(x is None, getattr(x, "shape", 0)) for x in a] != [(x is None, getattr(x, "shape", 0)) for x in b]:
         return math.inf
     pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=True) if x is not None]
-    found = [((x - y).norm() / y.norm().clamp(min=1e-30)).item() for x, y in pairs if not x.equal(y)]
-    return max((math.inf if math.isnan(d) else d for d in found), default=0.0)
+    distances = [((x - y).norm() / y.norm().clamp(min=1e-30)).item() for x, y in pairs if not x.equal(y)]
+    return max((math.inf if math.isnan(d) else d for d in distances), default=0.0)
 
 
 # --- one row
 def backends(with_inductor: bool) -> dict[str, Any]:
-    found = {"thunder": ThunderCompiler(fallback="error"), "eager": "eager"}
-    return found | ({"inductor": "inductor"} if with_inductor else {})
+    results = {"thunder": ThunderCompiler(fallback="error"), "eager": "eager"}
+    return results | ({"inductor": "inductor"} if with_inductor else {})
 
 
 def fresh() -> None:
@@ -253,7 +253,7 @@ def run_program(name: str, with_inductor: bool) -> dict[str, Any]:
     broken, program = BREAKS[kind], CONTEXTS[context]
     expected = [call_of(program, broken, seed) for seed in range(3)]
     row: dict[str, Any] = {"name": name, "first": {}}
-    found = {}
+    results = {}
     for system, backend in backends(with_inductor).items():
         fresh()
         compiled = torch.compile(program, backend=backend)
@@ -265,12 +265,12 @@ def run_program(name: str, with_inductor: bool) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
             row[f"failed {system}"] = f"{type(error).__name__}: {error}"[:500]
             continue
-        found[system] = ours
+        results[system] = ours
         row[f"apart {system}"] = max(apart(a, b) for a, b in zip(ours, expected, strict=True))
         if system == "thunder":
             row |= {"graphs": len(backend.subgraphs), "breaks": sum(counters["graph_break"].values())}
-    if {"thunder", "eager"} <= found.keys() and row["apart eager"] > PROGRAM_BAR:
-        row["apart thunder"] = max(apart(a, b) for a, b in zip(found["thunder"], found["eager"], strict=True))
+    if {"thunder", "eager"} <= results.keys() and row["apart eager"] > PROGRAM_BAR:
+        row["apart thunder"] = max(apart(a, b) for a, b in zip(results["thunder"], results["eager"], strict=True))
     row["holds"] = row.get("apart thunder", math.inf) <= PROGRAM_BAR
     return row
 
@@ -323,11 +323,11 @@ def line(row: dict[str, Any]) -> str:
 def rows(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     everything = chosen.models is None and chosen.programs is None
     programs = [f"{kind} in {context}" for context in CONTEXTS for kind in BREAKS]
-    for given, names, run in ((chosen.programs, programs, run_program), (chosen.models, list(MODELS), run_model)):
-        if given is None and not everything:
+    for selected, names, run in ((chosen.programs, programs, run_program), (chosen.models, list(MODELS), run_model)):
+        if selected is None and not everything:
             continue
         for name in names:
-            if not given or any(part.lower() in name.lower() for part in given):
+            if not selected or any(part.lower() in name.lower() for part in selected):
                 yield run(name, chosen.inductor)
 
 
@@ -341,22 +341,22 @@ def main() -> int:
     torch.set_num_threads(1)
     for name in ("benchmark", "torch._dynamo"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    found = []
+    results = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in rows(chosen):
-            found.append(row)
+            results.append(row)
             print(line(row), flush=True)
             if chosen.json:
                 with open(chosen.json, "a") as file:
                     file.write(json.dumps(row) + "\n")
     for system in ("thunder", "inductor"):
-        pairs = [(r["first"][system], r["first"]["eager"]) for r in found if {system, "eager"} <= r["first"].keys()]
+        pairs = [(r["first"][system], r["first"]["eager"]) for r in results if {system, "eager"} <= r["first"].keys()]
         if pairs:
             total, alone = map(sum, zip(*pairs, strict=True))
             print(f"{system}: first steps {total:.1f} s, of which Dynamo {alone:.1f} s, over {len(pairs)} rows")
-    failed = sum(not row["holds"] for row in found)
-    print(f"{len(found) - failed} of {len(found)} hold")
+    failed = sum(not row["holds"] for row in results)
+    print(f"{len(results) - failed} of {len(results)} hold")
     return int(failed > 0)
 
 

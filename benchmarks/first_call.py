@@ -74,21 +74,23 @@ def measure_here(system: str, depth: int, width: int, threads: int, modules: lis
         output = compiled(tokens)
         if train:
             output.sum().backward()
-        found: dict = {"seconds": time.perf_counter() - start}
-        found["imported"] = [name for name in sys.modules if name not in loaded]
-        found["deviation"] = gradient_deviation(model, tokens) if train else (output - model(tokens)).abs().max().item()
+        results: dict = {"seconds": time.perf_counter() - start}
+        results["imported"] = [name for name in sys.modules if name not in loaded]
+        results["deviation"] = (
+            gradient_deviation(model, tokens) if train else (output - model(tokens)).abs().max().item()
+        )
     if system == "thunder":
         import thunder
 
         stats = thunder.compile_stats(compiled)
         assert stats is not None, "a compiled module has stats"
-        found |= {"instructions": stats.interpreted_instructions, "bound_symbols": stats.bound_symbols_created}
+        results |= {"instructions": stats.interpreted_instructions, "bound_symbols": stats.bound_symbols_created}
         if train:
-            found["bound_symbols"] = sum(
+            results["bound_symbols"] = sum(
                 len(traces[-1].bound_symbols)
                 for traces in (thunder.last_traces(compiled), thunder.last_backward_traces(compiled))
             )
-    return found
+    return results
 
 
 def gradient_deviation(model, tokens) -> float:
@@ -135,13 +137,13 @@ def measure_all(
             for system in systems:
                 if turn == 0 or system != "torch.compile":
                     runs[system].append(measure(system, depth, width, threads, modules[system], train))
-        for system, found in runs.items():
-            failed = next((run for run in found if "error" in run), None)
-            seconds = [run["seconds"] for run in found if "seconds" in run]
+        for system, results in runs.items():
+            failed = next((run for run in results if "error" in run), None)
+            seconds = [run["seconds"] for run in results if "seconds" in run]
             timed = {"seconds": median(seconds), "fastest": min(seconds), "runs": seconds} if seconds else {}
             rows.append(
                 {"depth": depth, "system": system}
-                | (failed or {k: v for k, v in found[-1].items() if k != "imported"} | timed)
+                | (failed or {k: v for k, v in results[-1].items() if k != "imported"} | timed)
             )
         print_depth(rows, depth, depths)
     return rows

@@ -68,12 +68,12 @@ def results(module: Callable, inputs: tuple, parameters: list, train: bool) -> l
     return [t.detach() for t in outputs] + [torch.zeros(()) if g is None else g for g in gradients]
 
 
-def deviation(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def deviation(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """The largest norm-relative difference; infinite where the tensors do not match."""
-    if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in expected]:
+    if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in expected]:
         return float("inf")
     worst = 0.0
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(ours, expected, strict=True):
         wide = torch.complex128 if a.is_complex() else torch.float64
         a, b = torch.nan_to_num(a.to(wide)), torch.nan_to_num(b.to(wide))
         worst = max(worst, float((a - b).norm() / b.norm().clamp(min=1e-3)))
@@ -101,14 +101,14 @@ class Expected:
         if max(map(deviation, self.steps(again, again), self.results)) > BOUND:
             raise ValueError("two runs give two results")
 
-    def deviation(self, found: list[list[torch.Tensor]]) -> float:
+    def deviation(self, outcomes: list[list[torch.Tensor]]) -> float:
         """The largest one of all steps. What deviates more than BOUND is compared with the results of float64."""
-        worst = max(map(deviation, found, self.results))
+        worst = max(map(deviation, outcomes, self.results))
         if worst <= BOUND or worst == float("inf"):
             return worst
         self.plan = [(tuple(_doubled(x) for x in inputs), train) for inputs, train in self.plan]
         precise = [[_halved(t) for t in step] for step in self.steps(self.precise.double(), self.precise)]
-        for ours, theirs, exact in zip(found, self.results, precise, strict=True):
+        for ours, theirs, exact in zip(outcomes, self.results, precise, strict=True):
             pairs = [(deviation([a], [c]), deviation([b], [c])) for a, b, c in zip(ours, theirs, exact, strict=True)]
             if any(a > 2 * b + BOUND for a, b in pairs):
                 return worst

@@ -123,19 +123,19 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", help="i/n: each n-th region, beginning with the i-th")
     parser.add_argument("--json", help="write the rows there, and no table")
     parser.add_argument("--join", nargs="+", help="a table of the rows in these files")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.join:
-        return table([row for name in given.join for row in map(json.loads, open(name))]) > 0  # noqa: SIM115
-    systems = given.systems.split(",")
+    if options.join:
+        return table([row for name in options.join for row in map(json.loads, open(name))]) > 0  # noqa: SIM115
+    systems = options.systems.split(",")
     if unknown := set(systems) - set(SYSTEMS):
         parser.error(f"{', '.join(sorted(unknown))}: systems are {', '.join(SYSTEMS)}")
-    i, n = map(int, given.shard.split("/"))
+    i, n = map(int, options.shard.split("/"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
-    out = open(given.json, "w") if given.json else None  # noqa: SIM115
-    for seed in range(given.first + i - 1, given.first + given.count, n):
-        rows.append(measured(seed, LARGE if given.sizes == "large" else SMALL, systems, given.smooth, device))
+    out = open(options.json, "w") if options.json else None  # noqa: SIM115
+    for seed in range(options.first + i - 1, options.first + options.count, n):
+        rows.append(measured(seed, LARGE if options.sizes == "large" else SMALL, systems, options.smooth, device))
         if out is not None:
             print(json.dumps(rows[-1]), file=out, flush=True)
     return table(rows) > 0 if out is None else 0

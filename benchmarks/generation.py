@@ -131,7 +131,7 @@ def started(system: str, options: list[str], folder: str) -> subprocess.Popen:
 
 def first_calls(processes: dict[str, subprocess.Popen], seconds: float) -> dict[str, dict[str, Any]]:
     """What each process says of its first call, of those that are done within so many seconds."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     end = time.monotonic() + seconds
     with selectors.DefaultSelector() as waiting:
         for system, process in processes.items():
@@ -141,8 +141,8 @@ def first_calls(processes: dict[str, subprocess.Popen], seconds: float) -> dict[
                 waiting.unregister(key.fileobj)
                 said = key.fileobj.readline()
                 if said:
-                    found[key.data] = json.loads(said)
-    return found
+                    results[key.data] = json.loads(said)
+    return results
 
 
 def main() -> None:

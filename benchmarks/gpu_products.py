@@ -61,10 +61,10 @@ def attention() -> None:
                 f"{median(lambda: [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]):.4f}"
             )
             for kernel in KERNELS:
-                for name, given in (("groups", (q, k, v)), ("repeated", (q, *wide))):
+                for name, operands in (("groups", (q, k, v)), ("repeated", (q, *wide))):
                     if kernel.name == "efficient" and name == "groups":
                         continue
-                    arguments = (*given, None)
+                    arguments = (*operands, None)
                     rest = (0.0, True, None)
                     out, *saved = kernel.forward.fn(*arguments, *rest)
                     forward = median(lambda: kernel.forward.fn(*arguments, *rest))  # noqa: B023
@@ -91,9 +91,9 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        found = run()
+        results = run()
         torch.cuda.synchronize()
-        del found
+        del results
         print(
             f"loss, {name}: {median(run, 10):.3f}, peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB",
             flush=True,
@@ -405,7 +405,7 @@ def flex(batch: int = 4, heads: int = 16, length: int = 4096, width: int = 64, t
         leaves = [x.detach().requires_grad_() for x in inputs[:3]]
         torch.compiler.reset()
         systems = {"thunder": thunder.jit(attend), "torch.compile": torch.compile(attend, dynamic=False)}
-        found, results = [], []
+        rows, results = [], []
         for system, run in systems.items():
 
             def step(run=run):
@@ -416,11 +416,11 @@ def flex(batch: int = 4, heads: int = 16, length: int = 4096, width: int = 64, t
             results.append(step())
             with torch.enable_grad():
                 forward = median(lambda run=run: run(*leaves), 10)
-            found.append(f"{system} {forward:.3f} {median(step, 10):.3f}")
+            rows.append(f"{system} {forward:.3f} {median(step, 10):.3f}")
         far = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)]
         is_fused = "TritonAttention" in str(thunder.last_traces(systems["thunder"])[-1])
         print(
-            f"flex {width}, {name}: {', '.join(found)}; one kernel: {is_fused}; apart "
+            f"flex {width}, {name}: {', '.join(rows)}; one kernel: {is_fused}; apart "
             f"{' '.join(f'{x:.1e}' for x in far)} ({time.perf_counter() - begin:.0f} s)",
             flush=True,
         )

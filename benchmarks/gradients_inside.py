@@ -217,16 +217,16 @@ class Trainer:
 
 def trained(name: str, system: str, chosen: argparse.Namespace) -> list[torch.Tensor]:
     """The losses and gradients of some steps in float64."""
-    trainer, found = Trainer(name, system, chosen, torch.float64), []
+    trainer, results = Trainer(name, system, chosen, torch.float64), []
     for _ in range(STEPS):
-        found.append(trainer.step())
-        found += [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]
-    return found
+        results.append(trainer.step())
+        results += [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]
+    return results
 
 
-def distance(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+def distance(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     return max(
-        ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in zip(found, expected, strict=True)
+        ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in zip(results, expected, strict=True)
     )
 
 

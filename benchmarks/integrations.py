@@ -67,8 +67,10 @@ def difference(ours: Any, expected: Any) -> float:
 
 def apart(ours: torch.Tensor, expected: torch.Tensor) -> float:
     same = (ours == expected) | (ours.isnan() & expected.isnan())
-    found = torch.where(same, 0.0, ours - expected).norm() / torch.where(same, 0.0, expected).norm().clamp(min=1e-30)
-    return 0.0 if same.all() else found.nan_to_num(nan=torch.inf).item()
+    distances = torch.where(same, 0.0, ours - expected).norm() / torch.where(same, 0.0, expected).norm().clamp(
+        min=1e-30
+    )
+    return 0.0 if same.all() else distances.nan_to_num(nan=torch.inf).item()
 
 
 def compare(program: Program) -> dict[str, Any]:

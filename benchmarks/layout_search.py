@@ -62,10 +62,10 @@ def main() -> None:
         model, tokens, experts = of(name)
         for gpus in map(int, chosen.gpus.split(",")):
             start = time.process_time()
-            found = search(model, tokens, gpus=gpus, experts=experts)
+            layouts = search(model, tokens, gpus=gpus, experts=experts)
             seconds = time.process_time() - start
-            for row in found.rows()[: chosen.rows] or [("no layout holds its parameters", *[""] * 7)]:
-                print(f"| {name} | {gpus} | {' | '.join(row)} | {len(found)} in {seconds:.0f} s |", flush=True)
+            for row in layouts.rows()[: chosen.rows] or [("no layout holds its parameters", *[""] * 7)]:
+                print(f"| {name} | {gpus} | {' | '.join(row)} | {len(layouts)} in {seconds:.0f} s |", flush=True)
 
 
 if __name__ == "__main__":

@@ -60,11 +60,11 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 def profile(name: str, run: Callable[[], None]) -> None:
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as found:
+    with torch.profiler.profile(activities=activities) as profiled:
         for _ in range(5):
             run()
         torch.cuda.synchronize()
-    rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)
+    rows = sorted(profiled.key_averages(), key=lambda e: -e.self_device_time_total)
     print(f"  {name}: {sum(e.self_device_time_total for e in rows) / 5000:.3f} ms on the device")
     for e in rows[:25]:
         print(f"    {e.self_device_time_total / 5000:8.3f} ms {e.count / 5:6.1f} times  {e.key[:110]}")

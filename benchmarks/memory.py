@@ -82,12 +82,12 @@ def saved_bytes(forward: Callable[[], torch.Tensor], own: list[torch.Tensor]) ->
     storages = {s.t.untyped_storage().data_ptr(): s.t.untyped_storage().nbytes() for s in alive}
     del out
     held = {t.untyped_storage().data_ptr() for t in own}
-    return sum(n for place, n in storages.items() if place not in held)
+    return sum(n for position, n in storages.items() if position not in held)
 
 
-def difference(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+def difference(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """The largest difference of a gradient, relative to its norm."""
-    return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(found, wanted, strict=True))
+    return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(results, wanted, strict=True))
 
 
 def recomputed_lines(compiled: Callable) -> int:

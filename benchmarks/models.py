@@ -42,12 +42,12 @@ def deviation(ours: Any, reference: Any) -> tuple[float, float]:
     outputs differ in kind."""
     if type(ours) is not type(reference):
         raise ValueError(f"the output is a {type(ours).__name__}, eager's is a {type(reference).__name__}")
-    found, expected = dict(named_tensors(ours)), dict(named_tensors(reference))
-    if list(found) != list(expected):
-        raise ValueError(f"the output holds the tensors {list(found)}, eager's holds {list(expected)}")
+    results, expected = dict(named_tensors(ours)), dict(named_tensors(reference))
+    if list(results) != list(expected):
+        raise ValueError(f"the output holds the tensors {list(results)}, eager's holds {list(expected)}")
     worst = largest = 0.0
     for path, want in expected.items():
-        got = found[path]
+        got = results[path]
         if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
             raise ValueError(
                 f"{path or 'the output'} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}"
@@ -110,8 +110,8 @@ def measure(name: str, systems: list[str], rounds: int) -> Row:
                     f"second, values go up to {largest:.3g}"
                 )
             if system == "thunder":
-                opaque, found = thunder_problems(compiled)
-                problems += found
+                opaque, results = thunder_problems(compiled)
+                problems += results
             calls[system] = lambda compiled=compiled: compiled(*args, **kwargs)
         samples = interleaved(calls, rounds)
     return Row(

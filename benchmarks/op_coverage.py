@@ -218,15 +218,15 @@ def _kind(value):
 
 def _shown_arguments(x: torch.Tensor, tensors: list[torch.Tensor], identity: bool) -> list:
     """Which arguments x is, and whether it shares memory with one and from which element on."""
-    found: list = [i for i, t in enumerate(tensors) if identity and t is x]
+    results: list = [i for i, t in enumerate(tensors) if identity and t is x]
     if x.layout is not torch.strided or x.is_nested:
-        return found
+        return results
     memory = x.untyped_storage().data_ptr()
     if memory and any(
         t.layout is torch.strided and not t.is_nested and t.untyped_storage().data_ptr() == memory for t in tensors
     ):
-        found.append(("memory", x.storage_offset()))
-    return found
+        results.append(("memory", x.storage_offset()))
+    return results
 
 
 def _about(x: torch.Tensor) -> dict:
@@ -421,12 +421,12 @@ def spoken(args, kwargs) -> str:
 
 def forms(info) -> list[tuple[str, Callable]]:
     """The ways to call an entry, each with the callable."""
-    given = [
+    callables = [
         ("function", info.op), ("method", info.method_variant), ("inplace", info.inplace_variant),
             ("operator", info.operator_variant),
         ("inplace operator", info.inplace_operator_variant), ("out", info.op if info.supports_out else None),
     ]  # fmt: skip
-    return [(name, f) for name, f in given if f is not None]
+    return [(name, f) for name, f in callables if f is not None]
 
 
 # what an operation is, from what is known least to what is known most
@@ -537,7 +537,7 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
     if different is not None:
         return "wrong", different
     try:
-        found = gradients(after(got.result), wanted)
+        results = gradients(after(got.result), wanted)
     except CaptureError as error:
         return "clear", str(error).split("\n")[0]
     except REFUSALS as error:
@@ -545,7 +545,7 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
     if not is_defined(info, kwargs):
         return "equal", ""
     reference = None
-    for i, (g, e) in enumerate(zip(found, expected, strict=True)):
+    for i, (g, e) in enumerate(zip(results, expected, strict=True)):
         if (g is None) != (e is None):
             return (
                 "wrong",
@@ -611,7 +611,7 @@ def check_entry(index: int, dtypes: list[str], count: int | None) -> Report:
         for sample in samples(info, dtype, False, count):
             args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
             for form, function in forms(info):
-                given = kwargs
+                keywords = kwargs
                 if form == "out":
                     out = outcome(
                         program_of(function, args, kwargs).run, program_of(function, args, kwargs).tensors
@@ -619,10 +619,10 @@ def check_entry(index: int, dtypes: list[str], count: int | None) -> Report:
                     if "out" in kwargs or not leaves(out) or not all(isinstance(o, torch.Tensor) for o in leaves(out)):
                         continue
                     out = [torch.empty_like(o).zero_() for o in leaves(out)]
-                    given = {**kwargs, "out": out[0] if len(out) == 1 else tuple(out)}
+                    keywords = {**kwargs, "out": out[0] if len(out) == 1 else tuple(out)}
                 elif form == "inplace operator" and not isinstance(args[0], torch.Tensor):
                     continue
-                judged = check_forward(info, function, form, args, given, report)
+                judged = check_forward(info, function, form, args, keywords, report)
                 if judged is not None:
                     report.checks.append(
                         Check(
@@ -691,9 +691,9 @@ def _checked(task: tuple) -> Report:
 
 def chosen(pattern: str, shard: tuple[int, int], seed: int) -> list[int]:
     """Indices of the entries whose names the pattern matches whole, of one shard of n. The seed shuffles them."""
-    found = [i for i, info in enumerate(op_db) if re.fullmatch(pattern, info.formatted_name)]
-    random.Random(seed).shuffle(found)
-    return found[shard[0] - 1 :: shard[1]]
+    results = [i for i, info in enumerate(op_db) if re.fullmatch(pattern, info.formatted_name)]
+    random.Random(seed).shuffle(results)
+    return results[shard[0] - 1 :: shard[1]]
 
 
 def run(
@@ -701,8 +701,8 @@ def run(
 ) -> list[Report]:
     tasks = [(i, dtypes, count) for i in indices]
     if processes == 1:
-        made = map(_checked, tasks)
-        return [_shown(r) if progress else r for r in made]
+        reports = map(_checked, tasks)
+        return [_shown(r) if progress else r for r in reports]
     with ProcessPoolExecutor(processes) as pool:
         return [_shown(r) if progress else r for r in pool.map(_checked, tasks)]
 
@@ -739,22 +739,22 @@ def totals(reports: list[Report]) -> dict:
     }  # fmt: skip
 
 
-def show(reports: list[Report], found: dict) -> None:
+def show(reports: list[Report], results: dict) -> None:
     columns = [f"{which} {v}" for which in ("forward", "gradient") for v in ("equal", "refused", "clear", "wrong")]
     print(f"{'':10}{'entries':>9}" + "".join(f"{c:>18}" for c in columns))
-    for name, counts in found["counts"].items():
+    for name, counts in results["counts"].items():
         entries = sum(any(c.dtype == name for c in r.checks) for r in reports) if name != "total" else len(reports)
         print(f"{name:10}{entries:>9}" + "".join(f"{counts.get(c, 0):>18}" for c in columns))
     print(
         "\nentries by support: "
-        + ", ".join(f"{n} {k}" for k, n in found["support"].items())
-        + f"; opaque {found['opaque']:.1%}"
+        + ", ".join(f"{n} {k}" for k, n in results["support"].items())
+        + f"; opaque {results['opaque']:.1%}"
     )
     print(
-        f"forward right: {found['forward']:.2%} of what PyTorch computes; gradients right: {found['gradient']:.2%} "
-        f"of what PyTorch differentiates; wrong: {found['wrong']}"
+        f"forward right: {results['forward']:.2%} of what PyTorch computes; gradients right: {results['gradient']:.2%} "
+        f"of what PyTorch differentiates; wrong: {results['wrong']}"
     )
-    print(f"compiled again in the second call: {found['recompiled']} programs")
+    print(f"compiled again in the second call: {results['recompiled']} programs")
     for verdict in ("wrong", "clear"):
         reasons: dict[tuple, list[Check]] = {}
         for c in (c for r in reports for c in r.checks if c.verdict == verdict):
@@ -792,13 +792,13 @@ def main() -> int:
         options.processes,
         options.progress,
     )  # type: ignore[arg-type]
-    found = totals(reports)
-    show(reports, found)
+    results = totals(reports)
+    show(reports, results)
     if options.json:
         options.json.write_text(
             json.dumps(
                 {
-                    **found,
+                    **results,
                     "reports": [
                         asdict(r) | {"checks": [asdict(c) for c in r.checks if c.verdict != "equal"]} for r in reports
                     ],
@@ -808,9 +808,11 @@ def main() -> int:
         )
     whole = options.entries == ".*" and shard[1] == 1 and options.samples is None
     missed = whole and (
-        found["forward"] < BARS["forward"] or found["gradient"] < BARS["gradient"] or found["opaque"] > BARS["opaque"]
+        results["forward"] < BARS["forward"]
+        or results["gradient"] < BARS["gradient"]
+        or results["opaque"] > BARS["opaque"]
     )
-    return int(found["wrong"] > 0 or missed)
+    return int(results["wrong"] > 0 or missed)
 
 
 if __name__ == "__main__":

@@ -94,23 +94,23 @@ def _of_database() -> tuple[list[str], list[str], set[str]]:
     """(rows, support of each, names of the operations that stand in them)."""
     rows, kinds, seen = [], [], set()
     for info in sorted(op_db, key=lambda i: i.formatted_name):
-        found = _captured(info)
+        results = _captured(info)
         tried = " ".join(SHORT[n] for n, d in DTYPES.items() if d in info.supported_dtypes("cpu"))
         in_place = (
             getattr(info.inplace_variant, "__name__", "<lambda>").replace("<lambda>", "inplace=True")
             if info.inplace_variant is not None
             else "-"
         )
-        if isinstance(found, str):
-            rows.append(_row(info.formatted_name, "-", found, "-", in_place, tried))
-            kinds.append("nothing recorded" if "known while" in found else "refused")
+        if isinstance(results, str):
+            rows.append(_row(info.formatted_name, "-", results, "-", in_place, tried))
+            kinds.append("nothing recorded" if "known while" in results else "refused")
             continue
-        seen |= {s.name for s in found}
-        support = {kind_of(s) for s in found}
+        seen |= {s.name for s in results}
+        support = {kind_of(s) for s in results}
         kind = next(k for k in KINDS if k in support)
-        derivatives = dict.fromkeys(d for d in map(derivative_of, found) if d != "none")
+        derivatives = dict.fromkeys(d for d in map(derivative_of, results) if d != "none")
         derivative = ", ".join(derivatives) if info.supports_autograd and derivatives else "none"
-        names = [s.name for s in found]
+        names = [s.name for s in results]
         rows.append(
             _row(
                 info.formatted_name,
@@ -147,10 +147,10 @@ def page() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    made = page()
+    text = page()
     if parser.parse_args().check:
-        return int(PAGE.read_text() != made)
-    PAGE.write_text(made)
+        return int(PAGE.read_text() != text)
+    PAGE.write_text(text)
     return 0
 
 

@@ -30,37 +30,37 @@ BAR = 1.2
 SYSTEMS = ("eager", "thunder", "thunder, programs on disk")
 
 
-def workload(given: argparse.Namespace) -> tuple[torch.nn.Module, dict[str, torch.Tensor], Callable]:
+def workload(options: argparse.Namespace) -> tuple[torch.nn.Module, dict[str, torch.Tensor], Callable]:
     """A model, its arguments, and the loss of its result."""
-    if given.device == "cuda":
+    if options.device == "cuda":
         from gpu_workloads import WORKLOADS
 
-        made = WORKLOADS["llama16_grad"]()
-        return made.function, {"tokens": made.args[0]}, lambda logits: logits.float().square().mean()
+        task = WORKLOADS["llama16_grad"]()
+        return task.function, {"tokens": task.args[0]}, lambda logits: logits.float().square().mean()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=given.width, intermediate_size=given.width * 43 // 16, num_hidden_layers=given.layers,
+        hidden_size=options.width, intermediate_size=options.width * 43 // 16, num_hidden_layers=options.layers,
         num_attention_heads=8, num_key_value_heads=8, vocab_size=4096, use_cache=False,
     )  # fmt: skip
-    tokens = torch.randint(0, 4096, (2, given.tokens))
+    tokens = torch.randint(0, 4096, (2, options.tokens))
     return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}, lambda result: result.loss
 
 
-def first_step(system: str, given: argparse.Namespace) -> dict:
+def first_step(system: str, options: argparse.Namespace) -> dict:
     """The seconds of one step in this process, its loss, and whether it was captured."""
     torch.manual_seed(0)
-    model, arguments, loss_of = workload(given)
-    model.train(not given.inference)
+    model, arguments, loss_of = workload(options)
+    model.train(not options.inference)
     run = model if system == "eager" else thunder.jit(model, keep_programs=system == SYSTEMS[2])
-    ones = torch.ones(8, 8, device=given.device)
+    ones = torch.ones(8, 8, device=options.device)
     torch.nn.functional.linear(ones, ones)  # what the process's first operation prepares
-    synchronize = torch.cuda.synchronize if given.device == "cuda" else lambda: None
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     synchronize()
-    with torch.set_grad_enabled(not given.inference):
+    with torch.set_grad_enabled(not options.inference):
         start, processor = time.perf_counter(), time.process_time()
         loss = loss_of(run(**arguments))
-        if not given.inference:
+        if not options.inference:
             loss.backward()
         synchronize()
         seconds, processor = time.perf_counter() - start, time.process_time() - processor
@@ -70,11 +70,11 @@ def first_step(system: str, given: argparse.Namespace) -> dict:
 
 
 def in_a_process(system: str, arguments: list[str], directory: str) -> dict:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, *arguments, "--system", system], check=True, text=True, stdout=subprocess.PIPE,
         env=os.environ | {"THUNDER_CACHE_DIR": directory, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
-    return json.loads(found.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main(arguments: list[str]) -> int:
@@ -86,17 +86,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.system:
-        print(json.dumps(first_step(given.system, given)))
+    options = parser.parse_args(arguments)
+    if options.system:
+        print(json.dumps(first_step(options.system, options)))
         return 0
     with tempfile.TemporaryDirectory() as directory:
         for system in (*SYSTEMS, SYSTEMS[2]):  # fills the cache, that of the system's files as well
             in_a_process(system, arguments, directory)
-        rounds = [{s: in_a_process(s, arguments, directory) for s in SYSTEMS} for _ in range(given.rounds)]
+        rounds = [{s: in_a_process(s, arguments, directory) for s in SYSTEMS} for _ in range(options.rounds)]
         size = sum(path.stat().st_size for path in Path(directory, "programs").iterdir())
-    step = "inference" if given.inference else "training"
-    name = "llama16_grad" if given.device == "cuda" else f"Llama of {given.layers} layers of width {given.width}"
+    step = "inference" if options.inference else "training"
+    name = "llama16_grad" if options.device == "cuda" else f"Llama of {options.layers} layers of width {options.width}"
     print(f"the first step of {step}, {name}; {size >> 10} KiB on disk")
     print(f"{'':28}{'seconds':>10}{'processor':>11}{'to eager':>10}{'processor':>11}  loss")
     worst = 0.0
@@ -109,9 +109,9 @@ def main(arguments: list[str]) -> int:
         print(f"{system:28}{row[0]:10.3f}{row[1]:11.3f}{ratios[0]:10.2f}{ratios[1]:11.2f}  {mine[0]['loss']:.6f}")
         worst = ratios[0] if system == SYSTEMS[2] else worst
     captured = sum(r[SYSTEMS[2]]["captured"] > 0 for r in rounds)
-    compared = SYSTEMS[1:] if given.device == "cuda" else SYSTEMS  # fused kernels round otherwise than eager's
+    compared = SYSTEMS[1:] if options.device == "cuda" else SYSTEMS  # fused kernels round otherwise than eager's
     losses = {r[s]["loss"] for r in rounds for s in compared}
-    print(f"captured with programs on disk: {captured} of {given.rounds} processes; bar {BAR}: {worst:.2f}")
+    print(f"captured with programs on disk: {captured} of {options.rounds} processes; bar {BAR}: {worst:.2f}")
     return int(worst > BAR or captured > 0 or len(losses) > 1)
 
 

@@ -78,14 +78,14 @@ def main() -> int:
         train(base, base.parameters(), [first.batch() for _ in range(chosen.steps)], 1e-3)
         base.to(torch.bfloat16)
         learnt, unseen = [second.batch() for _ in range(chosen.steps)], [second.batch() for _ in range(20)]
-        found = [tested(base, unseen)]
+        results = [tested(base, unseen)]
         for quantizing in ([], [NF4Weights()]):
             torch.manual_seed(seed)
             lora = LoRA(r=8, dtype=torch.bfloat16)
             compiled = thunder.jit(copy.deepcopy(base), transforms=[*quantizing, lora])
             train(compiled, lora.parameters(compiled), learnt, 5e-3)
-            found.append(tested(compiled, unseen))
-        before, full, few = found
+            results.append(tested(compiled, unseen))
+        before, full, few = results
         above += few > BAR * full
         print(
             f"seed {seed}  before {before:.4f}  LoRA {full:.4f}  QLoRA {few:.4f}  ratio {few / full:.4f}  "

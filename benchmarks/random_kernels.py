@@ -162,9 +162,9 @@ def measure(seed: int, systems: list[str], rounds: int) -> dict[str, Any]:
     gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
     used = [i for i, g in enumerate(gradients) if g is not None]
 
-    def step(run: Callable, values: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
+    def step(run: Callable, values: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
         results = run(*values, index)
-        return [*results, *torch.autograd.grad(results, [values[i] for i in used], given)]
+        return [*results, *torch.autograd.grad(results, [values[i] for i in used], weights)]
 
     wide = [x.detach().double().requires_grad_() for x in inputs]
     exact = [r.detach() for r in step(f, wide, [c.double() for c in cotangents])]
@@ -254,10 +254,10 @@ def main() -> None:
     systems = chosen.systems.split(",")
     low, high = map(int, chosen.seeds.split(":"))
     if chosen.predictions:
-        found = [row for seed in range(low, high) for row in predictions(seed)]
+        results = [row for seed in range(low, high) for row in predictions(seed)]
         for name, i in (("kernels", 0), ("PyTorch's operations", 2)):
-            error = statistics.median(abs(row[i] / row[i + 1] - 1) for row in found)
-            print(f"{name}: median error {100 * error:.0f} % of {len(found)}")
+            error = statistics.median(abs(row[i] / row[i + 1] - 1) for row in results)
+            print(f"{name}: median error {100 * error:.0f} % of {len(results)}")
         return
     rows = []
     for seed in range(low, high):

@@ -179,9 +179,9 @@ def _resized(x: torch.Tensor, more: int, generator: torch.Generator) -> torch.Te
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
     gaps = 2 if x.dim() and min(x.stride()) == 2 else 1
     stored = [1 if x.stride(d) == 0 else shape[d] * (gaps if d == order[-1] else 1) for d in order]
-    made = _of_type(torch.randn(stored, generator=generator, dtype=torch.float64), x.dtype)
-    made = made[..., ::gaps] if stored else made
-    return made.permute([order.index(d) for d in range(x.dim())]).expand(shape)
+    values = _of_type(torch.randn(stored, generator=generator, dtype=torch.float64), x.dtype)
+    values = values[..., ::gaps] if stored else values
+    return values.permute([order.index(d) for d in range(x.dim())]).expand(shape)
 
 
 def _of_type(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
@@ -236,24 +236,24 @@ class _Writer:
                 self.random.choice((0.0, -0.0, math.inf, -math.inf, math.nan)),
                 values,
             )
-        made = _of_type(values, kind)
+        operand = _of_type(values, kind)
         if layout == "offset":
-            whole = torch.zeros(made.numel() + 1, dtype=kind)
-            whole[1:] = made.reshape(-1)
+            whole = torch.zeros(operand.numel() + 1, dtype=kind)
+            whole[1:] = operand.reshape(-1)
             return whole[1:].reshape(shape)
         if layout == "transposed":
-            return made.permute(*reversed(range(len(shape))))
-        return made[..., ::2] if layout == "gaps" else made.expand(shape)
+            return operand.permute(*reversed(range(len(shape))))
+        return operand[..., ::2] if layout == "gaps" else operand.expand(shape)
 
     def inputs(self) -> list[torch.Tensor]:
         base = self.shape()
-        made = [self.input(base)]
+        values = [self.input(base)]
         for _ in range(self.random.choice((1, 2, 2))):
             shape = base[self.random.choice((0, 0, 1)) :] or base
             if self.random.random() < 0.5:
                 shape = [1 if self.random.random() < 0.4 else n for n in shape]
-            made.append(self.input(shape))
-        return made
+            values.append(self.input(shape))
+        return values
 
     # ------------------------------------------------------------------------------------------------------------ lines
     def step(self) -> None:
@@ -325,13 +325,13 @@ def random_region(seed: int, sizes: Sizes, smooth: bool = False) -> RandomRegion
     while len(writer.lines) < wanted and tries < 200:
         writer.step()
         tries += 1
-    made = writer.pool[len(inputs) :]
+    values = writer.pool[len(inputs) :]
     read = "\n".join(writer.lines)
     results = [
         v.name
-        for i, v in enumerate(made)
-        if i >= len(made) - 2 or not any(f"{v.name}{c}" in read for c in ".,)+-*/[ =!<>&|^")
-    ] or [made[-1].name]
+        for i, v in enumerate(values)
+        if i >= len(values) - 2 or not any(f"{v.name}{c}" in read for c in ".,)+-*/[ =!<>&|^")
+    ] or [values[-1].name]
     names = ", ".join(f"x{i}" for i in range(len(inputs)))
     text = f"def program({names}):\n" + "\n".join(writer.lines) + f"\n    return ({', '.join(results)},)\n"
     unit = max((torch.finfo(v.tensor.dtype).eps for v in writer.pool if v.tensor.is_floating_point()), default=0.0)

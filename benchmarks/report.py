@@ -42,13 +42,13 @@ def main() -> int:
 
     tokens = torch.randint(0, 50257, (chosen.batch, chosen.time + 1), device=chosen.device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    found = thunder.profile(thunder.jit(step, executors=chosen.executors), inputs, targets)
+    profiled = thunder.profile(thunder.jit(step, executors=chosen.executors), inputs, targets)
     started = time.perf_counter()
-    page = thunder.report(found, chosen.output)
+    page = thunder.report(profiled, chosen.output)
     took, size = time.perf_counter() - started, len(page.html.encode())
-    print(str(found).split("\n")[0])
+    print(str(profiled).split("\n")[0])
     print(f"a page of {size:,} bytes, made in {took:.2f} s")
-    return int(found.covered < LEAST or size > LARGEST)
+    return int(profiled.covered < LEAST or size > LARGEST)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ SIZES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple]]] = {
 }
 
 
-def values(compiled: Callable, given: tuple) -> int:
+def values(compiled: Callable, operands: tuple) -> int:
     """The most bytes that the values of a program need at once, its arguments left out."""
-    memory = compiled.lower(*given).memory_analysis()
+    memory = compiled.lower(*operands).memory_analysis()
     return memory.peak - memory.arguments
 
 
@@ -127,15 +127,15 @@ def measure(case: str, rounds: int) -> str:
     rule = literature.MODELS[case][0]
     make, inputs = SIZES[case]
     torch.manual_seed(0)
-    model, given = make(), inputs()
+    model, arguments = make(), inputs()
     with torch.no_grad():
         without, ruled = (thunder.jit(model, rules=r, executors=["torch"], fallback="error") for r in ([], [rule]))
-        results = [literature.tensor_of(f(*given)) for f in (without, ruled)]
+        results = [literature.tensor_of(f(*arguments)) for f in (without, ruled)]
         torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
-        calls = {"without": lambda: without(*given), "ruled": lambda: ruled(*given)}
+        calls = {"without": lambda: without(*arguments), "ruled": lambda: ruled(*arguments)}
         repeat = repetitions(calls["without"], 0.05)
         samples = interleaved(calls, rounds, repeat, time.process_time)
-        memory = values(without, given) / values(ruled, given)
+        memory = values(without, arguments) / values(ruled, arguments)
     ratio, low, high = paired_ratio(samples["without"], samples["ruled"])
     hits = thunder.last_traces(ruled)[-1].info.rules[rule.name]
     return f"{case:32} {len(hits.locations):2} hits   time {ratio:.2f} ({low:.2f} to {high:.2f})   memory {memory:.2f}"

@@ -52,10 +52,10 @@ class Trainer:
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything that a step leaves."""
-        found = []
+        results = []
         for p in self.model.parameters():
-            found += [p.detach(), p.grad, *self.optimizer.state[p].values()]
-        return found
+            results += [p.detach(), p.grad, *self.optimizer.state[p].values()]
+        return results
 
 
 def batches(chosen: argparse.Namespace):

@@ -127,13 +127,13 @@ class Step:
         nodes inside an opaque derivative save.
         """
         sizes: dict[int, int] = {}
-        kept = []
+        saved = []
 
         def pack(t: torch.Tensor) -> torch.Tensor:
             storage = t.untyped_storage()
             if storage.data_ptr() not in self.held:
                 sizes[storage.data_ptr()] = storage.nbytes()
-                kept.append(storage)  # an address is one storage's only while that lives
+                saved.append(storage)  # an address is one storage's only while that lives
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):

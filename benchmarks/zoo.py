@@ -99,8 +99,8 @@ def step_of(task: Task, compiled: Callable) -> Callable[[], list[torch.Tensor]]:
     def train() -> list[torch.Tensor]:
         results = [x for x in floating() if x.requires_grad]
         cotangents[:] = cotangents or map(cotangent, results)
-        found = torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
-        return [g for g in found if g is not None]
+        gradients = torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+        return [g for g in gradients if g is not None]
 
     def infer() -> list[torch.Tensor]:
         with torch.no_grad():
@@ -119,13 +119,13 @@ def cotangent(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x).copy_(numbers.view(x.shape))
 
 
-def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+def distance(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     """The largest norm of a difference, by the norm, or by a thousandth of the largest one: a gradient may be zero.
     Raises ValueError where the tensors are not as many."""
     norms = [b.double().norm().item() for b in exact]
     return max(
         (a.double() - b.to(a.device, torch.float64)).norm().item() / max(norm, 1e-3 * max(norms))
-        for a, b, norm in zip(found, exact, norms, strict=True)
+        for a, b, norm in zip(results, exact, norms, strict=True)
     )
 
 
@@ -176,21 +176,21 @@ def kernels_of(step: Callable, most: int = 10) -> dict[str, Any]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         torch.cuda.synchronize()
-    found = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    results = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
     return {
-        "ms": sum(e.self_device_time_total for e in found) / 1e3,
-        "calls": sum(e.count for e in found),
-        "most": [(e.key[:90], e.self_device_time_total / 1e3, e.count) for e in found[:most]],
+        "ms": sum(e.self_device_time_total for e in results) / 1e3,
+        "calls": sum(e.count for e in results),
+        "most": [(e.key[:90], e.self_device_time_total / 1e3, e.count) for e in results[:most]],
     }
 
 
 @contextlib.contextmanager
-def failure_of(found: dict[str, Any]) -> Iterator[None]:
+def failure_of(row: dict[str, Any]) -> Iterator[None]:
     """An error of a system, of whatever kind, is a fact of its row."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        found["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) -> list[dict[str, Any]]:
@@ -213,17 +213,17 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     if "eager" not in chosen.systems:  # whose first step loads libraries for the others
         task = task_of(row, chosen.device)
         step_of(task, task.function)()
-    for system, found in rows.items():
+    for system, figures in rows.items():
         task = task_of(row, chosen.device)
         functions[system] = compile_with(system, task.function)
         step = step_of(task, functions[system])
-        with failure_of(found):
+        with failure_of(figures):
             start = time.perf_counter()
             results = step()
             synchronize()
-            found["first"] = time.perf_counter() - start
+            figures["first"] = time.perf_counter() - start
             if exact is not None:
-                found["gradient"] = distance(results, exact)
+                figures["gradient"] = distance(results, exact)
             del results
             step()
             steps[system] = step
@@ -232,16 +232,16 @@ def measure(name: str, chosen: argparse.Namespace, ready: Callable[[], None]) ->
     ready()
     # alone on the machine: what is decided by measurements is decided here
     for system, step in list(steps.items()):
-        found, held = rows[system], pools() if chosen.device == "cuda" else 0
+        figures, held = rows[system], pools() if chosen.device == "cuda" else 0
         del steps[system]
-        with failure_of(found):
+        with failure_of(figures):
             settle(system, step)
             if exact is not None and task.mode != "step":
-                found["gradient"] = max(found["gradient"], distance(step(), exact))
-            found["peak"] = peak_of(step, chosen.device)
+                figures["gradient"] = max(figures["gradient"], distance(step(), exact))
+            figures["peak"] = peak_of(step, chosen.device)
             if chosen.device == "cuda":
-                found["pools"] = pools() - held
-            found["graphs"] = [str(e.graphs) for e in getattr(functions[system], "programs", ())]
+                figures["pools"] = pools() - held
+            figures["graphs"] = [str(e.graphs) for e in getattr(functions[system], "programs", ())]
             steps[system] = lambda step=step: (step(), synchronize())
     if chosen.device == "cuda":
         torch.cuda.empty_cache()
@@ -302,10 +302,10 @@ def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> 
             caches = {c: os.path.join(folder, f"{i}", c) for c in CACHES} if chosen.device == "cuda" else {}
             compilers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // len(names)))}
             said[key] = stack.enter_context(open(os.path.join(folder, f"{i}.txt"), "w+"))
-            kept = KEEPS if "thunder_again" in key[1] else {}
+            options = KEEPS if "thunder_again" in key[1] else {}
             process = subprocess.Popen(
                 command(key[0], chosen, key[1]),
-                env=compilers | os.environ | caches | kept | {"THUNDER_FALLBACK": "error"}, text=True,
+                env=compilers | os.environ | caches | options | {"THUNDER_FALLBACK": "error"}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said[key],
             )  # fmt: skip
             processes[key] = stack.enter_context(process)
@@ -317,11 +317,11 @@ def together(names: Sequence[str], chosen: argparse.Namespace, limit: float) -> 
             while process.stdout.readline() not in ("ready\n", ""):  # type: ignore[union-attr]
                 pass
         for name in names:
-            found: list[dict[str, Any]] = []
+            results: list[dict[str, Any]] = []
             for key in processes:
                 if key[0] == name:
-                    found += result_of(key, processes[key], said[key], limit)
-            yield compared(found)
+                    results += result_of(key, processes[key], said[key], limit)
+            yield compared(results)
 
 
 def result_of(key: tuple, process: subprocess.Popen, said: IO[str], limit: float) -> list[dict[str, Any]]:
@@ -353,7 +353,7 @@ def line(row: dict[str, Any]) -> str:
 
 def means(rows: list[dict[str, Any]]) -> list[str]:
     """Geometric means of the ratios to torch.compile, and to eager, by system."""
-    found = [f"{'geometric means':32} {'system':16}" + "".join(f" {name:>14}" for name in COLUMNS) + "   rows"]
+    results = [f"{'geometric means':32} {'system':16}" + "".join(f" {name:>14}" for name in COLUMNS) + "   rows"]
     for system in dict.fromkeys(row["system"] for row in rows):
         of_system = [row for row in rows if row["system"] == system and "failed" not in row]
         cells = []
@@ -363,8 +363,8 @@ def means(rows: list[dict[str, Any]]) -> list[str]:
             ]
             values = [v for v in values if v > 0]
             cells.append(f"{math.exp(sum(map(math.log, values)) / len(values)):14.3f}" if values else f"{'':14}")
-        found.append(f"{'':32} {system:16} {' '.join(cells)} {len(of_system):6}")
-    return found
+        results.append(f"{'':32} {system:16} {' '.join(cells)} {len(of_system):6}")
+    return results
 
 
 def ready() -> None:
@@ -429,11 +429,11 @@ def main() -> int:
     for i in range(0, len(left), chosen.together):
         if (seconds := end - time.monotonic()) < 0:
             break
-        for found in together(left[i : i + chosen.together], chosen, min(seconds, chosen.limit)):
+        for figures in together(left[i : i + chosen.together], chosen, min(seconds, chosen.limit)):
             if time.monotonic() > end:  # this one was killed
                 break
-            rows += found
-            print(*map(line, found), sep="\n", flush=True)
+            rows += figures
+            print(*map(line, figures), sep="\n", flush=True)
             if file is not None:
                 file.write_text(json.dumps(rows, indent=1) + "\n")
     print("\n".join(means(rows)))

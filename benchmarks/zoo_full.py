@@ -45,10 +45,10 @@ class Cast(nn.Module):
     def forward(self, *args, **kwargs):
         device = next(self.module.parameters()).device.type
         with torch.autocast(device, self.dtype or BF16, enabled=self.dtype is not None):
-            found = self.module(*args, **kwargs)
-        if isinstance(found, torch.Tensor):
-            return found
-        return found.loss if getattr(found, "loss", None) is not None else found[0]
+            outputs = self.module(*args, **kwargs)
+        if isinstance(outputs, torch.Tensor):
+            return outputs
+        return outputs.loss if getattr(outputs, "loss", None) is not None else outputs[0]
 
 
 class Encoded(nn.Module):
@@ -115,11 +115,11 @@ def _text(batch: int, length: int, vocabulary: int, *, labels: bool = True, padd
     def make(small: bool) -> dict[str, torch.Tensor]:
         shape = (2, 29) if small else (batch, length)
         ids = torch.randint(4, 131 if small else vocabulary, shape)
-        given = {"input_ids": ids} | ({"labels": ids} if labels else {})
+        settings = {"input_ids": ids} | ({"labels": ids} if labels else {})
         if padded:
             lengths = torch.randint(shape[1] // 2, shape[1] + 1, (shape[0], 1))
-            given["attention_mask"] = (torch.arange(shape[1]) < lengths).long()
-        return given
+            settings["attention_mask"] = (torch.arange(shape[1]) < lengths).long()
+        return settings
 
     return make
 
@@ -271,20 +271,20 @@ def _configured(
     import transformers
 
     transformers.logging.set_verbosity_error()
-    made = getattr(transformers, config)(**(settings | tiny if small else settings))
-    module = getattr(transformers, model)(made)
+    configuration = getattr(transformers, config)(**(settings | tiny if small else settings))
+    module = getattr(transformers, model)(configuration)
     if not random:
         without_dropout(module)
         for m in module.modules():
             for name, value in vars(m).items():
                 if "drop" in name and isinstance(value, float):
                     setattr(m, name, 0.0)
-    module, given = module.train(mode != "infer"), inputs(small)
+    module, arguments = module.train(mode != "infer"), inputs(small)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)
-        given["pixel_values"] = given["pixel_values"].to(memory_format=torch.channels_last)
+        arguments["pixel_values"] = arguments["pixel_values"].to(memory_format=torch.channels_last)
     wrapped = Cast(module.to(parameters), None if parameters else autocast)
-    return Task(wrapped, (), given, mode, random=random, tf32=tf32)
+    return Task(wrapped, (), arguments, mode, random=random, tf32=tf32)
 
 
 # --- programs in plain PyTorch
@@ -299,9 +299,9 @@ def _whole(optimizer_of: Callable, small: bool, scaled: bool = False) -> Task:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     optimizer, scaler = optimizer_of(model, matrices), torch.amp.GradScaler(enabled=scaled)
 
-    def step(**given):
+    def step(**arguments):
         optimizer.zero_grad()
-        loss = model(**given)
+        loss = model(**arguments)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -322,14 +322,14 @@ def _lora(small: bool) -> Task:
 def _dlrm(small: bool) -> Task:
     tables, count, bags, width = (3, 101, 7, 8) if small else (26, 100003, 4099, 64)
     indices = [torch.randint(count, (bags * 4,)) for _ in range(tables)]
-    given = (torch.randn(bags, 13), indices, [torch.arange(0, bags * 4, 4)] * tables)
-    return Task(DLRM(tables, count, width), given)
+    inputs = (torch.randn(bags, 13), indices, [torch.arange(0, bags * 4, 4)] * tables)
+    return Task(DLRM(tables, count, width), inputs)
 
 
 def _graph(small: bool) -> Task:
     nodes, edges, width = (31, 67, 8) if small else (20011, 160001, 128)
-    given = (torch.randn(nodes, width), torch.randint(nodes, (edges,)), torch.randint(nodes, (edges,)))
-    return Task(GraphNetwork(width), given)
+    inputs = (torch.randn(nodes, width), torch.randint(nodes, (edges,)), torch.randint(nodes, (edges,)))
+    return Task(GraphNetwork(width), inputs)
 
 
 def _ppo(small: bool) -> Task:
@@ -405,17 +405,17 @@ _PROGRAMS: dict[str, Callable[[bool], Task]] = {
 
 
 def rows(small: bool) -> dict[str, Row]:
-    found: dict[str, Callable[[], Task]] = {}
+    results: dict[str, Callable[[], Task]] = {}
     if find_spec("transformers"):
         for name, (*what, how) in _TRANSFORMERS.items():
-            found[name] = lambda what=what, how=how: _configured(*what, small, **how)
+            results[name] = lambda what=what, how=how: _configured(*what, small, **how)
     for name, make in _PROGRAMS.items():
-        found[name] = lambda make=make: make(small)
-    given = ["step with AdamW", "step with Adafactor", "step with Muon", "step with GradScaler", "Llama with LoRA"]
-    for name in given if not find_spec("transformers") else ["step with Muon"] * (not hasattr(torch.optim, "Muon")):
-        del found[name]
-    first = [name for name in FIRST if name in found]
-    return {name: Row("full size", found[name]) for name in dict.fromkeys((*first, *found))}
+        results[name] = lambda make=make: make(small)
+    names = ["step with AdamW", "step with Adafactor", "step with Muon", "step with GradScaler", "Llama with LoRA"]
+    for name in names if not find_spec("transformers") else ["step with Muon"] * (not hasattr(torch.optim, "Muon")):
+        del results[name]
+    first = [name for name in FIRST if name in results]
+    return {name: Row("full size", results[name]) for name in dict.fromkeys((*first, *results))}
 
 
 FIRST = (

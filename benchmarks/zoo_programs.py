@@ -93,11 +93,11 @@ def _configured(model: str, config: str, inputs: Callable[[], dict], **settings)
         import transformers
 
         transformers.logging.set_verbosity_error()
-        made = getattr(transformers, config)(**settings)
-        for name, value in vars(made).items():
+        configuration = getattr(transformers, config)(**settings)
+        for name, value in vars(configuration).items():
             if "drop" in name and isinstance(value, float):
-                setattr(made, name, 0.0)
-        return Task(without_dropout(getattr(transformers, model)(made)), (), inputs())
+                setattr(configuration, name, 0.0)
+        return Task(without_dropout(getattr(transformers, model)(configuration)), (), inputs())
 
     return make
 

@@ -7,7 +7,7 @@
 A row is the word to say, a pattern of those not to say, and where the pattern means something else. The rule fails where
 one of these words comes back. Rows that are counted only have words with other meanings as well.
 
-A name says what it holds: no variable, parameter, attribute, function or class of thunder is called by one of PARTICIPLES.
+A name says what it holds: no variable, parameter, attribute, function or class in NAMED is called by one of PARTICIPLES.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ ROWS = (
 )
 
 
+NAMED = ("thunder", "benchmarks")
 PARTICIPLES = {"found", "made", "given", "kept", "asked"}
 AS_NOUN = {"place"}  # a function may place something; no value is a place
 PUBLIC = {("thunder/inspect/explain.py", "found")}  # a field of what thunder.explain returns
@@ -84,9 +85,9 @@ def names_in(text: str) -> Iterator[tuple[int, str]]:
 
 
 def unsaid_names() -> list[str]:
-    """path:line: name of each name in thunder that does not say what it holds."""
+    """path:line: name of each name in NAMED that does not say what it holds."""
     places = []
-    for file in sorted((ROOT / "thunder").rglob("*.py")):
+    for file in sorted(file for folder in NAMED for file in (ROOT / folder).rglob("*.py")):
         path = file.relative_to(ROOT).as_posix()
         for line, name in names_in(file.read_text(encoding="utf-8")):
             word = name.removesuffix("()").strip("_").lower()

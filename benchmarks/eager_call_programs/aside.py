@@ -137,26 +137,26 @@ def memory_is_traced(folder):
 
     def odd(h):
         tracemalloc.start()
-        kept = [bytes(100) for _ in range(50)]
+        values = [bytes(100) for _ in range(50)]
         current, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         peaks.append(current > 1000)
-        return h * (len(kept) if peaks[-1] else 0)
+        return h * (len(values) if peaks[-1] else 0)
 
     return Model(odd, norm=True), lambda: list(peaks)
 
 
 @program(aside=True)
 def struct_into_a_ring_buffer(folder):
-    ring, place = bytearray(32), [0]
+    ring, position = bytearray(32), [0]
 
     class Packs(Model):
         def odd(self, h):
-            struct.pack_into("<q", ring, place[0], h.shape[0] + place[0])
-            place[0] = (place[0] + 8) % len(ring)
+            struct.pack_into("<q", ring, position[0], h.shape[0] + position[0])
+            position[0] = (position[0] + 8) % len(ring)
             return h + sum(struct.unpack("<4q", ring))
 
-    return Packs(), lambda: (bytes(ring), list(place))
+    return Packs(), lambda: (bytes(ring), list(position))
 
 
 @program(aside=True)

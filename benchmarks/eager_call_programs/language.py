@@ -100,12 +100,12 @@ def garbage_collector_counts(folder):
     class Marker:
         pass
 
-    kept = [Marker(), Marker()]
+    values = [Marker(), Marker()]
 
     class Counts(Model):
         def odd(self, h):
             n = sum(1 for x in gc.get_objects() if type(x) is Marker)
-            return h * n + len(kept)
+            return h * n + len(values)
 
     return Counts()
 
@@ -281,8 +281,8 @@ def class_made_inside(folder):
             return super().__new__(cls, name, bases, space)
 
     def odd(h):
-        made = Registers(f"Layer{len(Registers.names)}", (), {"__call__": lambda self, h: h.cos()})
-        return made()(h)
+        layer = Registers(f"Layer{len(Registers.names)}", (), {"__call__": lambda self, h: h.cos()})
+        return layer()(h)
 
     return Model(odd), lambda: list(Registers.names)
 

@@ -299,8 +299,8 @@ def transformers_tokenizer_decodes(folder):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     texts = []
 
     def odd(h):

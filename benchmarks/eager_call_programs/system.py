@@ -248,17 +248,17 @@ def pool_of_threads(folder):
 
 @program()
 def queue_with_a_worker(folder):
-    asked, answered = queue.Queue(), queue.Queue()
+    requests, answered = queue.Queue(), queue.Queue()
 
     def work():
         while True:
-            answered.put(asked.get() * 2)
+            answered.put(requests.get() * 2)
 
     threading.Thread(target=work, daemon=True).start()
 
     class Sends(Model):
         def odd(self, h):
-            asked.put(h.mean().item())
+            requests.put(h.mean().item())
             return h + answered.get(timeout=20)
 
     return Sends()

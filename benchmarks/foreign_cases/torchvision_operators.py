@@ -11,11 +11,11 @@ import torch
 def declare() -> None:
     """Declare two operators that importing torchvision asks for, where its library does not load: registries have it
     built for CUDA, and PyTorch may be built for the CPU. The programs use none of its operators."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None:
         return
     try:
-        for folder in found.submodule_search_locations or ():
+        for folder in spec.submodule_search_locations or ():
             for library in Path(folder).glob("_C*.so"):  # its name tells the ABI
                 torch.ops.load_library(library)
     except OSError:

@@ -40,9 +40,9 @@ def steps_of(model: nn.Module, name: str, count: int = 3, dtype: torch.dtype | N
     else:
         inputs = {"input_ids": tokens(2, 9), "labels": torch.tensor([0, 2]) if name == "bert" else tokens(2, 9)}
 
-    def loss_of(model: nn.Module, given: dict) -> torch.Tensor:
+    def loss_of(model: nn.Module, arguments: dict) -> torch.Tensor:
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            return model(**given).loss
+            return model(**arguments).loss
 
     return trained(model, optimizer, loss_of, [inputs] * count)
 
@@ -63,14 +63,14 @@ def adapted(config: str, name: str = "llama", dtype: torch.dtype | None = None, 
         model = compiled(adapt(config, name, **options))
         losses = steps_of(model, name, dtype=dtype)
         model.eval()
-        found = [losses, scores_of(model, name)]
+        results = [losses, scores_of(model, name)]
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             again = peft.PeftModel.from_pretrained(model_of(name), folder).eval()
-        found += [scores_of(again, name), peft.get_peft_model_state_dict(model)]
+        results += [scores_of(again, name), peft.get_peft_model_state_dict(model)]
         if config in ("LoraConfig", "LoHaConfig", "LoKrConfig", "IA3Config", "OFTConfig", "BOFTConfig", "VeraConfig"):
-            found.append(scores_of(compiled(model.merge_and_unload()), name))
-        return found
+            results.append(scores_of(compiled(model.merge_and_unload()), name))
+        return results
 
     return run
 
@@ -119,21 +119,21 @@ def adapters_of_one_model(compiled: Compile) -> Any:
 
     model = compiled(adapt("LoraConfig", r=4, init_lora_weights=False, **_LINEAR))
     model.add_adapter("second", peft.LoraConfig(r=2, init_lora_weights=False, **_LINEAR))
-    found = [scores_of(model, "llama")]
+    results = [scores_of(model, "llama")]
     model.set_adapter("second")
-    found += [steps_of(model, "llama"), scores_of(model, "llama")]
+    results += [steps_of(model, "llama"), scores_of(model, "llama")]
     with model.disable_adapter():
-        found.append(scores_of(model, "llama"))
+        results.append(scores_of(model, "llama"))
     model.add_weighted_adapter(["default", "second"], [0.5, 0.25], "both", combination_type="cat")
     model.set_adapter("both")
-    found.append(scores_of(model, "llama"))
+    results.append(scores_of(model, "llama"))
     model.merge_adapter()
-    found.append(scores_of(model, "llama"))
+    results.append(scores_of(model, "llama"))
     model.unmerge_adapter()
-    found.append(scores_of(model, "llama"))
+    results.append(scores_of(model, "llama"))
     model.delete_adapter("both")
     model.set_adapter("default")
-    return found, scores_of(model, "llama")
+    return results, scores_of(model, "llama")
 
 
 @program("peft", "adapters named by the rows of a batch")
@@ -182,13 +182,13 @@ def adapter_in_trainer(compiled: Compile) -> Any:
                 folder, max_steps=4, per_device_train_batch_size=4, report_to=[], logging_steps=1, use_cpu=True,
                 save_steps=2, disable_tqdm=True, label_names=["labels"],
             )  # fmt: skip
-            made = transformers.Trainer(compiled(adapt("LoraConfig", r=4, **_LINEAR)), arguments, train_dataset=data)
-            made.train(resume_from_checkpoint=f"{folder}/checkpoint-2" if resumes else None)
-        made.save_model(f"{folder}/saved")
+            trainer = transformers.Trainer(compiled(adapt("LoraConfig", r=4, **_LINEAR)), arguments, train_dataset=data)
+            trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-2" if resumes else None)
+        trainer.save_model(f"{folder}/saved")
         again = peft.PeftModel.from_pretrained(model_of("llama"), f"{folder}/saved")
         return (
-            [h["loss"] for h in made.state.log_history if "loss" in h],
-            weights(made.model),
+            [h["loss"] for h in trainer.state.log_history if "loss" in h],
+            weights(trainer.model),
             scores_of(again, "llama"),
         )
 
@@ -205,7 +205,7 @@ def tuned(kind: str, columns: dict[str, int], name: str = "llama", adapts: bool 
         data = datasets.Dataset.from_dict({column: sentences(seed) for column, seed in columns.items()})
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            given = {
+            defaults = {
                 "max_steps": 3, "per_device_train_batch_size": 4, "report_to": [], "logging_steps": 1, "use_cpu": True,
                 "seed": 0, "disable_tqdm": True, "bf16": False, "gradient_checkpointing": False,
             }  # fmt: skip
@@ -226,13 +226,13 @@ def tuned(kind: str, columns: dict[str, int], name: str = "llama", adapts: bool 
                 more["reward_funcs"] = lambda completion_ids, **_: [float(sum(row) % 7) for row in completion_ids]
             if kind == "KTO":
                 data = data.add_column("label", [True, False] * (len(data) // 2))
-            made = getattr(trl, f"{kind}Trainer")(
-                model=compiled(model), args=getattr(trl, f"{kind}Config")(folder, **given | settings),
+            trainer = getattr(trl, f"{kind}Trainer")(
+                model=compiled(model), args=getattr(trl, f"{kind}Config")(folder, **defaults | settings),
                 train_dataset=data, processing_class=tokenizer(), **more,
             )  # fmt: skip
-            made.train()
-            made.save_model(f"{folder}/saved")
-            return [h["loss"] for h in made.state.log_history if "loss" in h], weights(made.model)
+            trainer.train()
+            trainer.save_model(f"{folder}/saved")
+            return [h["loss"] for h in trainer.state.log_history if "loss" in h], weights(trainer.model)
 
     return run
 
@@ -278,8 +278,8 @@ def sentence_model(compiled: Compile) -> Any:
         preprocess = tokenize
 
         def forward(self, features: dict) -> dict:
-            found = self.bert(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
-            return features | {"token_embeddings": found.last_hidden_state}
+            outputs = self.bert(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
+            return features | {"token_embeddings": outputs.last_hidden_state}
 
     return sentence_transformers.SentenceTransformer(modules=[Tower(), models.Pooling(32)], device="cpu")
 
@@ -293,16 +293,16 @@ def embedded(loss: Callable[[Any, Any], Any], columns: int, labels: list[float] 
         model = sentence_model(compiled)
         loss_of, optimizer = loss(losses, model), torch.optim.AdamW(model.parameters(), lr=1e-3)
         model.train()
-        found = []
+        results = []
         for seed in range(3):
             texts = [model.tokenize(sentences(seed + 10 * column)) for column in range(columns)]
             value = loss_of(texts, None if labels is None else torch.tensor(labels))
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-            found.append(value.item())
+            results.append(value.item())
         model.eval()
-        return found, model.encode(sentences(5), convert_to_tensor=True), weights(model)
+        return results, model.encode(sentences(5), convert_to_tensor=True), weights(model)
 
     return run
 

@@ -84,12 +84,12 @@ def adversaries(compiled: Compile) -> Any:
     maker, judge, *optimizers = accelerator.prepare(maker, judge, *optimizers)
     losses = []
     for x, _ in batches():
-        made = maker(torch.linspace(-1, 1, 18).view(6, 3))
-        judged = F.softplus(judge(made.detach())).mean() + F.softplus(-judge(x)).mean()
+        outputs = maker(torch.linspace(-1, 1, 18).view(6, 3))
+        judged = F.softplus(judge(outputs.detach())).mean() + F.softplus(-judge(x)).mean()
         optimizers[1].zero_grad()
         accelerator.backward(judged)
         optimizers[1].step()
-        fooled = F.softplus(-judge(made)).mean()
+        fooled = F.softplus(-judge(outputs)).mean()
         optimizers[0].zero_grad()
         accelerator.backward(fooled)
         optimizers[0].step()
@@ -165,11 +165,11 @@ def lightning_fit(inside: bool = False, callbacks: tuple = (), **settings: Any) 
             model.net = compiled(model.net)
         trains = model if inside else compiled(model)
         added = [getattr(lightning.pytorch.callbacks, name)(**options) for name, options in callbacks]
-        given = {k: v for k, v in settings.items() if k not in kinds}
-        made = lightning.Trainer(**QUIET | {"max_epochs": 2, "callbacks": added} | given)
-        made.fit(trains, loader(), loader())
-        found = {name: float(value) for name, value in made.callback_metrics.items()}
-        return weights(model), found, made.test(trains, loader(), verbose=False), made.predict(trains, loader())
+        others = {k: v for k, v in settings.items() if k not in kinds}
+        trainer = lightning.Trainer(**QUIET | {"max_epochs": 2, "callbacks": added} | others)
+        trainer.fit(trains, loader(), loader())
+        results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        return weights(model), results, trainer.test(trains, loader(), verbose=False), trainer.predict(trains, loader())
 
     return run
 
@@ -201,16 +201,18 @@ def lightning_checkpoints(compiled: Compile) -> Any:
     import lightning
 
     with tempfile.TemporaryDirectory() as folder:
-        made, kept = [], lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True)
+        batches, checkpoints = [], lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True)
         for epochs in (1, 2):
-            trainer = lightning.Trainer(**QUIET | {"enable_checkpointing": True}, max_epochs=epochs, callbacks=[kept])
+            trainer = lightning.Trainer(
+                **QUIET | {"enable_checkpointing": True}, max_epochs=epochs, callbacks=[checkpoints]
+            )
             model = classifier()
             path = f"{folder}/last.ckpt" if epochs == 2 else None
             trainer.fit(compiled(model), loader(), loader(), ckpt_path=path, weights_only=False)
-            made.append(weights(model))
-        found = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
+            batches.append(weights(model))
+        loaded = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
         plain = type(model).load_from_checkpoint(f"{folder}/last.ckpt", weights_only=False)
-        return made, list(found.values()), len(found.keys() - model.state_dict().keys()), weights(plain)
+        return batches, list(loaded.values()), len(loaded.keys() - model.state_dict().keys()), weights(plain)
 
 
 @program("lightning", "layers frozen, and thawed by a callback")
@@ -226,9 +228,9 @@ def thawed(compiled: Compile) -> Any:
                 self.unfreeze_and_add_param_group(module.net[0], optimizer, lr=0.01)
 
     model = classifier()
-    made = lightning.Trainer(**QUIET, max_epochs=3, callbacks=[Thaw()])
-    made.fit(compiled(model), loader(), loader())
-    return weights(model), {name: float(value) for name, value in made.callback_metrics.items()}
+    trainer = lightning.Trainer(**QUIET, max_epochs=3, callbacks=[Thaw()])
+    trainer.fit(compiled(model), loader(), loader())
+    return weights(model), {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 @program("lightning", "two optimizers, toggled")
@@ -243,10 +245,10 @@ def toggled(compiled: Compile) -> Any:
             self.automatic_optimization = False
 
         def training_step(self, batch, index):
-            made, (first, second) = self.maker(torch.ones(6, 3)), self.optimizers()
+            outputs, (first, second) = self.maker(torch.ones(6, 3)), self.optimizers()
             for optimizer, sign in ((first, 1), (second, -1)):
                 self.toggle_optimizer(optimizer)
-                loss = (sign * self.judge(made if sign > 0 else made.detach())).logsumexp(0).sum()
+                loss = (sign * self.judge(outputs if sign > 0 else outputs.detach())).logsumexp(0).sum()
                 optimizer.zero_grad()
                 self.manual_backward(loss)
                 optimizer.step()
@@ -257,9 +259,9 @@ def toggled(compiled: Compile) -> Any:
             return torch.optim.SGD(self.maker.parameters(), 0.1), torch.optim.Adam(self.judge.parameters(), 0.01)
 
     model = Pair()
-    made = lightning.Trainer(**QUIET, max_epochs=2)
-    made.fit(model, loader())
-    return weights(model), {name: float(value) for name, value in made.callback_metrics.items()}
+    trainer = lightning.Trainer(**QUIET, max_epochs=2)
+    trainer.fit(model, loader())
+    return weights(model), {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 @program("lightning", "configure_model compiles")
@@ -287,26 +289,26 @@ def fabric(first: bool, steps: int = 1, **settings: Any) -> Run:
     def run(compiled: Compile) -> Any:
         import lightning
 
-        made = lightning.Fabric(accelerator="cpu", devices=1, **settings)
-        made.launch()
+        runner = lightning.Fabric(accelerator="cpu", devices=1, **settings)
+        runner.launch()
         plain = mlp()
         model = compiled(plain) if first else plain
-        model, optimizer = made.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+        model, optimizer = runner.setup(model, torch.optim.SGD(model.parameters(), 0.1))
         model = model if first else compiled(model)
         losses = []
-        for index, batch in enumerate(made.setup_dataloaders(loader())):
+        for index, batch in enumerate(runner.setup_dataloaders(loader())):
             is_last = (index + 1) % steps == 0
             loss = classified(model, batch) / steps
-            made.backward(loss)
+            runner.backward(loss)
             losses.append(loss.item())
             if is_last:
-                made.clip_gradients(model, optimizer, max_norm=0.5)
+                runner.clip_gradients(model, optimizer, max_norm=0.5)
                 optimizer.step()
                 optimizer.zero_grad()
         with tempfile.TemporaryDirectory() as folder:
-            made.save(f"{folder}/state", {"model": model, "optimizer": optimizer, "step": 3})
+            runner.save(f"{folder}/state", {"model": model, "optimizer": optimizer, "step": 3})
             again = mlp()
-            made.load(f"{folder}/state", {"model": again})
+            runner.load(f"{folder}/state", {"model": again})
         return losses, weights(plain), weights(again)
 
     return run

@@ -45,7 +45,7 @@ def metrics_in_the_step(compiled: Compile) -> Any:
                 right = torchmetrics.functional.accuracy(scores, y, "multiclass", num_classes=4, validate_args=False)
             return F.cross_entropy(scores, y), right, scores.detach()
 
-    model, found = compiled(Step()), []
+    model, results = compiled(Step()), []
     metrics = torchmetrics.MetricCollection([
         torchmetrics.F1Score("multiclass", num_classes=4), torchmetrics.AUROC("multiclass", num_classes=4),
         torchmetrics.ConfusionMatrix("multiclass", num_classes=4),
@@ -58,8 +58,8 @@ def metrics_in_the_step(compiled: Compile) -> Any:
         optimizer.step()
         metrics.update(scores, y)
         mean.update(loss.detach())
-        found += [float(right), loss.item()]
-    return found, metrics.compute(), float(mean.compute()), weights(model)
+        results += [float(right), loss.item()]
+    return results, metrics.compute(), float(mean.compute()), weights(model)
 
 
 @program("torchmetrics", "similarity of images as a loss")
@@ -101,10 +101,10 @@ def workers(compiled: Compile) -> Any:
 def save_load_and_copy(compiled: Compile) -> Any:
     model, x = compiled(mlp()), batches()[0][0]
     model(x)
-    kept = io.BytesIO()
-    torch.save(model, kept)
-    kept.seek(0)
-    again, other = torch.load(kept, weights_only=False), compiled(mlp())
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    again, other = torch.load(buffer, weights_only=False), compiled(mlp())
     other.load_state_dict(model.state_dict())
     return again(x).detach(), other(x).detach(), copy.deepcopy(model)(x).detach()
 
@@ -121,14 +121,14 @@ def checkpoint(compiled: Compile) -> Any:
     trained(model, optimizer, classified, batches())
     with tempfile.TemporaryDirectory() as folder:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/kept.pt")
-        kept = torch.load(f"{folder}/kept.pt", weights_only=True)
+        loaded = torch.load(f"{folder}/kept.pt", weights_only=True)
     again, its_optimizer = started()
-    again.load_state_dict(kept["model"])
-    its_optimizer.load_state_dict(kept["optimizer"])
+    again.load_state_dict(loaded["model"])
+    its_optimizer.load_state_dict(loaded["optimizer"])
     more = trained(again, its_optimizer, classified, batches())
     back = compiled(mlp())
     back.load_state_dict(again.state_dict())
-    return more, weights(again), back(batches()[0][0]).detach(), list(kept["model"]) == list(again.state_dict())
+    return more, weights(again), back(batches()[0][0]).detach(), list(loaded["model"]) == list(again.state_dict())
 
 
 @program("torch", "distributed checkpoints")
@@ -234,11 +234,11 @@ def optimizer_in_backward(compiled: Compile) -> Any:
 @program("torch", "hooks of modules and tensors")
 def hooks(compiled: Compile) -> Any:
     plain, seen = mlp(), []
-    plain[1].register_forward_hook(lambda m, given, result: result * 1.5)
-    plain[0].register_forward_pre_hook(lambda m, given: (given[0] + 1,))
+    plain[1].register_forward_hook(lambda m, inputs, result: result * 1.5)
+    plain[0].register_forward_pre_hook(lambda m, inputs: (inputs[0] + 1,))
     plain[0].weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
     model = compiled(plain)
-    model.register_forward_hook(lambda m, given, result: seen.append(float(result.detach().sum())))
+    model.register_forward_hook(lambda m, inputs, result: seen.append(float(result.detach().sum())))
     return trained(model, torch.optim.SGD(model.parameters(), 0.1), classified, batches()), seen, weights(model)
 
 
@@ -320,11 +320,11 @@ def stages(compiled: Compile) -> Any:
 
 
 # --- several processes
-def worker(rank: int, folder: str, model: nn.Module, kept: dict[str, Any]) -> None:
+def worker(rank: int, folder: str, model: nn.Module, state: dict[str, Any]) -> None:
     torch.set_num_threads(1)  # a fork has none of the threads that OpenMP waits for
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
-        parallel = nn.parallel.DistributedDataParallel(model, **kept)
+        parallel = nn.parallel.DistributedDataParallel(model, **state)
         optimizer, losses = torch.optim.SGD(parallel.parameters(), 0.1), []
         rows = torch.utils.data.distributed.DistributedSampler(data_set(), 2, rank, shuffle=False)
         for step, batch in enumerate(DataLoader(data_set(), 4, sampler=rows)):
@@ -343,15 +343,15 @@ def worker(rank: int, folder: str, model: nn.Module, kept: dict[str, Any]) -> No
         torch.distributed.destroy_process_group()
 
 
-def two_ranks(**kept: Any):
+def two_ranks(**state: Any):
     def run(compiled: Compile) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             model = compiled(mlp())
-            torch.multiprocessing.start_processes(worker, (folder, model, kept), nprocs=2, start_method="fork")
-            found = [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(2)]
-        for rank in found:
+            torch.multiprocessing.start_processes(worker, (folder, model, state), nprocs=2, start_method="fork")
+            loaded = [torch.load(f"{folder}/{rank}", weights_only=True) for rank in range(2)]
+        for rank in loaded:
             getattr(compiled, "elsewhere", []).extend(rank.pop("programs"))
-        return found
+        return loaded
 
     return run
 

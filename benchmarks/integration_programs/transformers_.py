@@ -27,11 +27,11 @@ def rows_for(name: str, count: int = 16) -> list[dict[str, Any]]:
 def arguments_of(folder: str, kind: str = "TrainingArguments", **settings: Any) -> Any:
     import transformers
 
-    given = {
+    defaults = {
         "max_steps": 4, "per_device_train_batch_size": 4, "report_to": [], "logging_steps": 1, "use_cpu": True,
         "seed": 0, "disable_tqdm": True,
     }  # fmt: skip
-    return getattr(transformers, kind)(folder, **given | settings)
+    return getattr(transformers, kind)(folder, **defaults | settings)
 
 
 def numbers(history: list[dict]) -> list[float]:
@@ -53,14 +53,14 @@ def trainer(name: str, config: dict | None = None, **settings: Any) -> Run:
                 train_dataset=data,
                 eval_dataset=data[:4],
             )
-            made = make()
-            made.train()
+            loop = make()
+            loop.train()
             if resumes:
-                made = make()
-                made.train(resume_from_checkpoint=f"{folder}/checkpoint-{resumes}")
-            made.save_model(f"{folder}/saved")
+                loop = make()
+                loop.train(resume_from_checkpoint=f"{folder}/checkpoint-{resumes}")
+            loop.save_model(f"{folder}/saved")
             again = type(model_of(name)).from_pretrained(f"{folder}/saved")
-            return numbers(made.state.log_history), made.evaluate()["eval_loss"], weights(made.model), weights(again)
+            return numbers(loop.state.log_history), loop.evaluate()["eval_loss"], weights(loop.model), weights(again)
 
     return run
 
@@ -101,7 +101,7 @@ def trainer_with_metrics(compiled: Compile) -> Any:
 
     data = rows_for("bert")
     with tempfile.TemporaryDirectory() as folder:
-        made = transformers.Trainer(
+        run = transformers.Trainer(
             model=compiled(model_of("bert")),
             args=arguments_of(
                 folder, max_steps=8, eval_strategy="steps", save_strategy="steps", eval_steps=2, save_steps=2,
@@ -112,9 +112,9 @@ def trainer_with_metrics(compiled: Compile) -> Any:
             compute_metrics=lambda p: {"accuracy": (p.predictions.argmax(-1) == p.label_ids).mean().item()},
             callbacks=[transformers.EarlyStoppingCallback(2)],
         )  # fmt: skip
-        made.train()
-        predicted = made.predict(data[:5])
-        return numbers(made.state.log_history), weights(made.model), torch.tensor(predicted.predictions)
+        run.train()
+        predicted = run.predict(data[:5])
+        return numbers(run.state.log_history), weights(run.model), torch.tensor(predicted.predictions)
 
 
 @program("transformers", "Trainer, a loss and an optimizer of one's own, frozen layers")
@@ -136,11 +136,11 @@ def trainer_subclass(compiled: Compile) -> Any:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     with tempfile.TemporaryDirectory() as folder:
-        made = Weighted(
+        run = Weighted(
             model, arguments_of(folder), train_dataset=data, eval_dataset=data[:4], optimizers=(optimizer, schedule)
         )
-        made.train()
-        return numbers(made.state.log_history), made.evaluate()["eval_loss"], weights(made.model)
+        run.train()
+        return numbers(run.state.log_history), run.evaluate()["eval_loss"], weights(run.model)
 
 
 @program("transformers", "Trainer, masked language model, padded to lengths that vary")
@@ -153,14 +153,14 @@ def trainer_of_lengths(compiled: Compile) -> Any:
     words.add_special_tokens({"mask_token": "w4"})
     data = [{"input_ids": row[: 4 + i % 7].tolist()} for i, row in enumerate(tokens(16, 12))]
     with tempfile.TemporaryDirectory() as folder:
-        made = transformers.Trainer(
+        run = transformers.Trainer(
             compiled(transformers.BertForMaskedLM(config)),
             arguments_of(folder, train_sampling_strategy="group_by_length"),
             data_collator=transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4),
             train_dataset=data,
         )
-        made.train()
-        return numbers(made.state.log_history), weights(made.model)
+        run.train()
+        return numbers(run.state.log_history), weights(run.model)
 
 
 @program("transformers", "Seq2SeqTrainer, evaluated by generating")
@@ -169,7 +169,7 @@ def sequence_trainer(compiled: Compile) -> Any:
 
     data = rows_for("t5")
     with tempfile.TemporaryDirectory() as folder:
-        made = transformers.Seq2SeqTrainer(
+        run = transformers.Seq2SeqTrainer(
             compiled(model_of("t5")),
             arguments_of(folder, "Seq2SeqTrainingArguments", predict_with_generate=True, generation_max_length=6),
             train_dataset=data,
@@ -177,8 +177,8 @@ def sequence_trainer(compiled: Compile) -> Any:
             processing_class=tokenizer(),
             compute_metrics=lambda p: {"accuracy": float(p.predictions.sum())},
         )
-        made.train()
-        return numbers(made.state.log_history), made.evaluate()["eval_accuracy"], weights(made.model)
+        run.train()
+        return numbers(run.state.log_history), run.evaluate()["eval_accuracy"], weights(run.model)
 
 
 # --- models of other kinds in a plain loop
@@ -252,8 +252,8 @@ def generated(name: str, assisted: bool = False, rows: int = 2, **options: Any) 
         model = compiled(model_of(name).eval())
         helper = {"assistant_model": model_of(name).eval()} if assisted else {}
         transformers.set_seed(3)
-        found = model.generate(tokens(rows, 7), max_new_tokens=12, **{"do_sample": False} | options | helper)
-        return dict(found) if options.get("return_dict_in_generate") else found
+        results = model.generate(tokens(rows, 7), max_new_tokens=12, **{"do_sample": False} | options | helper)
+        return dict(results) if options.get("return_dict_in_generate") else results
 
     return run
 
@@ -281,7 +281,7 @@ for _title, _name, _options in (
 def padded_generation(compiled: Compile) -> Any:
     import transformers
 
-    class Kept(transformers.generation.streamers.BaseStreamer):
+    class Texts(transformers.generation.streamers.BaseStreamer):
         def __init__(self):
             self.values: list = []
 
@@ -295,7 +295,7 @@ def padded_generation(compiled: Compile) -> Any:
     prompt[0, :3] = 0
     stop = transformers.StoppingCriteriaList([lambda ids, scores, **_: ids[:, -1] == 5])
     rows = model.generate(prompt, attention_mask=(prompt != 0).long(), max_new_tokens=9, stopping_criteria=stop)
-    streamer = Kept()
+    streamer = Texts()
     model.generate(prompt[1:], max_new_tokens=5, do_sample=False, streamer=streamer)
     return rows, streamer.values
 
@@ -304,12 +304,12 @@ def padded_generation(compiled: Compile) -> Any:
 def conversation(compiled: Compile) -> Any:
     import transformers
 
-    model, cache, history, found = compiled(model_of("qwen3").eval()), transformers.DynamicCache(), tokens(1, 4), []
+    model, cache, history, results = compiled(model_of("qwen3").eval()), transformers.DynamicCache(), tokens(1, 4), []
     for _ in range(3):
         history = model.generate(history, past_key_values=cache, max_new_tokens=4, do_sample=False)
-        found.append(history)
+        results.append(history)
         history = torch.cat([history, tokens(1, 3)], -1)
-    return found
+    return results
 
 
 @program("transformers", "pipelines")
@@ -335,21 +335,21 @@ def resized(compiled: Compile) -> Any:
     model.resize_token_embeddings(101, mean_resizing=False)
     torch.nn.init.ones_(model.get_input_embeddings().weight.data[97:])
     model.zero_grad()
-    found = model(input_ids=tokens(2, 5) + 4, labels=tokens(2, 5) + 4)
-    found.loss.backward()
+    outputs = model(input_ids=tokens(2, 5) + 4, labels=tokens(2, 5) + 4)
+    outputs.loss.backward()
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    return found.loss.item(), found.logits.detach(), [p.grad for p in model.parameters()]
+    return outputs.loss.item(), outputs.logits.detach(), [p.grad for p in model.parameters()]
 
 
 @program("transformers", "hidden states, attention maps, embeddings as inputs")
 def looked_into(compiled: Compile) -> Any:
     model = compiled(model_of("llama", attn_implementation="eager").eval())
     embedded = model.get_input_embeddings()(tokens(2, 6))
-    found = model(inputs_embeds=embedded, output_hidden_states=True, output_attentions=True, use_cache=False)
+    outputs = model(inputs_embeds=embedded, output_hidden_states=True, output_attentions=True, use_cache=False)
     tuples = model(input_ids=tokens(2, 6), return_dict=False)
     return (
-        found.logits.detach(),
-        [h.detach() for h in found.hidden_states],
-        [a.detach() for a in found.attentions],
+        outputs.logits.detach(),
+        [h.detach() for h in outputs.hidden_states],
+        [a.detach() for a in outputs.attentions],
         tuples[0].detach(),
     )

@@ -152,9 +152,9 @@ def diffusion(kind: str, dtype: torch.dtype | None = None, averages: bool = Fals
             step = torch.tensor([3, 7])
             noisy = schedule.add_noise(torch.ones_like(noise), noise, step)
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
-                made = model(noisy, step, **more).sample[:, : noise.shape[1]]
+                predicted = model(noisy, step, **more).sample[:, : noise.shape[1]]
             weight = compute_snr(schedule, step).clamp(max=5.0) / compute_snr(schedule, step)
-            return (F.mse_loss(made.float(), noise, reduction="none").mean((1, 2, 3)) * weight).mean()
+            return (F.mse_loss(predicted.float(), noise, reduction="none").mean((1, 2, 3)) * weight).mean()
 
         optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-4), []
         for _ in range(2):
@@ -219,14 +219,14 @@ def sampled_images(compiled: Compile) -> Any:
     import diffusers
 
     model = compiled(unet("UNet2DModel", **_PLAIN).eval())
-    found = []
+    results = []
     for scheduler in (diffusers.DDPMScheduler(num_train_timesteps=10), diffusers.DDIMScheduler(num_train_timesteps=10)):
         kind = diffusers.DDPMPipeline if type(scheduler) is diffusers.DDPMScheduler else diffusers.DDIMPipeline
-        made = kind(model, scheduler)
-        made.set_progress_bar_config(disable=True)
+        pipeline = kind(model, scheduler)
+        pipeline.set_progress_bar_config(disable=True)
         noise = torch.Generator().manual_seed(0)
-        found.append(torch.tensor(made(2, generator=noise, num_inference_steps=3, output_type="np").images))
-    return found
+        results.append(torch.tensor(pipeline(2, generator=noise, num_inference_steps=3, output_type="np").images))
+    return results
 
 
 @program("diffusers", "text to an image: CLIP, UNet and decoder compiled")
@@ -245,17 +245,17 @@ def stable_diffusion(compiled: Compile) -> Any:
         "AutoencoderKL", block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, sample_size=16,
     )  # fmt: skip
-    made = diffusers.StableDiffusionPipeline(
+    pipeline = diffusers.StableDiffusionPipeline(
         vae=decoder.eval(), text_encoder=compiled(text.eval()), tokenizer=None,
         unet=compiled(unet("UNet2DConditionModel", **_CONDITIONED).eval()), safety_checker=None,
         feature_extractor=None, scheduler=diffusers.PNDMScheduler(skip_prk_steps=True), requires_safety_checker=False,
     )  # fmt: skip
-    made.set_progress_bar_config(disable=True)
-    made.vae.decoder = compiled(made.vae.decoder)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.vae.decoder = compiled(pipeline.vae.decoder)
     with torch.no_grad():
-        context = made.text_encoder(tokens(1, 7))[0]
+        context = pipeline.text_encoder(tokens(1, 7))[0]
     return torch.tensor(
-        made(
+        pipeline(
             prompt_embeds=context, negative_prompt_embeds=-context, height=32, width=32, num_inference_steps=3,
             generator=torch.Generator().manual_seed(0), output_type="np",
         ).images
