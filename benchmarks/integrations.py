@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from foreign_cases import torchvision_operators
-from integration_programs import adapters, loops, pytorch, transformers_, vision  # noqa: F401  they enter their programs
+from integration_programs import adapters, loops, pytorch, science, transformers_, vision  # noqa: F401  they enter their programs
 from integration_programs.common import PROGRAMS, Program
 from torch import nn
 from torch.utils._pytree import tree_leaves
