@@ -59,6 +59,7 @@ from thunder.kernels import (
     triton_chains,  # noqa: F401  whose kernels `triton_cuda` writes by its table, as those of
     triton_cuda,
     triton_products,  # noqa: F401  whose kernels `triton_cuda` writes by its table
+    windows,
 )
 from thunder.kernels.formulas import functions_in
 from thunder.kernels.functions import FUNCTIONS
@@ -329,7 +330,7 @@ def seconds_of_operations(region: Region, on: Gpu) -> float:
         return math.inf
     return sum(
         rules.of(o.sym).kernels * on.launch
-        + max(on.moving(bytes_moved(o)), _column_seconds(o, on), _address_seconds(o, on))
+        + max(on.moving(bytes_moved(o)), _column_seconds(o, on), _address_seconds(o, on), _window_seconds(o, on))
         for o in operations
     )
 
@@ -354,6 +355,11 @@ def _address_seconds(operation: BoundSymbol, on: Gpu) -> float:
         return 0.0
     wide = [t for t in tensors if _is_repeated_in_part(t.shape, out.shape)]
     return on.operand * (len(tensors) + 1) * number_value(element_count(out)) if wide else 0.0
+
+
+def _window_seconds(operation: BoundSymbol, on: Gpu) -> float:
+    """What PyTorch's pools take to find the elements of their windows."""
+    return on.operand * sum(windows.visits(p) for p in lower.primitives(operation) if lower.is_pool(p))
 
 
 def _is_repeated_in_part(shape: tuple, whole: tuple) -> bool:
