@@ -3,6 +3,8 @@
 import collections
 import cProfile
 import ctypes
+import difflib
+import email.message
 import functools
 import inspect
 import logging
@@ -1037,8 +1039,8 @@ def test_a_function_of_many_calls_on_the_host_is_one_call(notes):
             warnings.simplefilter("ignore", FallbackWarning)
             assert_same(step(compiled, ours, x), want, 1e-6)
         assert NOTES.qsize() == 2 * (seed + 1) * notes
-    assert len(compiled.programs) == 1 and ours.stored == theirs.stored
-    assert names(compiled).count("eager_call") == 1 and names(compiled).count("linear") == 2
+    assert ours.stored == theirs.stored and (notes or len(compiled.programs) == 1)
+    assert names(compiled).count("eager_call") == (not notes) and names(compiled).count("linear") == 2
 
 
 def test_a_function_of_many_calls_that_writes_to_its_argument_is_read():
@@ -1070,3 +1072,23 @@ def test_an_item_that_the_program_appends_asks_for_no_length():
     for n in range(1, 5):
         assert torch.equal(compiled(torch.full((3,), float(n))), torch.full((3,), 3.0 * n * n))
     assert len(compiled.programs) == 1 and seen == [3.0, 6.0, 9.0, 12.0]
+
+
+def test_a_header_is_written_once_where_many_calls_on_the_host_follow():
+    texts = []
+
+    def scaled(x):
+        message = email.message.EmailMessage()
+        message["Subject"] = f"{x.detach().sum().item():.2f}"
+        message.set_content("done " * 10)
+        texts.append(message.as_string())
+        return x * difflib.SequenceMatcher(None, texts[0], texts[-1]).ratio()
+
+    compiled = thunder.jit(lambda x: scaled(x * 1), fallback="eager")
+    for n in (1.0, 2.0, 3.0):
+        x = torch.full((3,), n)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            ours = compiled(x)
+        assert len(texts) == n and texts[-1].startswith(f"Subject: {3 * n:.2f}")
+        assert torch.equal(ours, x * difflib.SequenceMatcher(None, texts[0], texts[-1]).ratio())

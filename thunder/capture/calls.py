@@ -365,23 +365,21 @@ class Entered:
                 eager.note_function(c, *call)
         elif isinstance(error, Exception):
             c.fallbacks.note_failing(error, call)
-        elif error is None and self.outer is None:
-            self._call_as_it_is_where_cheaper(library)
+        elif error is None and library is None and self.outer is None:
+            self._call_as_it_is_where_cheaper()
 
-    def _call_as_it_is_where_cheaper(self, library: LibraryCall | None) -> None:
+    def _call_as_it_is_where_cheaper(self) -> None:
         """A function that records little but calls on the host, and many of them, costs less as one call. Refuses the
-        program where that can be recorded: it is captured again with such calls."""
+        program where it can be captured again with such calls: others have seen nothing of this capture."""
         c, bound_symbols = self.c, self.c.recording.recorder.bound_symbols
         recorded = len(bound_symbols) - self.recorded
         if recorded <= _MOST_LINES or c.request.path or c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
             return
         if c.fallbacks.operations_since(bound_symbols, self.recorded) * (_LINES_OF_OPERATION + 1) > recorded:
             return
-        if library is not None:
-            eager.note_library(c, library)
-        elif not any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None))):
+        if not any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None))):
             eager.note_function(c, self.function, self.args, self.kwargs, self.happened)
-        if c.fallbacks.candidate is not None:
+        if c.fallbacks.is_named_again():
             c.request.eager.cheaper.add(c.fallbacks.candidate.unit)
             name = self.function.__qualname__
             c.refuse(f"{name}() would be {recorded} calls on the host and decisions by their results")

@@ -193,6 +193,12 @@ class Fallbacks:
         """A refusal names a unit: see `Candidate`."""
         self.candidate = Candidate(unit, again)
 
+    def is_named_again(self) -> bool:
+        """Whether this call of the program can be captured again with the unit that is named; otherwise none is."""
+        if self.candidate is not None and not self.candidate.again:
+            self.candidate = None
+        return self.candidate is not None
+
     def note_call(self, function: Any) -> None:
         """A function is called as it is."""
         self.calls.append(function)
