@@ -379,8 +379,9 @@ class Entered:
             return
         if not any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None))):
             eager.note_function(c, self.function, self.args, self.kwargs, self.happened)
-        if c.fallbacks.is_named_again():
-            c.request.eager.cheaper.add(c.fallbacks.candidate.unit)
+        candidate = c.fallbacks.candidate
+        if candidate is not None and c.fallbacks.is_named_again():
+            c.request.eager.cheaper.add(candidate.unit)
             name = self.function.__qualname__
             c.refuse(f"{name}() would be {recorded} calls on the host and decisions by their results")
 
