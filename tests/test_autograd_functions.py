@@ -442,7 +442,7 @@ def test_a_backward_that_branches_on_its_cotangent_is_refused():
         def backward(ctx, g):
             return g if g.sum() > 0 else g * 5
 
-    with pytest.raises(thunder.errors.CaptureError, match="a decision depends on"):
+    with pytest.raises(thunder.errors.CaptureError, match="a branch depends on"):
         thunder.jit(OfCotangent.apply, fallback="error")(leaf(3))
     with pytest.warns(thunder.errors.FallbackWarning):
         y = thunder.jit(OfCotangent.apply, fallback="eager")(x := leaf(3))

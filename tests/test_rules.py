@@ -249,7 +249,7 @@ def test_an_executor_carries_rules():
     plain = thunder.jit(program)
     plain(x, y)
     assert "silu_mul" not in captured(plain)
-    with pytest.raises(OptionError, match="rules= has a function, which is no rule"):
+    with pytest.raises(OptionError, match="rules= has a function, which is not a rule"):
         executor.register_rule(lambda x: x)
 
 
@@ -429,7 +429,7 @@ def test_errors_of_conditions_and_replacements_name_the_rule():
 
 def test_rules_of_thunder_jit_are_checked():
     one = thunder.rule(lambda x, y: x + y, lambda x, y: y + x, name="mine")
-    for rules, words in ((one, r"rules= is a list of rules"), ([lambda x: x], "which is no rule"), (3, "is a list")):
+    for rules, words in ((one, r"rules= is a list of rules"), ([lambda x: x], "which is not a rule"), (3, "is a list")):
         with pytest.raises(OptionError, match=words):
             thunder.jit(lambda x: x, rules=rules)
     with pytest.raises(OptionError, match=r"numerics='eager' and rules=\[mine\]"):

@@ -196,7 +196,7 @@ class BackwardDecides(torch.autograd.Function):
 def test_a_backward_that_decides_is_refused():
     """No other path can be taken any more when it runs."""
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(CaptureError, match="a decision depends on") as raised:
+    with pytest.raises(CaptureError, match="a branch depends on") as raised:
         thunder.jit(BackwardDecides.apply)(x)
     assert raised.value.location[0] == __file__
     compiled = thunder.jit(BackwardDecides.apply, fallback="eager")
