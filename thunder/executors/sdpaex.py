@@ -243,7 +243,7 @@ def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
     )
 
 
-# multiply-adds for which cuDNN gains the 75 ms that a plan takes on an H100, by the speeds in `sdpaex`
+# multiply-adds for which cuDNN gains the 75 ms that a plan takes on an H100, by the speeds at the top of this file
 WORTH_A_PLAN = 15e12
 CALLS = 1e6  # of one size, at most: calls of which so many are not worth a plan, as in decoding, are not counted
 _work: collections.Counter = collections.Counter()  # multiply-adds so far, by sizes

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from thunder.analysis.aliases import alias_bases
+from thunder.analysis.aliases import Bases, alias_bases
 from thunder.analysis.cost import nbytes
 from thunder.analysis.lifetimes import Occupancy, last_uses
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
@@ -148,7 +148,7 @@ class CUDAGraphTransform(Transform):
         groups = _runs(operations, self.can_fuse)
         if flow.saved:
             groups = _head_apart(groups, operations, output)
-        groups = _results_apart(groups, operations, flow.returned - flow.saved_bases)
+        groups = _results_apart(groups, operations, flow.returned - flow.saved_bases, flow.bases)
         return schedule(operations, groups, output)
 
     def _is_recorded(self, region: Region) -> bool:
@@ -214,7 +214,7 @@ class CUDAGraphTransform(Transform):
 
 
 class _Flow:
-    """The outputs of a program, and the values that its regions exchange.
+    """The outputs of a program, and the values that its regions exchange. bases: of all values.
 
     returned: values that it returns, with their bases; of a backward only where they are copied. saved: tensors that a
     forward saves; others: other saved values. kept: saved tensors that share no memory with returned ones. gathered,
@@ -226,7 +226,7 @@ class _Flow:
         self.parameters = trace.info.parameters.keys() | trace.info.held
         self.last: GraphedRegion | None = None  # the last region that is a graph
         self.saved, self.others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
-        bases = alias_bases(operations, maybe=True)
+        self.bases = bases = alias_bases(operations, maybe=True)
         whole = proxies_in(trace.output[0], []) if self.saved else trace.output_proxies
         returned = () if self.backward and not copies_gradients else whole
         self.returned = {*returned, *(bases[p] for p in returned)}
@@ -343,11 +343,12 @@ def _head_apart(groups: list[list[int]], operations: Sequence[BoundSymbol], outp
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
 
 
-def _results_apart(groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
+def _results_apart(
+    groups: list[list[int]], operations: list[BoundSymbol], leaving: set[Proxy], bases: Bases
+) -> list[list[int]]:
     """The groups without the operations of which the program returns large results: these would be copied out of the
     memory of a graph. Views of such results stay with them. What graphs read of their other results is copied as well,
     to the graphs."""
-    bases = alias_bases(operations, maybe=True)
     recorded = {i for group in groups if len(group) > 1 for i in group}
     read = {bases[p] for i in recorded if OpTags.SHAPE_OP not in operations[i].sym.tags for p in operations[i].inputs}
     apart = set[Proxy]()

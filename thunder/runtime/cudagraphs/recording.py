@@ -170,7 +170,7 @@ class Recording:
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the results of other graphs have the recorded addresses; they do not where one of those did not run
-        as a graph."""
+        as a graph, or was recorded again."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
     def replay(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:

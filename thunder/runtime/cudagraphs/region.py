@@ -99,32 +99,30 @@ class GraphedRegion:
                 self.moves = True
                 self.recordings.remove(recording)
                 recording = None
+            other = None if recording is None else self.memory.in_use(recording)
+            if recording is not None and other is not None and self._is_behind(other.region()):
+                # that one was recorded again in the meantime: a later recording leaves its results alone
+                self.recordings.remove(recording)
+                recording = None
             if recording is None:
                 with ONE_AT_A_TIME:
                     recording = self._record(strides, setting, tensors, collections)
-            if recording is not None:
-                other = self.memory.in_use(recording)
-                if other is not None and self._is_behind(other.region()):
-                    # that one was recorded again in the meantime: a later recording leaves its results alone
+                other = None if recording is None else self.memory.in_use(recording)
+            if recording is not None and other is None:
+                self.replays += 1
+                self.ran_as_graph = True
+                if recording is not self.recordings[-1]:
                     self.recordings.remove(recording)
-                    with ONE_AT_A_TIME:
-                        recording = self._record(strides, setting, tensors, collections)
-                    other = self.memory.in_use(recording) if recording is not None else None
-                if recording is not None and other is None:
-                    self.replays += 1
-                    self.ran_as_graph = True
-                    if recording is not self.recordings[-1]:
-                        self.recordings.remove(recording)
-                        self.recordings.append(recording)
-                    return recording.replay(tensors, collections)
-                if other is not None:
-                    self.watcher.skipped(
-                        self,
-                        f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are "
-                        "still in use and the graph would overwrite them. "
-                        "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a "
-                        "backward by running it",
-                    )
+                    self.recordings.append(recording)
+                return recording.replay(tensors, collections)
+            if other is not None:
+                self.watcher.skipped(
+                    self,
+                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are "
+                    "still in use and the graph would overwrite them. "
+                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a "
+                    "backward by running it",
+                )
         return self._run_operations(tensors, collections)
 
     def _is_behind(self, other: GraphedRegion | None) -> bool:
