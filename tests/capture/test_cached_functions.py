@@ -138,14 +138,14 @@ def test_a_tensor_that_native_code_gives_comes_out_as_it_is():
 
 
 class Key:
-    def __init__(self, n):
-        self.n = n
+    def __init__(self, n, *others):
+        self.n, self.others = n, others
 
     def __hash__(self):
-        return hash(self.n)
+        return hash((self.n, self.others))
 
     def __eq__(self, other):
-        return self.n == other.n
+        return (self.n, self.others) == (other.n, other.others)
 
 
 def test_a_partial_object_behind_a_cache():
@@ -154,7 +154,7 @@ def test_a_partial_object_behind_a_cache():
     plain = functools.lru_cache(functools.partial(lambda scale, n: torch.arange(n) * scale, 2))
 
     def fn(x):
-        return x + made(Key(3)) + plain(x.shape[0])
+        return x + made(Key(3, (1, 2))) + plain(x.shape[0])
 
     compiled = thunder.jit(fn, fallback="error")
     for _ in range(2):

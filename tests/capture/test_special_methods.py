@@ -32,8 +32,10 @@ def test_a_refused_key_names_the_method_that_does_something():
         def __eq__(self, other):
             return self is other
 
+        asked = 0
+
         def __hash__(self):
-            self.asked = True
+            self.asked = self.asked + 1
             return hash(tuple(self.items()))
 
     with pytest.raises(CaptureError, match=r"a hash table is native code that may call .*Key\.__hash__,"):
@@ -60,6 +62,60 @@ def test_a_hash_and_an_equality_that_only_look_are_interpreted():
     compiled, x = thunder.jit(program), torch.ones(2)
     for key in (Key(2, 5), Key(1, 2), Key(2, 5)):
         assert torch.equal(compiled(x, key), program(x, key))
+
+
+class Remembering:
+    """Keeps its hash, as many immutable objects of libraries do."""
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, *parts):
+        self.parts, self._hash = parts, None
+
+    def __hash__(self):
+        if self._hash is None:
+            self._hash = hash(self.parts)
+        return self._hash
+
+    def __eq__(self, other):
+        return type(other) is Remembering and self.parts == other.parts
+
+
+class RememberingDict(dict):
+    _hash = -1
+
+    def __hash__(self):
+        if self._hash != -1:
+            return self._hash
+        object.__setattr__(self, "_hash", hash(frozenset(self.items())))
+        return self._hash
+
+
+def test_a_hash_that_an_object_keeps_is_interpreted():
+    def program(x, key):
+        table = {Remembering(1, 2): 3.0, RememberingDict(a=1, b=2): 4.0, key: 5.0}
+        same = len({Remembering(1), Remembering(1), RememberingDict(a=1)})
+        first = Remembering(x.shape[0], 2)
+        return x * table.get(first, 7.0) * table[RememberingDict(b=2, a=1)] * table[key] + same, {first: 1}
+
+    compiled, key = thunder.jit(program), Remembering(9)
+    hash(key)  # an object from outside that has its hash
+    for n in (1, 3, 1, 4):
+        result, keys = compiled(torch.ones(n), key)
+        expected, expected_keys = program(torch.ones(n), key)
+        assert torch.equal(result, expected) and keys == expected_keys
+
+    class Overridden(RememberingDict):
+        seen = []
+
+        def items(self):
+            self.seen.append(len(self))  # native code would call it once more
+            return super().items()
+
+    outside = Remembering(5)  # without its hash: the program would write it there
+    for key in (lambda: Overridden(a=1), lambda: outside):
+        with pytest.raises(CaptureError, match=r"a hash table is native code that may call .*__hash__,"):
+            thunder.jit(lambda x, key=key: x * len({key(): 2}), fallback="error")(torch.ones(2))
 
 
 class Loose(str, enum.Enum):

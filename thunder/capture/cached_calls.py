@@ -133,12 +133,13 @@ def _is_made_again(c: Capture, x) -> bool:
     kind = type(x)
     if slots(kind) or not stands_alone(kind):
         return False
-    return all(_is_constant(c, settled(value)) for value in vars(x).values())
+    parts = parts_of(*map(_as_key, vars(x).values()))
+    return all(type(part) is tuple or _is_constant(c, part) for part in parts)
 
 
 def _made_again(x):
     instance = object.__new__(type(x))
-    vars(instance).update({name: settled(value) for name, value in vars(x).items()})
+    vars(instance).update({name: _as_key(value) for name, value in vars(x).items()})
     return instance
 
 

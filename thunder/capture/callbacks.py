@@ -13,15 +13,16 @@ import random
 import sys
 import types
 import weakref
+from typing import NoReturn
 
 import numpy
 
 from thunder.capture.interface import Capture
-from thunder.capture.native import MUTABLE, PRIMITIVE
+from thunder.capture.native import MUTABLE, PRIMITIVE, slots
 from thunder.capture.policy import folded, is_library
 from thunder.capture.world import KEYS
 from thunder.core.proxies import TensorProxy
-from thunder.interpreter import decode, standins
+from thunder.interpreter import NULL, decode, standins
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute
 
 _KINDS = {type, types.ModuleType, types.FunctionType}
@@ -197,7 +198,7 @@ def check_hashed(c: Capture, keys, others=()) -> None:
     beside = [k for k in others if type(k) in kinds] if kinds else ()
     hashed_keys = [k for k in parts_of(*keys, *beside) if _hashed_in_python(c, k)]
     for k in hashed_keys:
-        c.call(hash, [k], {})
+        _interpret_hash(c, k)
     alike = collections.defaultdict(list)
     for k in (*keys, *others) if hashed_keys else ():
         alike[_hash(k)].append(k)
@@ -222,11 +223,58 @@ def _hashed_in_python(c: Capture, k) -> bool:
         return type(k()) is TensorProxy or _hashed_in_python(c, k())
     if not called_in(c, type(k)):
         return False
-    methods = [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
-    if methods and not (all(map(is_pure, methods)) and not c.effects.names(k)):
-        name = plain_attribute(next((m for m in methods if not is_pure(m)), methods[0]), "__qualname__")
-        c.refuse(f"a hash table is native code that may call {name}, which thunder would not see", _REMEDY)
+    methods = _hash_methods(c, k)
+    if c.effects.names(k) and methods or not all(is_pure(m) or _only_remembers(c, k, m) for m in methods):
+        _refuse_hash(c, k)
     return bool(methods)
+
+
+def _hash_methods(c: Capture, k) -> list[types.FunctionType]:
+    return [m for n in ("__hash__", "__eq__") if (m := c.slot(type(k), n)) is not None and _of_users(m)]
+
+
+def _refuse_hash(c: Capture, k) -> NoReturn:
+    methods = _hash_methods(c, k)
+    name = plain_attribute(next((m for m in methods if not is_pure(m)), methods[0]), "__qualname__")
+    c.refuse(f"a hash table is native code that may call {name}, which thunder would not see", _REMEDY)
+
+
+def _interpret_hash(c: Capture, k) -> None:
+    """Where the method keeps the hash in an attribute, it runs until it writes nothing more: native code repeats that
+    run."""
+    c.call(hash, [k], {})
+    if all(map(is_pure, _hash_methods(c, k))):
+        return
+    attributes = _attributes(k)
+    c.call(hash, [k], {})
+    if c.effects.names(k) or _attributes(k) != attributes:
+        _refuse_hash(c, k)
+
+
+def _attributes(k) -> dict[str, int]:
+    """The identities of an object's attributes."""
+    in_slots = ((name, plain_attribute(k, name, NULL)) for name in slots(type(k)))
+    return {name: id(value) for name, value in (*(plain_attribute(k, "__dict__") or {}).items(), *in_slots)}
+
+
+def _only_remembers(c: Capture, k, method) -> bool:
+    """Whether a method of `k` does nothing but look, and write attributes of `k`."""
+    program = [(handler.__name__, argument) for handler, argument in decode(method.__code__).program]
+    itself = "LOAD_FAST", method.__code__.co_varnames[0] if method.__code__.co_argcount else ""
+    if not only_looks(method, "STORE_ATTR", *_OF_PURE) or ("STORE_FAST", itself[1]) in program:
+        return False
+
+    def is_allowed(i: int, name: str, argument) -> bool:
+        if name == "STORE_ATTR":
+            return program[i - 1] == itself
+        if name == "LOAD_METHOD":
+            if program[i - 1] == ("LOAD_GLOBAL", "object") and argument == "__setattr__":
+                return program[i + 1] == itself
+            in_c = type(c.slot(type(k), argument)) is not types.FunctionType
+            return program[i - 1] == itself and argument in ("items", "keys", "values") and in_c
+        return _is_pure_instruction(name, argument)
+
+    return all(is_allowed(i, *instruction) for i, instruction in enumerate(program))
 
 
 def _of_users(method) -> bool:
@@ -240,9 +288,14 @@ def only_looks(function, *others: str) -> bool:
 
 def is_pure(method) -> bool:
     """Whether a function only looks at attributes and compares them."""
-    for handler, argument in decode(method.__code__).program:
-        name = handler.__name__
-        calls = name in ("LOAD_METHOD", "LOAD_SUPER") or name == "LOAD_GLOBAL_CALLABLE" and argument not in _PURE_CALLS
-        if calls or name == "BINARY" and argument[1].endswith("="):
-            return False
-    return only_looks(method, "BUILD_TUPLE", "BINARY")
+    program = [(handler.__name__, argument) for handler, argument in decode(method.__code__).program]
+    return only_looks(method, *_OF_PURE) and all(_is_pure_instruction(*instruction) for instruction in program)
+
+
+_OF_PURE = "BUILD_TUPLE", "BINARY"
+
+
+def _is_pure_instruction(name: str, argument) -> bool:
+    if name == "LOAD_GLOBAL_CALLABLE":
+        return argument in _PURE_CALLS
+    return name not in ("LOAD_METHOD", "LOAD_SUPER") and not (name == "BINARY" and argument[1].endswith("="))
