@@ -195,16 +195,16 @@ def signature(thing: object) -> str:
     if isinstance(thing, enum.EnumMeta):
         return ": " + ", ".join(repr(member.value) for member in thing)
     try:
-        found = str(inspect.signature(thing))  # type: ignore[arg-type]
+        signature_text = str(inspect.signature(thing))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r" at 0x[0-9a-f]+", "", found))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r" at 0x[0-9a-f]+", "", signature_text))
 
 
 def documentation(thing: object) -> str:
     """An enumeration without a docstring shows Python's, which each version words anew."""
-    found = inspect.getdoc(thing) or ""
-    return "" if isinstance(thing, enum.EnumMeta) and found == inspect.getdoc(enum.Enum) else found
+    docstring = inspect.getdoc(thing) or ""
+    return "" if isinstance(thing, enum.EnumMeta) and docstring == inspect.getdoc(enum.Enum) else docstring
 
 
 def section(module: str, name: str, thing: object) -> list[str]:

@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("slow") is None:
             cases[item.nodeid.split("[")[0]].append(item)
     chosen = set()
-    for found in cases.values():
-        step = max(1, len(found) / wanted)
-        chosen |= {id(found[int(i * step)]) for i in range(min(wanted, len(found)))}
+    for items_of_test in cases.values():
+        step = max(1, len(items_of_test) / wanted)
+        chosen |= {id(items_of_test[int(i * step)]) for i in range(min(wanted, len(items_of_test)))}
     config.hook.pytest_deselected(items=[i for i in items if id(i) not in chosen])
     items[:] = [i for i in items if id(i) in chosen]
 

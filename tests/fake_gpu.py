@@ -123,7 +123,7 @@ class FakeGraph:
         if pool.end > pool.start and not pool.graphs:  # as PyTorch, where results of those that are gone live
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self.world.recording[threading.get_ident()] = _CAPTURING[threading.get_ident()] = self
-        self.pool, self.made, self.outside = pool, [], []
+        self.pool, self.allocated, self.outside = pool, [], []
         self.modes = contextlib.ExitStack()
         for mode in (_kernels_are_launches(), _OnGPU(), _Capturing(self)):
             self.modes.enter_context(mode)
@@ -134,7 +134,7 @@ class FakeGraph:
         if self.failed or not all(memory.is_permitted() for memory in self.outside):
             raise RuntimeError("the capture was invalidated")
         self.pool.graphs.add(self)
-        for offset, size in self.made:  # nothing has been computed
+        for offset, size in self.allocated:  # nothing has been computed
             self.pool.memory[offset : offset + size] = 255
 
     def replay(self) -> None:
@@ -160,36 +160,38 @@ class FakeGraph:
         written = _written(schema, args, kwargs)
         if not fresh and not written and schema.returns and self._is_view(func, args, kwargs):
             return func(*args, **kwargs)
-        given = tree_map_only(torch.Tensor, self._address, (args, kwargs))
+        addresses = tree_map_only(torch.Tensor, self._address, (args, kwargs))
         if schema.name.endswith("_") or any(a.is_out for a in schema.arguments):  # others are not counted
             for t in written:
                 torch.autograd.graph.increment_version(t)
         if not fresh and written:  # in place
-            self.launches.append(lambda: func(*_opened(given[0]), **_opened(given[1])))
+            self.launches.append(lambda: func(*_opened(addresses[0]), **_opened(addresses[1])))
             return written[0] if len(schema.returns) == 1 else tuple(written) if schema.returns else None
         results = self._results(func, args, kwargs)
         places = [(r, self._address(r)) for r in _tensors(results)]
-        self.launches.append(_Launch(func, given, [place for _, place in places]))
+        self.launches.append(_Launch(func, addresses, [path for _, path in places]))
         return results
 
     def kernel(self, run, args) -> None:
         """A kernel that writes to some of its arguments."""
-        given = tree_map_only(torch.Tensor, self._address, args)
-        self.launches.append(lambda: run(*_opened(given)))
+        addresses = tree_map_only(torch.Tensor, self._address, args)
+        self.launches.append(lambda: run(*_opened(addresses)))
 
     def region(self, run, args):
         """Kernels with results of the types that they give for zeros."""
-        given = tree_map_only(torch.Tensor, self._address, args)
+        addresses = tree_map_only(torch.Tensor, self._address, args)
         with _disable_current_modes():
             zeros = tree_map_only(torch.Tensor, lambda t: _like(t, "cpu").zero_(), args)
             results = [self._allocated(r) for r in run(*zeros)]
-        self.launches.append(_Launch(run, (given, {}), [self._address(r) for r in results]))
+        self.launches.append(_Launch(run, (addresses, {}), [self._address(r) for r in results]))
         return results
 
     def _is_view(self, func, args, kwargs) -> bool:
         """Whether an operation that may copy does not."""
-        given, typed = _typed(func, args, kwargs)
-        return {t.untyped_storage()._cdata for t in _tensors(typed)} <= {t.untyped_storage()._cdata for t in given}
+        typed_arguments, typed = _typed(func, args, kwargs)
+        return {t.untyped_storage()._cdata for t in _tensors(typed)} <= {
+            t.untyped_storage()._cdata for t in typed_arguments
+        }
 
     def _results(self, func, args, kwargs):
         """Results of the types that an operation gives, in memory of the pool."""
@@ -198,10 +200,10 @@ class FakeGraph:
     def _allocated(self, like: torch.Tensor) -> torch.Tensor:
         nbytes = like.untyped_storage().nbytes()
         storage, offset = self.pool.storage(nbytes)
-        self.made.append((offset, nbytes))
-        made = torch.empty(0, dtype=like.dtype).set_(storage, like.storage_offset(), like.shape, like.stride())
+        self.allocated.append((offset, nbytes))
+        view = torch.empty(0, dtype=like.dtype).set_(storage, like.storage_offset(), like.shape, like.stride())
         self.world.blocks[storage._cdata] = (weakref.ref(self.pool), offset, StorageWeakRef(storage))
-        return made
+        return view
 
     def _address(self, t: torch.Tensor):
         """A function that gives the tensor at an address, and holds nothing."""
@@ -253,15 +255,15 @@ class _Address:
 
 
 class _Launch:
-    def __init__(self, func, given, places):
-        self.func, self.given, self.places = func, given, places
+    def __init__(self, func, addresses, places):
+        self.func, self.addresses, self.places = func, addresses, places
 
     def __call__(self) -> None:
-        results = self.func(*_opened(self.given[0]), **_opened(self.given[1]))
-        for place, r in zip(self.places, _tensors(results), strict=True):
+        results = self.func(*_opened(self.addresses[0]), **_opened(self.addresses[1]))
+        for path, r in zip(self.places, _tensors(results), strict=True):
             if not r.numel():
                 continue  # of statistics that nothing reads, which the CPU leaves out
-            once(place.tensor()).copy_(once(r))
+            once(path.tensor()).copy_(once(r))
 
 
 def once(t: torch.Tensor) -> torch.Tensor:
@@ -280,21 +282,21 @@ def _like(t: torch.Tensor, device: str) -> torch.Tensor:
 def _typed(func, args, kwargs):
     """Zeros in the place of the arguments, and the results for them: types of results are those of the CPU's kernels.
     What draws numbers runs on the meta device."""
-    given, device = [], "meta" if torch.Tag.nondeterministic_seeded in func.tags else "cpu"
+    addresses, device = [], "meta" if torch.Tag.nondeterministic_seeded in func.tags else "cpu"
 
     def moved(t):
-        given.append(_like(t, device))
-        return given[-1] if device == "meta" else given[-1].zero_()
+        addresses.append(_like(t, device))
+        return addresses[-1] if device == "meta" else addresses[-1].zero_()
 
     kwargs = {k: torch.device(device) if k == "device" and v is not None else v for k, v in kwargs.items()}
     with torch.no_grad(), _disable_current_modes():
-        return given, func(*tree_map_only(torch.Tensor, moved, args), **tree_map_only(torch.Tensor, moved, kwargs))
+        return addresses, func(*tree_map_only(torch.Tensor, moved, args), **tree_map_only(torch.Tensor, moved, kwargs))
 
 
 def _tensors(x) -> list[torch.Tensor]:
-    found = []
-    tree_map_only(torch.Tensor, found.append, x)
-    return found
+    storages = []
+    tree_map_only(torch.Tensor, storages.append, x)
+    return storages
 
 
 def _has_mask(args) -> bool:
@@ -302,12 +304,12 @@ def _has_mask(args) -> bool:
 
 
 def _written(schema, args, kwargs) -> list[torch.Tensor]:
-    found = []
+    results = []
     for i, a in enumerate(schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             value = kwargs.get(a.name) if a.name in kwargs or i >= len(args) else args[i]
-            found += _tensors(value)
-    return found
+            results += _tensors(value)
+    return results
 
 
 class World:

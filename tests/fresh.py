@@ -26,9 +26,9 @@ def context(may_use_gpus: bool = False) -> BaseContext:
     process that has asked for GPUs, as imports do, cannot use them."""
     forks = "forkserver" in multiprocessing.get_all_start_methods()
     forks = forks and not (may_use_gpus and torch.cuda.is_available())
-    found = multiprocessing.get_context("forkserver" if forks else "spawn")
-    found.set_forkserver_preload(["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.fresh"])
-    return found
+    processes = multiprocessing.get_context("forkserver" if forks else "spawn")
+    processes.set_forkserver_preload(["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.fresh"])
+    return processes
 
 
 class Program:
@@ -44,8 +44,8 @@ class Program:
     ):
         self.arguments, self.printed = [str(a) for a in arguments], tempfile.TemporaryDirectory()
         environment = dict(os.environ if env is None else env)
-        given = self.arguments, str(cwd or Path.cwd()), environment, self.printed.name, before
-        self.process = context(may_use_gpus=True).Process(target=_main, args=given)  # type: ignore[attr-defined]
+        job = self.arguments, str(cwd or Path.cwd()), environment, self.printed.name, before
+        self.process = context(may_use_gpus=True).Process(target=_main, args=job)  # type: ignore[attr-defined]
         self.process.start()
 
     def result(self, timeout: float = 600.0) -> subprocess.CompletedProcess[str]:

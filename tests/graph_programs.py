@@ -250,11 +250,11 @@ def hooks_of_results(p: Program, i: int):
 
 
 def hooks_of_saved_tensors(p: Program, i: int):
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.clone(), lambda t: t)
+    saved = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t.clone(), lambda t: t)
     with hooks if i % 3 else contextlib.nullcontext():
         y = p.f(p.input())
-    yield from kept
+    yield from saved
     yield from p.grad(y)
 
 
@@ -316,15 +316,15 @@ def some_parameters_need_no_gradients(p: Program, i: int):
 
 
 def threads_in_turns(p: Program, i: int):
-    found: list = []
+    gradients: list = []
     x = p.input()
     if i % 5 == 4 or i > 25:
-        thread = threading.Thread(target=lambda: found.extend(p.grad(p.f(x))))
+        thread = threading.Thread(target=lambda: gradients.extend(p.grad(p.f(x))))
         thread.start()
         thread.join()
     else:
-        found.extend(p.grad(p.f(x)))
-    yield from found
+        gradients.extend(p.grad(p.f(x)))
+    yield from gradients
 
 
 def threads_at_once(p: Program, i: int):
@@ -332,10 +332,10 @@ def threads_at_once(p: Program, i: int):
     p.others = getattr(p, "others", None) or [p.other() for _ in range(2)]
     for q in p.others:
         q.module.eval()
-    found: list[list] = [[], []]
+    per_stream: list[list] = [[], []]
 
     def steps(number: int, q: Program, x: torch.Tensor) -> None:
-        found[number].extend(q.grad(q.f(x)))
+        per_stream[number].extend(q.grad(q.f(x)))
 
     inputs = [q.input() for q in p.others]
     threads = [threading.Thread(target=steps, args=(n, *r)) for n, r in enumerate(zip(p.others, inputs, strict=True))]
@@ -343,7 +343,7 @@ def threads_at_once(p: Program, i: int):
         thread.start()
     for thread in threads:
         thread.join()
-    yield from [*found[0], *found[1]]
+    yield from [*per_stream[0], *per_stream[1]]
 
 
 def streams_in_turns(p: Program, i: int):
@@ -356,12 +356,12 @@ def gradients_on_another_stream(p: Program, i: int):
     with p.streams(-1):
         if p.device == "cuda":
             torch.cuda._sleep(1_000_000)
-        found = [g * 2 for g in gradients]
+        results = [g * 2 for g in gradients]
         if p.device == "cuda":
             for g in gradients:
                 g.record_stream(torch.cuda.current_stream())
     del gradients
-    yield from found
+    yield from results
 
 
 def exceptions(p: Program, i: int):
@@ -476,7 +476,7 @@ def seeds(p: Program, i: int):
 
 
 def habits() -> dict[str, Callable[[Program, int], Any]]:
-    found = [
+    chosen = [
         trains, keeps_results, keeps_gradients, accumulates, retains_graphs, calls_twice,
         runs_backwards_in_another_order, never_runs_a_backward, hooks_of_parameters, hooks_of_results,
         hooks_of_saved_tensors, checkpoints, two_models_in_turns, other_batch_sizes, inputs_elsewhere,
@@ -486,7 +486,7 @@ def habits() -> dict[str, Callable[[Program, int], Any]]:
         autocast_in_turns, without_grad, its_own_result, twice_differentiated, some_gradients, collects_garbage,
         evaluates_in_between, seeds,
     ]  # fmt: skip
-    return {habit.__name__: habit for habit in found}
+    return {habit.__name__: habit for habit in chosen}
 
 
 def programs() -> list[tuple[str, str]]:

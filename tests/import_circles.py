@@ -20,8 +20,8 @@ class NoCircles(Contract):
         own = [m for m in graph.modules if m.split(".")[0] == "thunder"]
         imported = {m: {x for x in graph.find_modules_directly_imported_by(m) if x in graph.modules} for m in own}
         imported["thunder"] |= set(homes())
-        found = circles(imported)
-        return ContractCheck(kept=not found, metadata={"circles": found})
+        cycles = circles(imported)
+        return ContractCheck(kept=not cycles, metadata={"circles": cycles})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         for circle in check.metadata["circles"]:
@@ -41,15 +41,15 @@ def homes() -> list[str]:
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
     """A shortest circle of each file that is in one and in none of those before."""
-    found: list[list[str]] = []
+    components: list[list[str]] = []
     for start in sorted(imported):
-        if any(start in circle for circle in found):
+        if any(start in circle for circle in components):
             continue
         ways, pending = {start: [start]}, [start]
         for module in pending:
             for other in sorted(imported.get(module, ())):
                 if other == start:
-                    found.append(ways[module])
+                    components.append(ways[module])
                     break
                 if other not in ways:
                     ways[other] = [*ways[module], other]
@@ -57,4 +57,4 @@ def circles(imported: dict[str, set[str]]) -> list[list[str]]:
             else:
                 continue
             break
-    return found
+    return components

@@ -25,12 +25,12 @@ _CONSTANTS = {"true": "True", "false": "False"}
 def _kernel_call(entry: str) -> tuple[str, list[str]] | None:
     """(kernel, its arguments) where that is all that the derivative with respect to `self` is; without what PyTorch
     takes in its place for second derivatives."""
-    found = re.search(
+    match = re.search(
         r'^ +self: "?(?:GradMode::is_enabled\(\) \? .* : )?(\w+?_backward)(?:_symint)?\((.*)\)"?$', entry, re.M
     )
-    if found is None:
+    if match is None:
         return None
-    return found[1], [a.strip() for a in re.sub(r"/\*.*?\*/|\.toFloat\(\)", "", found[2]).split(",")]
+    return match[1], [a.strip() for a in re.sub(r"/\*.*?\*/|\.toFloat\(\)", "", match[2]).split(",")]
 
 
 def _row(name: str, declared: str, entry: str) -> str | None:
@@ -48,8 +48,8 @@ def _row(name: str, declared: str, entry: str) -> str | None:
     known |= {p.name: p.name for p in ours if p.kind is p.KEYWORD_ONLY}
     arguments = [
         (f"{a.name}=" if a.kwarg_only else "")
-        + re.sub(r"[\w.]+\(?\)?", lambda m: known.get(m[0], m[0]), given).replace("/", " / ")
-        for a, given in zip(getattr(torch.ops.aten, call[0]).default._schema.arguments, call[1], strict=True)
+        + re.sub(r"[\w.]+\(?\)?", lambda m: known.get(m[0], m[0]), value).replace("/", " / ")
+        for a, value in zip(getattr(torch.ops.aten, call[0]).default._schema.arguments, call[1], strict=True)
     ]
     signature = str(inspect.Signature([p.replace(annotation=p.empty) for p in ours]))[1:-1].replace("'", '"')
     return ast.unparse(ast.parse(f"lambda g, y, {signature}: {call[0]}({', '.join(arguments)})"))
@@ -57,17 +57,17 @@ def _row(name: str, declared: str, entry: str) -> str | None:
 
 def rows() -> dict[str, str]:
     """{operation: gradient} of PyTorch's file."""
-    found = {name: _row(name, declared, entry) for name, declared, entry in _ENTRY.findall(SOURCE.read_text())}
-    return {name: row for name, row in found.items() if row is not None}
+    parsed = {name: _row(name, declared, entry) for name, declared, entry in _ENTRY.findall(SOURCE.read_text())}
+    return {name: row for name, row in parsed.items() if row is not None}
 
 
 def set_by_families() -> dict[str, str]:
     """{operation: gradient} of the calls `gradient_of_first(operation, lambda ...)` in the families."""
-    found = {}
+    rows = {}
     for path in sorted((Path(thunder.ops.__file__).parent / "families").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "gradient_of_first":
                 operation, gradient = node.args
                 name = operation.attr if isinstance(operation, ast.Attribute) else operation.id
-                found[name] = ast.unparse(gradient).replace("backward.", "")
-    return found
+                rows[name] = ast.unparse(gradient).replace("backward.", "")
+    return rows

@@ -28,20 +28,20 @@ def wrong_names(text: str) -> list[str]:
         for alias in node.names
         if alias.name in NAMESPACES
     }
-    found = [
+    references = [
         (node.lineno, ast.unparse(node))
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported
         if node.attr not in imported[node.value.id]
     ]
-    return [f"{line}: {name}" for line, name in sorted(found)]
+    return [f"{line}: {name}" for line, name in sorted(references)]
 
 
 def main() -> int:
     wrong = [
-        f"{path.relative_to(ROOT)}:{found}"
+        f"{path.relative_to(ROOT)}:{wrong}"
         for path in sorted((ROOT / "thunder").rglob("*.py"))
-        for found in wrong_names(path.read_text())
+        for wrong in wrong_names(path.read_text())
     ]
     print("\n".join(wrong) or "operation names: all exist")
     return bool(wrong)

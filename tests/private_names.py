@@ -32,57 +32,57 @@ def _is_private(parts: list[str]) -> bool:
 
 def _names_of_torch(tree: ast.AST) -> dict[str, list[str]]:
     """What a file calls modules and objects of torch's: {"F": ["torch", "nn", "functional"]}."""
-    found: dict[str, list[str]] = {}
+    aliases: dict[str, list[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {
+            aliases |= {
                 a.asname or "torch": a.name.split(".") if a.asname else ["torch"]
                 for a in node.names
                 if a.name.split(".")[0] == "torch"
             }
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
-            found |= {a.asname or a.name: [*node.module.split("."), a.name] for a in node.names}
-    found.setdefault("aten", ["torch", "ops", "aten"])
+            aliases |= {a.asname or a.name: [*node.module.split("."), a.name] for a in node.names}
+    aliases.setdefault("aten", ["torch", "ops", "aten"])
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
             and (parts := _chain(node.value))
-            and parts[0] in found
+            and parts[0] in aliases
         ):
-            found[node.targets[0].id] = found[parts[0]] + parts[1:]
-    return found
+            aliases[node.targets[0].id] = aliases[parts[0]] + parts[1:]
+    return aliases
 
 
 def private_names(source: str) -> list[tuple[int, str]]:
     """(line, name) of each private name of PyTorch's that a file says."""
     tree = ast.parse(source)
-    ours, found = _names_of_torch(tree), set()
+    ours, private = _names_of_torch(tree), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {
+            private |= {
                 (node.lineno, a.name)
                 for a in node.names
                 if a.name.startswith("torch.") and _is_private(a.name.split("."))
             }
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            found |= {
+            private |= {
                 (node.lineno, f"{node.module}.{a.name}")
                 for a in node.names
                 if _is_private([*node.module.split("."), a.name])
             }
         elif isinstance(node, ast.ImportFrom) and node.module == "thunder.compat":
-            found |= {(node.lineno, f"{a.name} looked up at import") for a in node.names if a.name != "names"}
+            private |= {(node.lineno, f"{a.name} looked up at import") for a in node.names if a.name != "names"}
         elif (
             isinstance(node, ast.Attribute)
             and (parts := _chain(node))
             and parts[0] in ours
             and _is_private([*ours[parts[0]], *parts[1:]])
         ):
-            found.add((node.lineno, ".".join([*ours[parts[0]], *parts[1:]])))
+            private.add((node.lineno, ".".join([*ours[parts[0]], *parts[1:]])))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _IN_TEXT.fullmatch(node.value):
-            found.add((node.lineno, node.value))
-    return sorted(found)
+            private.add((node.lineno, node.value))
+    return sorted(private)
 
 
 def offenders() -> list[str]:
@@ -91,12 +91,12 @@ def offenders() -> list[str]:
 
 
 if __name__ == "__main__":
-    found = offenders()
+    refused = offenders()
     print(
         "\n".join(
-            found + [f"{len(found)} private names of PyTorch's outside of thunder/compat"]
-            if found
+            refused + [f"{len(refused)} private names of PyTorch's outside of thunder/compat"]
+            if refused
             else ["private names: all in thunder/compat"]
         )
     )
-    sys.exit(bool(found))
+    sys.exit(bool(refused))

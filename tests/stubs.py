@@ -19,14 +19,16 @@ MODULES = ("thunder", "thunder.distributed", "thunder.core.transforms", "thunder
 
 def stub(module: str) -> tuple[Path, str]:
     """Where the stub of a module belongs, and its text."""
-    found = importlib.import_module(module)
-    homes = {**found._FROM, **getattr(found, "_OF_LIGHTNING", {})}
-    path = Path(found.__file__).with_suffix(".pyi")
-    submodules = getattr(found, "_MODULES", ())
+    imported = importlib.import_module(module)
+    homes = {**imported._FROM, **getattr(imported, "_OF_LIGHTNING", {})}
+    path = Path(imported.__file__).with_suffix(".pyi")
+    submodules = getattr(imported, "_MODULES", ())
     lines = sorted(f"from {home} import {name} as {name}" for home, names in homes.items() for name in names)
     lines += [f"from {module} import {name} as {name}" for name in submodules]
     lines += [
-        f"{name}: {kind}" for name, kind in (("__version__", "str"), ("__all__", "list[str]")) if hasattr(found, name)
+        f"{name}: {kind}"
+        for name, kind in (("__version__", "str"), ("__all__", "list[str]"))
+        if hasattr(imported, name)
     ]
     return path, f'"""Made by tests/{Path(__file__).name}."""\n\n' + "\n".join(lines) + "\n"
 

@@ -31,17 +31,17 @@ def operations(compiled, name):
 
 def gradients(run, dtype, retain=False):
     torch.manual_seed(0)
-    given = [torch.randn(n, 6, dtype=torch.float64, device=DEVICE).to(dtype).div(4).requires_grad_() for n in (5, 6)]
-    y = run(*given)
-    return [torch.autograd.grad(y.sum(), given, retain_graph=retain) for _ in range(1 + retain)]
+    inputs = [torch.randn(n, 6, dtype=torch.float64, device=DEVICE).to(dtype).div(4).requires_grad_() for n in (5, 6)]
+    y = run(*inputs)
+    return [torch.autograd.grad(y.sum(), inputs, retain_graph=retain) for _ in range(1 + retain)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_weight_of_several_products(dtype):
     compiled, _ = with_fuser(looped)
     torch.testing.assert_close(gradients(compiled, dtype, retain=True), gradients(looped, dtype, retain=True))
-    found = operations(compiled, "addmm_")
-    assert len(found) == 3 and all(OpTags.IN_PLACE in b.sym.tags for b in found)
+    names = operations(compiled, "addmm_")
+    assert len(names) == 3 and all(OpTags.IN_PLACE in b.sym.tags for b in names)
 
 
 def test_what_a_kernel_reads_it_adds_up():

@@ -86,8 +86,8 @@ def test_hooks_that_are_registered_later_are_called_in_another_order_with_a_warn
 def test_gradients_of_some_leaves():
     m, x = layers(), torch.ones(2, 4)
     seen, compiled = watch(m), thunder.jit(m)
-    found = torch.autograd.grad(compiled(x).sum(), [m[0].weight, m[2].bias])
+    gradients = torch.autograd.grad(compiled(x).sum(), [m[0].weight, m[2].bias])
     assert not seen
     compiled(x).sum().backward(inputs=[m[0].weight, m[2].bias])
     assert seen == [("2.bias", 1), ("0.weight", 2)]
-    torch.testing.assert_close([m[0].weight.grad, m[2].bias.grad], [*found])
+    torch.testing.assert_close([m[0].weight.grad, m[2].bias.grad], [*gradients])

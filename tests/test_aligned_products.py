@@ -44,17 +44,17 @@ class Products(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: list[tuple[tuple, tuple]] = []
+        self.operands: list[tuple[tuple, tuple]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if function._schema.name in PRODUCTS:
-            self.found += [(tuple(t.shape), t.stride()) for t in (*args, out) if isinstance(t, torch.Tensor)]
+            self.operands += [(tuple(t.shape), t.stride()) for t in (*args, out) if isinstance(t, torch.Tensor)]
         return out
 
     def odd(self, columns: int) -> list[tuple]:
         """The strides of the matrices that have so many columns."""
-        return [strides for shape, strides in self.found if len(shape) > 1 and shape[-1] == columns]
+        return [strides for shape, strides in self.operands if len(shape) > 1 and shape[-1] == columns]
 
 
 def are_aligned(strides: list[tuple]) -> bool:
@@ -83,7 +83,7 @@ def check(function, *tensors, executors=None) -> tuple:
     want, gradients, cotangents = run(function, tensors)
     with Products() as seen:
         for _ in range(2):
-            seen.found.clear()
+            seen.operands.clear()
             got, ours, _ = run(compiled, tensors, cotangents)
             for a, b in zip((*got, *ours), (*want, *gradients), strict=True):
                 assert (a is None) == (b is None)
@@ -133,7 +133,7 @@ def test_products_of_batches():
     x, y, z = parameters((2, 3, 5, 16), (2, 3, 16, ODD), (2, 3, ODD, 8))
     compiled, seen = check(lambda x, y, z: torch.softmax(x @ y * 0.5, -1) @ z, x, y, z)
     assert "bmm_aligned" in of_last(compiled)
-    scores = [strides for shape, strides in seen.found if shape == (6, 5, ODD)]
+    scores = [strides for shape, strides in seen.operands if shape == (6, 5, ODD)]
     assert len(scores) == 5 and set(scores) == {(5 * 68, 68, 1)}  # scores, probabilities, gradients of both, read twice
 
 
@@ -159,9 +159,9 @@ def test_a_large_product_that_is_returned_is_copied(monkeypatch, least, expected
         return F.linear(x * 2, w)
 
     compiled = thunder.jit(f, executors=[TritonFuser("serving")], debug_options=thunder.DebugOptions(check_traces=True))
-    found = compiled(x, w)
-    torch.testing.assert_close(found, f(x, w))
-    assert found.is_contiguous() and ("contiguous" in of_last(compiled)) is expected
+    actual = compiled(x, w)
+    torch.testing.assert_close(actual, f(x, w))
+    assert actual.is_contiguous() and ("contiguous" in of_last(compiled)) is expected
     compiled(x.float(), w.float())
     assert "contiguous" not in of_last(compiled)
 
@@ -302,11 +302,11 @@ def test_products_in_parts(batch, sizes, monkeypatch):
         a, b = (t.mT if flipped else t for t, flipped in zip((a, b), by_columns, strict=True))
         out = aligned.empty_rows(a, (*batch, m, n)).fill_(torch.nan)
         want = a.double() @ b.double()
-        found = []
-        monkeypatch.setattr(aligned, "_multiply", lambda *args: found.append(args[:3]) or multiply(*args))
+        strides = []
+        monkeypatch.setattr(aligned, "_multiply", lambda *args: strides.append(args[:3]) or multiply(*args))
         aligned.multiply_into(out, a, b)
         torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-4)
-        (x, y) = max((args[1:] for args in found), key=lambda pair: pair[0].numel() * pair[1].shape[-1])
+        (x, y) = max((args[1:] for args in strides), key=lambda pair: pair[0].numel() * pair[1].shape[-1])
         aligned.multiply_into(out, a, b, add=True)
         torch.testing.assert_close(out.double(), 2 * want, rtol=1e-5, atol=2e-4)
         # the largest product has sizes of the fast kernels where memory is contiguous along them

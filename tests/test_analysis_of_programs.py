@@ -22,21 +22,21 @@ def lowered(grad: bool):
 
 def test_memory_of_an_inference():
     model, program = lowered(grad=False)
-    found = program.memory_analysis()
+    memory = program.memory_analysis()
     parameters = sum(p.numel() for p in model.parameters())
-    assert found.arguments == BYTES * (parameters + ROWS * WIDTH) and found.results == BYTES * ROWS * WIDTH
+    assert memory.arguments == BYTES * (parameters + ROWS * WIDTH) and memory.results == BYTES * ROWS * WIDTH
     # the result of the first layer beside that of tanh, which is the last time that so much is there
-    assert found.forward == found.peak == found.arguments + BYTES * 2 * ROWS * INNER
-    assert found.saved == found.gradients == found.backward == 0
+    assert memory.forward == memory.peak == memory.arguments + BYTES * 2 * ROWS * INNER
+    assert memory.saved == memory.gradients == memory.backward == 0
 
 
 def test_memory_of_a_backward():
     model, program = lowered(grad=True)
-    found = program.memory_analysis()
+    memory = program.memory_analysis()
     parameters = sum(p.numel() for p in model.parameters())
-    assert found.saved == BYTES * ROWS * INNER  # the result of tanh
-    assert found.gradients == BYTES * parameters
-    assert found.peak == found.backward > found.forward >= found.arguments + found.saved + found.results
+    assert memory.saved == BYTES * ROWS * INNER  # the result of tanh
+    assert memory.gradients == BYTES * parameters
+    assert memory.peak == memory.backward > memory.forward >= memory.arguments + memory.saved + memory.results
 
 
 def test_the_peak_is_that_of_a_run():
@@ -47,27 +47,27 @@ def test_the_peak_is_that_of_a_run():
     with torch.no_grad():
         compiled(x)
         measured = thunder.profile(compiled, x).peak
-    found = program.memory_analysis()
-    assert found.peak - found.arguments == measured
+    memory = program.memory_analysis()
+    assert memory.peak - memory.arguments == measured
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_arithmetic(grad):
     _, program = lowered(grad)
-    found = program.cost_analysis()
+    cost = program.cost_analysis()
     product = 2 * ROWS * WIDTH * INNER
-    assert found.flops == (2 + 3 * grad) * product  # the input has no gradient
-    parts = {o.part for o in found.operations}
+    assert cost.flops == (2 + 3 * grad) * product  # the input has no gradient
+    parts = {o.part for o in cost.operations}
     assert parts == ({"forward", "backward"} if grad else {"forward"})
-    assert "GFLOP" in str(found)
+    assert "GFLOP" in str(cost)
 
 
 def test_a_machine_is_described_by_figures():
     _, program = lowered(grad=False)
     slow = dataclasses.replace(H200, name="slow", single=1e9, memory=1e12, launch=0.0, start=0.0)
-    found = program.cost_analysis(slow)
-    products = [o for o in found.operations if o.flops]
+    cost = program.cost_analysis(slow)
+    products = [o for o in cost.operations if o.flops]
     assert len(products) == 2 and all(o.seconds == o.flops / 1e9 for o in products)
-    others = [o for o in found.operations if not o.flops]
+    others = [o for o in cost.operations if not o.flops]
     assert all(o.seconds == o.moved / 1e12 for o in others) and others
-    assert "projected for slow" in str(found)
+    assert "projected for slow" in str(cost)

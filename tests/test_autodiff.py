@@ -217,15 +217,15 @@ WRITTEN = {
 def test_results_are_written_to(name):
     """PyTorch lets programs write to what operations return, also where that is a view of memory that nobody else
     has."""
-    f, found = WRITTEN[name], []
+    f, gradients = WRITTEN[name], []
     for run in (f, thunder.jit(f)):
         x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 2, 3).requires_grad_()
         for _ in range(2):
             result = run(x * 2)
             result.mul_(3)[..., 0].add_(1)
             result.square().sum().backward()
-        found.append((result.detach(), x.grad))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append((result.detach(), x.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def gaps(t):
 
 
 @pytest.mark.parametrize(
-    "program, given",
+    "program, inputs",
     [
         (lambda x, w, b: F.group_norm(x, 2, w, b), [T(2, 4, 3, 5), T(4), T(4, seed=1)]),
             (lambda x: F.group_norm(x, 2), [T(3, 4)]), (torch.pdist, [T(4, 3)]),
@@ -310,14 +310,14 @@ def gaps(t):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", [gaps, lambda t: t.detach().mT.contiguous().mT.requires_grad_() if t.dim() > 1 else t])
-def test_kernels_that_do_not_look_at_strides(form, program, given):
-    given = [form(t) for t in given]
-    got, want = thunder.jit(program)(*given), program(*given)
+def test_kernels_that_do_not_look_at_strides(form, program, inputs):
+    inputs = [form(t) for t in inputs]
+    got, want = thunder.jit(program)(*inputs), program(*inputs)
     torch.testing.assert_close(got, want)
     for g in (torch.randn_like(want), gaps(torch.randn_like(want))):
         torch.testing.assert_close(
-            torch.autograd.grad(got, given, g, retain_graph=True),
-            torch.autograd.grad(want, given, g, retain_graph=True),
+            torch.autograd.grad(got, inputs, g, retain_graph=True),
+            torch.autograd.grad(want, inputs, g, retain_graph=True),
         )
 
 
@@ -427,23 +427,27 @@ def test_batches_of_cotangents(executors):
             (slice(1, 2), (batch,)),
             (slice(0, 2), (batch, batch + 1)),
         ):
-            found = torch.autograd.grad(compiled(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
+            gradients = torch.autograd.grad(compiled(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
             torch.testing.assert_close(
-                found, torch.autograd.grad(f(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
+                gradients, torch.autograd.grad(f(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
             )
     jacobian = torch.autograd.functional.jacobian(lambda x: compiled(x, w)[0], x.detach(), vectorize=True)
     torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(lambda x: f(x, w)[0], x.detach()))
     out, expected = compiled(x, w)[0], f(x, w)[0]
-    found = torch.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(batch)
+    gradients = torch.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(batch)
     torch.testing.assert_close(
-        found, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch)
+        gradients, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch)
     )
 
 
 def test_a_batch_of_cotangents_of_an_extreme():
     x = torch.randn(3, 4, requires_grad=True)
-    found = torch.autograd.grad(thunder.jit(lambda x: x.max() + x.min())(x), x, torch.ones(3), is_grads_batched=True)
-    torch.testing.assert_close(found, torch.autograd.grad(x.max() + x.min(), x, torch.ones(3), is_grads_batched=True))
+    gradients = torch.autograd.grad(
+        thunder.jit(lambda x: x.max() + x.min())(x), x, torch.ones(3), is_grads_batched=True
+    )
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(x.max() + x.min(), x, torch.ones(3), is_grads_batched=True)
+    )
 
 
 @pytest.mark.parametrize("executors", [["torch"], [EVERY_REGION], ["triton_fuser"]], ids=lambda e: str(e[0]))
@@ -455,12 +459,12 @@ def test_a_cotangent_with_a_tangent(executors):
     for f in (thunder.jit(lambda x: x.tanh().sin() * 2, executors=executors),):
         out, expected = f(x), x.tanh().sin() * 2
         with forward_ad.dual_level():
-            found, wanted = (
+            gradient, wanted = (
                 forward_ad.unpack_dual(torch.autograd.grad(y, x, forward_ad.make_dual(g, tangent))[0])
                 for y in (out, expected)
             )
-            torch.testing.assert_close(tuple(found), tuple(wanted))
-            assert found.tangent is not None
+            torch.testing.assert_close(tuple(gradient), tuple(wanted))
+            assert gradient.tangent is not None
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.5}], ids=["", "recomputed"])
@@ -476,8 +480,8 @@ def test_a_backward_under_autocast_whose_forward_was_not(executor, options):
     expected = torch.autograd.grad(f(x, w, v), (x, w, v), g)
     out = thunder.jit(f, executors=[executor], **options)(x, w, v)
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.autograd.grad(out, (x, w, v), g)
-    torch.testing.assert_close(found, expected)
+        gradients = torch.autograd.grad(out, (x, w, v), g)
+    torch.testing.assert_close(gradients, expected)
 
 
 def test_gradients_lie_in_memory_of_their_own():

@@ -43,7 +43,9 @@ def test_grad_transform_on_trace_is_forward_then_get_grad_then_backward():
 
 def test_rules_write_no_marks(monkeypatch):
     trace, recorded, record = acquired(lambda x, y: torch.sin(x) * y, T(3), T(3, seed=1)), [], Symbol.record
-    monkeypatch.setattr(Symbol, "record", lambda self, *given: recorded.append(self.name) or record(self, *given))
+    monkeypatch.setattr(
+        Symbol, "record", lambda self, *arguments: recorded.append(self.name) or record(self, *arguments)
+    )
     grad_transform_on_trace(trace)
     assert recorded.count("get_grad") == 1 and "put_grad" not in recorded  # that of the result
 
@@ -70,9 +72,9 @@ def test_split_of_a_program_without_gradients_has_no_backward():
 
 
 def test_forward_and_backward_from_trace_returns_both_by_name():
-    found = forward_and_backward_from_trace(acquired(lambda x: torch.exp(x), T(3)), torch_autograd=True)
-    assert found.forward_trace.bound_symbols[0].sym.name == "exp"
-    assert found.backward_trace.name == "backward_fn"
+    forward_and_backward = forward_and_backward_from_trace(acquired(lambda x: torch.exp(x), T(3)), torch_autograd=True)
+    assert forward_and_backward.forward_trace.bound_symbols[0].sym.name == "exp"
+    assert forward_and_backward.backward_trace.name == "backward_fn"
 
 
 def test_the_forward_holds_nothing_that_only_the_backward_needs():
@@ -120,14 +122,14 @@ def test_wrong_number_of_results_of_a_rule_names_the_operation():
 
 
 @pytest.mark.parametrize(
-    ("place", "why"), [("result", "whose gradient was read before"), ("inner", "which is no argument of it")]
+    ("target", "why"), [("result", "whose gradient was read before"), ("inner", "which is no argument of it")]
 )
-def test_gradients_put_to_anything_but_an_argument_are_errors(place, why):
+def test_gradients_put_to_anything_but_an_argument_are_errors(target, why):
     def rule(pair, x, y):
         a, b = pair(x, y)
         values = {"result": a, "inner": thunder.torch.sin(x)}
         put_grads((x, y), (get_grad(a) * 2, get_grad(b) * 3))
-        put_grad(values[place], get_grad(a))
+        put_grad(values[target], get_grad(a))
         return a, b
 
     pair, executors = with_rule(rule)

@@ -478,8 +478,8 @@ def test_a_backward_that_writes_to_its_context():
     """It runs once for each backward through the graph, and sees what the one before has left."""
     with pytest.warns(thunder.errors.FallbackWarning, match="writes to its ctx"):
         y = thunder.jit(lambda x: Remembers.apply(x), fallback="eager")(x := leaf(3))
-    found = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0][0].item() for _ in range(3)]
-    assert found == [1.0, 2.0, 3.0]
+    gradients = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0][0].item() for _ in range(3)]
+    assert gradients == [1.0, 2.0, 3.0]
     same(gradients_of(lambda x: Forgets.apply(x)), (3,))  # which frees memory
 
 

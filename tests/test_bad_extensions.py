@@ -118,7 +118,7 @@ def differentiated(grad_transform, **more):
 
 
 def rule(gradients, result=lambda operation, x, y: operation(x, y)):
-    def made(operation):
+    def transform_of(operation):
         def transform(x, y):
             z = result(operation, x, y)
             gradients(x, y, z)
@@ -126,7 +126,7 @@ def rule(gradients, result=lambda operation, x, y: operation(x, y)):
 
         return transform
 
-    return made
+    return transform_of
 
 
 GRADS = {
@@ -190,8 +190,8 @@ def own(executor, fn=torch.tanh, like=lambda x: ltorch.tanh(x)):
     return executor.register_operator("wrong", like=like, fn=fn)
 
 
-def implemented(**given):
-    return lambda e: e.register_implementation("ltorch.tanh", **given)
+def implemented(**options):
+    return lambda e: e.register_implementation("ltorch.tanh", **options)
 
 
 EXECUTORS = {
@@ -273,8 +273,8 @@ def passed(run, after="Dead Code Elimination", program=None):
         t = torch.tanh(x)
         return torch.exp(t), t.sum(0), y
 
-    made = thunder.Pass("Wrong One", run)
-    thunder.jit(program or program_of_two, passes=lambda passes: passes.after(after, made))(X, X.clone())
+    wrong_pass = thunder.Pass("Wrong One", run)
+    thunder.jit(program or program_of_two, passes=lambda passes: passes.after(after, wrong_pass))(X, X.clone())
 
 
 def without(trace, name):
@@ -420,8 +420,8 @@ OPERATORS = {
 }
 # some are eager's words
 WORDS = "raised by the user's code", "expected Variable", "Expected isFloatingType", "keyword argument 'inputs'", "vmap"
-for what, given in OPERATORS.items():
-    case(f"operator: {what}", "wrong", *WORDS)(of_library(**given))
+for what, arguments in OPERATORS.items():
+    case(f"operator: {what}", "wrong", *WORDS)(of_library(**arguments))
 
 # -------------------------------------------------------------------------------------------- halves of derivatives
 

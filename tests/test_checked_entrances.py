@@ -49,9 +49,9 @@ def registered(function):
     library.define(f"{name}(Tensor x) -> Tensor")
     library.impl(name, function, "CPU")
     torch.library.register_fake(f"thunder_entrances::{name}", lambda x: torch.empty_like(x), lib=library)
-    made = getattr(torch.ops.thunder_entrances, name)
+    operation = getattr(torch.ops.thunder_entrances, name)
     LIBRARIES.append(library)
-    return made
+    return operation
 
 
 LIBRARIES: list = []

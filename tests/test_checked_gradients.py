@@ -47,8 +47,8 @@ def by_register_grad(executor, gradients):
     @register_grad(symbol)
     def _(x, y):
         result = symbol(x, y)
-        found = gradients(get_grad(result), x, y)
-        put_grads((x, y), found if isinstance(found, tuple) else (found,))
+        computed_gradients = gradients(get_grad(result), x, y)
+        put_grads((x, y), computed_gradients if isinstance(computed_gradients, tuple) else (computed_gradients,))
         return result
 
     return symbol
@@ -66,8 +66,8 @@ def by_grad_transform(executor, gradients):
 
     def rule(x, y):
         result = symbol(x, y)
-        found = gradients(get_grad(result), x, y)
-        put_grads((x, y), found if isinstance(found, tuple) else (found,))
+        computed_gradients = gradients(get_grad(result), x, y)
+        put_grads((x, y), computed_gradients if isinstance(computed_gradients, tuple) else (computed_gradients,))
         return result
 
     executor.register_implementation(symbol, symbol, grad_transform=rule)

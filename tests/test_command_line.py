@@ -61,8 +61,8 @@ def script(tmp_path):
 def command(*arguments: str) -> int:
     parser = ArgumentParser()
     add_commands(parser.add_subparsers())
-    given = parser.parse_args(arguments)
-    return given.command(given)
+    options = parser.parse_args(arguments)
+    return options.command(options)
 
 
 def test_run_prints_what_the_script_prints_and_a_report(script, capsys):

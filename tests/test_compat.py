@@ -119,9 +119,9 @@ print(sorted(row.path.rpartition(".")[2] for row in missing()))
 
 
 def test_a_pytorch_without_some_names_runs_what_does_not_need_them():
-    found = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, cwd=ROOT)
-    assert found.returncode == 0, found.stderr
-    assert "_engine_run_backward" in found.stdout and "TensorGuards" in found.stdout
+    process = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode == 0, process.stderr
+    assert "_engine_run_backward" in process.stdout and "TensorGuards" in process.stdout
 
 
 def test_main_prints_what_is_missing():

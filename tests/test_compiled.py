@@ -190,8 +190,8 @@ def test_compiled_methods_can_be_inspected(name):
     owner = Owner(3)
     expected = {"method": 3.0, "inside_static": 2.0, "outside_static": 2.0, "inside_class": 2.0, "outside_class": 2.0}
     method = getattr(owner, name)
-    found = method(ONES)
-    assert torch.equal(found, expected[name] * ONES)
+    actual = method(ONES)
+    assert torch.equal(actual, expected[name] * ONES)
     assert "def computation(" in str(thunder.last_traces(getattr(owner, name))[-1])
     assert thunder.compile_stats(method).calls == thunder.cache_misses(method) + thunder.cache_hits(method)
     assert thunder.compile_data(method) is not None and len(method.programs) >= 1
@@ -252,18 +252,18 @@ def test_a_bound_method_and_methods_of_compiled_modules():
 
 
 def test_a_backward_is_made_a_function_at_its_first_call(monkeypatch):
-    made, compile_source = [], thunder.core.trace.compile_source
+    sources, compile_source = [], thunder.core.trace.compile_source
 
     def noted(source, name, *rest):
-        made.append(name)
+        sources.append(name)
         return compile_source(source, name, *rest)
 
     monkeypatch.setattr(thunder.core.trace, "compile_source", noted)
     compiled, x = thunder.jit(lambda x: (x * x).sum()), torch.ones(2, requires_grad=True)
     result = compiled(x)
-    assert "backward_fn" not in made
+    assert "backward_fn" not in sources
     result.backward()
-    assert made.count("backward_fn") == 1
+    assert sources.count("backward_fn") == 1
     compiled(x).backward()
-    assert made.count("backward_fn") == 1 and torch.equal(x.grad, torch.full((2,), 4.0))
+    assert sources.count("backward_fn") == 1 and torch.equal(x.grad, torch.full((2,), 4.0))
     assert compiled.programs[0].backward_fn is compiled.programs[0].backward.python_callable()

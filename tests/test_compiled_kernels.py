@@ -51,10 +51,10 @@ def directory(tmp_path, monkeypatch):
 def driver(directory, monkeypatch):
     """A GPU of capability 9.0 that only writes down what it is asked."""
     calls = []
-    found = types.SimpleNamespace(name="none", multi_processor_count=132, shared_memory_per_multiprocessor=233472)
+    properties = types.SimpleNamespace(name="none", multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
         "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0),
-        "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
+        "get_device_properties": lambda device: properties, "device": lambda device: contextlib.nullcontext(),
         "is_current_stream_capturing": lambda: False,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
@@ -107,8 +107,8 @@ made = binary.binary_of(binary.Request("kernel", {KERNEL!r}, (("*fp32", True),),
 print(made.name, open(made.path, "rb").read(4))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = fresh.run("-c", text, env=environment)
-    assert found.stdout == "kernel b'\\x7fELF'\n", found.stderr
+    process = fresh.run("-c", text, env=environment)
+    assert process.stdout == "kernel b'\\x7fELF'\n", process.stderr
     assert len(list(directory.glob("*.bin"))) == 1
 
 
@@ -127,18 +127,18 @@ made = binary.binary_of(binary.Request("kernel", text, (("*fp32", True), ("*i64"
 print(open(made.path, "rb").read(4))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = fresh.run("-c", text, env=environment)
-    assert found.stdout == "b'\\x7fELF'\n", found.stderr
+    process = fresh.run("-c", text, env=environment)
+    assert process.stdout == "b'\\x7fELF'\n", process.stderr
 
 
 def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch):
     """One that has ended while nothing was compiled is no failure; one that ends each time is, in words."""
-    made = []
+    servers = []
 
     class Server:
         def __init__(self, module, idle):
-            self.asked, self.code, self.is_closed = 0, None, False
-            made.append(self)
+            self.requests, self.code, self.is_closed = 0, None, False
+            servers.append(self)
 
         def poll(self):
             return self.code
@@ -147,8 +147,8 @@ def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch
             self.is_closed = True
 
         def run(self, request):
-            self.asked += 1
-            if self.asked == dies:
+            self.requests += 1
+            if self.requests == dies:
                 self.code = -9
                 raise binary.Died(self.code)
             return {"name": request.name, "shared": 0, "scratch": 0}, b"code"
@@ -159,10 +159,10 @@ def test_a_process_for_kernels_that_has_ended_is_replaced(directory, monkeypatch
     for number in range(4):
         facts, code = binary._compile(binary.Request(f"kernel{number}", "", (), 4, 90))
         assert (facts["name"], code) == (f"kernel{number}", b"code")
-    assert [server.asked for server in made] == [2, 2, 2, 1]
-    assert [server.is_closed for server in made] == [True, True, True, False]
+    assert [server.requests for server in servers] == [2, 2, 2, 1]
+    assert [server.is_closed for server in servers] == [True, True, True, False]
     dies = 1
-    made[-1].asked = 0
+    servers[-1].requests = 0
     with pytest.raises(RuntimeError, match="compiles the kernel k has ended with -9"):
         binary._compile(binary.Request("k", "", (), 4, 90))
 
@@ -202,8 +202,8 @@ made = [request.result() for request in binary._requested.values()]
 print(len(made), {open(b.path, "rb").read(4) for b in made}, "triton" in sys.modules)
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = fresh.run("-c", text, env=environment)
-    assert found.stdout == "8 {b'\\x7fELF'} False\n", found.stderr
+    process = fresh.run("-c", text, env=environment)
+    assert process.stdout == "8 {b'\\x7fELF'} False\n", process.stderr
 
 
 def test_a_launch_passes_addresses(driver, compiled):
@@ -253,8 +253,8 @@ for request in {requests!r}:
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
     environment |= {"THUNDER_CACHE_DIR": str(directory.parent / "other")}
-    found = fresh.run("-c", text, env=environment)
-    assert found.stdout == "b'\\x7fELF'\n" * len(requests), found.stderr
+    process = fresh.run("-c", text, env=environment)
+    assert process.stdout == "b'\\x7fELF'\n" * len(requests), process.stderr
 
 
 def test_operations_on_integers_compile(driver, compiled, directory):
@@ -351,10 +351,10 @@ made = binary.binary_of(binary.Request(
 print(made.name, len(source.buffers), len(source.numbers), open(made.path, "rb").read(4))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, env=environment
     )
-    assert found.stdout == "fused_mul_true_divide_sub_sqrt 15 10 b'\\x7fELF'\n", found.stderr
+    assert process.stdout == "fused_mul_true_divide_sub_sqrt 15 10 b'\\x7fELF'\n", process.stderr
 
 
 def test_negatives_are_resolved(driver, compiled):
@@ -381,7 +381,7 @@ def test_the_kernels_of_a_program_are_compiled_before_it_runs(driver, compiled):
     for line in entry.computation_traces[-1].bound_symbols:
         if line.sym.is_fusion:
             (expected,) = line.sym.fn._expected.values()
-            assert all(made.result().name for made in expected.binaries)
+            assert all(binary.result().name for binary in expected.binaries)
     assert len(compiled) == 2 and not driver
 
 
@@ -390,8 +390,8 @@ def test_another_process_finds_the_code_on_the_disk(driver, compiled, monkeypatc
     monkeypatch.setattr(binary, "_requested", {})  # as in another process
     jit("second")(X, Y)
     assert len(compiled) == 1 and len(driver) == 2
-    (kept,) = directory.glob("*.bin")
-    kept.write_bytes(kept.read_bytes()[:-1])
+    (binary_file,) = directory.glob("*.bin")
+    binary_file.write_bytes(binary_file.read_bytes()[:-1])
     monkeypatch.setattr(binary, "_requested", {})
     jit("third")(X, Y)
     assert len(compiled) == 2, "a damaged file is compiled again"
@@ -429,8 +429,8 @@ def test_without_triton_in_the_process(directory):
         "import sys, thunder.executors.triton_fuser, thunder.executors.triton_kernels.launcher as l; "
         "l.interpreting(); print([m for m in sys.modules if m == 'triton'])"
     )
-    found = fresh.run("-c", text, env=os.environ | {"TRITON_INTERPRET": "0"})
-    assert found.stdout == "[]\n"
+    process = fresh.run("-c", text, env=os.environ | {"TRITON_INTERPRET": "0"})
+    assert process.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -479,17 +479,17 @@ def test_damaged_files_are_missing(directory, damage):
 
 def test_threads_share_one_temporary_directory(monkeypatch):
     """What is compiled in a pool is written to a directory that stays."""
-    made = []
+    paths = []
 
     def slowly(prefix):
         time.sleep(0.05)
-        made.append(types.SimpleNamespace(name=f"/{prefix}{len(made)}"))
-        return made[-1]
+        paths.append(types.SimpleNamespace(name=f"/{prefix}{len(paths)}"))
+        return paths[-1]
 
     monkeypatch.setattr(disk_cache, "_temporary_directory", functools.cache(lambda: slowly("thunder")))
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: disk_cache._temporary(), range(4)))
-    assert len(found) == len(made) == 1
+        temporaries = set(pool.map(lambda _: disk_cache._temporary(), range(4)))
+    assert len(temporaries) == len(paths) == 1
 
 
 def test_processes_that_write_the_same_find_whole_files(directory):

@@ -71,29 +71,29 @@ def test_a_saved_value_that_is_a_gradient_is_new_in_each_call():
 
 # programs whose values leave: each call has its own
 LEAVING = {
-    "returned": lambda x, kept: (mask(), x + 1),
-    "a view is returned": lambda x, kept: (mask()[1:].t(), x + mask()),
-    "parts are returned": lambda x, kept: (mask().split(2)[0], x),
-    "written to": lambda x, kept: (mask().add_(x), x),
-    "a view is written to": lambda x, kept: ((lambda m: (m[1].add_(x[0]), m)[1])(mask()), x),
-    "written to later": lambda x, kept: (lambda m: (x @ m, m.mul_(x)))(mask()),
-    "kept by the host": lambda x, kept: (kept.append(mask()), x + 1)[1:],
-    "a gradient that others are added to": lambda x, kept: (
+    "returned": lambda x, masks: (mask(), x + 1),
+    "a view is returned": lambda x, masks: (mask()[1:].t(), x + mask()),
+    "parts are returned": lambda x, masks: (mask().split(2)[0], x),
+    "written to": lambda x, masks: (mask().add_(x), x),
+    "a view is written to": lambda x, masks: ((lambda m: (m[1].add_(x[0]), m)[1])(mask()), x),
+    "written to later": lambda x, masks: (lambda m: (x @ m, m.mul_(x)))(mask()),
+    "kept by the host": lambda x, masks: (masks.append(mask()), x + 1)[1:],
+    "a gradient that others are added to": lambda x, masks: (
         lambda w: ((w * mask()).sum().backward(retain_graph=True), (w * 2).sum().backward(), w.grad.clone())[1:]
     )(x.detach().clone().requires_grad_())[1:],
-    "gradient": lambda x, kept: torch.autograd.grad((x * 0 + mask()).sum(), x),
+    "gradient": lambda x, masks: torch.autograd.grad((x * 0 + mask()).sum(), x),
 }
 
 
 @pytest.mark.parametrize("name", LEAVING)
 def test_what_leaves_is_new_in_each_call(name):
-    program, kept, wanted = LEAVING[name], [], []
+    program, masks, wanted = LEAVING[name], [], []
     compiled = thunder.jit(program)
     x = X.clone().requires_grad_(name == "gradient")
     for _ in range(6):
-        found, want = compiled(x, kept), program(x, wanted)
-        torch.testing.assert_close((found, kept), (want, wanted))
-        for y in (*found, *kept):  # for the next call
+        actual, want = compiled(x, masks), program(x, wanted)
+        torch.testing.assert_close((actual, masks), (want, wanted))
+        for y in (*actual, *masks):  # for the next call
             y.detach().mul_(-3)
         for y in wanted:
             y.mul_(-3)
@@ -107,9 +107,9 @@ def test_what_is_not_constant():
     compiled = thunder.jit(program, cache="symbolic values")
     for n in (4, 5, 6):
         torch.manual_seed(0)
-        found = compiled(torch.ones(n, 4))
+        actual = compiled(torch.ones(n, 4))
         torch.manual_seed(0)
-        torch.testing.assert_close(found, program(torch.ones(n, 4)))
+        torch.testing.assert_close(actual, program(torch.ones(n, 4)))
     n = LARGEST // 4 + 4
     compiled = thunder.jit(lambda x: x + torch.ones(n))
     compiled(torch.ones(1))

@@ -112,8 +112,8 @@ def test_a_large_result_is_computed_where_it_stays(transform, device, monkeypatc
             and [len(r.whole) + len(r.on_host) for r in recordings(compiled)][0] == (not outside)
         )
         with torch.no_grad():
-            kept = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
-            assert kept[0].data_ptr() != kept[1].data_ptr()
+            results = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
+            assert results[0].data_ptr() != results[1].data_ptr()
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
@@ -247,8 +247,8 @@ def test_optimizer_loop_with_zero_grad_before_the_backward(transform, device):
 def test_results_that_are_kept_do_not_change(transform, device):
     compiled = thunder.jit(lambda x: (x.sin() * 2 + 1).exp(), transforms=[transform()])
     inputs = [torch.randn(4, device=device) for _ in range(6)]
-    kept = [compiled(x) for x in inputs]
-    for x, y in zip(inputs, kept, strict=True):
+    results = [compiled(x) for x in inputs]
+    for x, y in zip(inputs, results, strict=True):
         torch.testing.assert_close(y, (x.sin() * 2 + 1).exp())
 
 
@@ -265,8 +265,8 @@ def test_gradients_that_are_kept_do_not_change(transform, device):
         match="CUDAGraph0 of backward_fn ran without its CUDA graph, since results that CUDAGraph0 of backward_fn "
         "gave to an earlier call are still in use",
     ):
-        kept = [torch.autograd.grad(compiled(x).sum(), parameters) for x in inputs]
-    for x, gradients in zip(inputs, kept, strict=True):
+        all_gradients = [torch.autograd.grad(compiled(x).sum(), parameters) for x in inputs]
+    for x, gradients in zip(inputs, all_gradients, strict=True):
         torch.testing.assert_close(gradients, torch.autograd.grad(module(x).sum(), parameters))
 
 
@@ -343,13 +343,13 @@ def test_parameters_at_other_addresses(transform, device):
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, device):
     module = model(device)
-    for compiled, given in (
+    for compiled, inputs in (
         (thunder.jit(lambda x: module(x), transforms=[transform()]), ()),
         (thunder.jit(lambda m, x: m(x), transforms=[transform()]), (module,)),
     ):
         for _ in range(4):
             x = torch.randn(3, 8, device=device)
-            torch.testing.assert_close(compiled(*given, x), module(x))
+            torch.testing.assert_close(compiled(*inputs, x), module(x))
         (recording, *others) = recordings(compiled)
         assert len(recording.copied) == 1 and not others
 
@@ -490,10 +490,10 @@ def test_a_saved_value_in_the_memory_of_an_argument(transform, device):
         for _ in range(5):
             w = torch.randn((), device=device, requires_grad=True)
             expected.copy_(x.copy_(torch.randn(2, 4, device=device)))
-            found, wanted = compiled(x, w), f(expected, w)
-            torch.testing.assert_close(found, wanted)
-            torch.testing.assert_close(torch.autograd.grad(found[0].sum(), w), torch.autograd.grad(wanted[0].sum(), w))
-            del found
+            actual, wanted = compiled(x, w), f(expected, w)
+            torch.testing.assert_close(actual, wanted)
+            torch.testing.assert_close(torch.autograd.grad(actual[0].sum(), w), torch.autograd.grad(wanted[0].sum(), w))
+            del actual
     assert graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings
 
 
@@ -534,17 +534,17 @@ class Keeps(torch.autograd.Function):
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_saved_value_that_becomes_a_gradient(transform, device):
     compiled = thunder.jit(lambda x, w: Keeps.apply(x, w) * 2, transforms=[transform()], executors=["torch"])
-    inputs, kept = [[torch.randn(4, device=device, requires_grad=True) for _ in range(2)] for _ in range(5)], []
+    inputs, saved = [[torch.randn(4, device=device, requires_grad=True) for _ in range(2)] for _ in range(5)], []
     with pytest.warns(UserWarning, match="ran without its CUDA graph") as said:
         for x, w in inputs:
-            kept.append(torch.autograd.grad(compiled(x, w).sum(), [x, w]))
+            saved.append(torch.autograd.grad(compiled(x, w).sum(), [x, w]))
     assert any(
         "since results that CUDAGraph0 of augmented_forward_fn gave to an earlier call are still in use"
         in str(w.message)
         for w in said
     )
-    for (x, w), found in zip(inputs, kept, strict=True):
-        torch.testing.assert_close(found, (torch.full_like(x, 4), (x * 2).sin()))
+    for (x, w), actual in zip(inputs, saved, strict=True):
+        torch.testing.assert_close(actual, (torch.full_like(x, 4), (x * 2).sin()))
     assert "results0" not in str(graphs(thunder.last_backward_traces(compiled)[-1])) and "= results0" in str(
         thunder.last_backward_traces(compiled)[-1]
     )
@@ -869,14 +869,14 @@ def test_a_recording_that_fails_on_the_device():
     with pytest.warns(UserWarning, match="runs without a CUDA graph: while it was recorded, PyTorch raised"):
         compiled(x)
     torch.manual_seed(0)
-    found = compiled(x)
+    actual = compiled(x)
     torch.manual_seed(0)
-    torch.testing.assert_close(found, F.dropout((x.sin() + 1) * 2))
+    torch.testing.assert_close(actual, F.dropout((x.sin() + 1) * 2))
     for _ in range(3):
         torch.manual_seed(1)
-        found = earlier(x)
+        actual = earlier(x)
         torch.manual_seed(1)
-        torch.testing.assert_close(found, F.dropout(x * 2))
+        torch.testing.assert_close(actual, F.dropout(x * 2))
     assert recordings(earlier)
     works = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
     for _ in range(3):
@@ -889,14 +889,14 @@ def test_streams():
     module = model("cuda").requires_grad_(False)
     compiled = thunder.jit(module, transforms=[CUDAGraphTransform()])
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-    kept = []
+    saved = []
     for i in range(12):
         with torch.cuda.stream(streams[i % 3]):
             torch.cuda._sleep(1_000_000 * (i % 4))
             x = torch.randn(3, 8, device="cuda")
-            kept.append((x, compiled(x)))
+            saved.append((x, compiled(x)))
     torch.cuda.synchronize()
-    for x, y in kept:
+    for x, y in saved:
         torch.testing.assert_close(y, module(x))
     with torch.cuda.stream(streams[1]):  # in a graph of the user's, it is part of that one
         graph = torch.cuda.CUDAGraph()
@@ -933,12 +933,12 @@ def test_results_that_are_read_on_their_stream_after_others_ran_on_another():
         torch.autograd.grad(second(y), others, cotangent)
     with torch.cuda.stream(a):
         torch.cuda._sleep(20_000_000)
-        found = [g.clone() for g in gradients]
+        copies = [g.clone() for g in gradients]
         del out, gradients
     with torch.cuda.stream(b):
         torch.autograd.grad(first(y), mine, cotangent)
     torch.cuda.synchronize()
-    torch.testing.assert_close(found, list(expected))
+    torch.testing.assert_close(copies, list(expected))
 
 
 @on_gpu
@@ -946,10 +946,10 @@ def test_what_arguments_are_copied_to_is_not_given_away_while_another_stream_rea
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
     size = 1 << 22
     a, b = torch.cuda.Stream(), torch.cuda.Stream()
-    given = [torch.ones(size, device="cuda") for _ in range(3)]  # at as many addresses
+    inputs = [torch.ones(size, device="cuda") for _ in range(3)]  # at as many addresses
     torch.cuda.synchronize()
     with torch.cuda.stream(a):
-        for x in given:
+        for x in inputs:
             compiled(x)
     assert recordings(compiled)[0].buffers
     x = torch.ones(size, device="cuda")
@@ -1051,13 +1051,13 @@ def test_random_numbers_of_graphs_on_two_streams():
     expected = [draws_late(x, w) for _ in range(4)]
     torch.cuda.synchronize()
     torch.manual_seed(3)
-    found = []
+    results = []
     for i in range(4):
         with torch.cuda.stream(streams[i % 2]):
-            found.append(compiled[i % 2](x, w))
+            results.append(compiled[i % 2](x, w))
     torch.cuda.synchronize()
     assert all(map(recordings, compiled))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, expected)
 
 
 def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkeypatch):
@@ -1080,7 +1080,7 @@ def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkey
 @on_gpu
 def test_threads_that_record_at_once_while_another_one_allocates():
     """Random numbers would be an error of PyTorch's, which has one generator: it is that of the recording."""
-    inputs, modules, done, found, wrong = (
+    inputs, modules, done, results, wrong = (
         torch.randn(4, 3, 8, device="cuda"),
         [model("cuda").requires_grad_(False) for _ in range(4)],
         threading.Event(),
@@ -1104,7 +1104,7 @@ def test_threads_that_record_at_once_while_another_one_allocates():
             compiled = thunder.jit(module, transforms=[CUDAGraphTransform()])
             outputs = [compiled(x) for _ in range(4)]
             torch.cuda.current_stream().synchronize()
-            found.append((len(recordings(compiled)), [torch.allclose(o, y, atol=1e-5) for o in outputs]))
+            results.append((len(recordings(compiled)), [torch.allclose(o, y, atol=1e-5) for o in outputs]))
 
     other = threading.Thread(target=allocates)
     threads = [threading.Thread(target=records, args=row) for row in zip(modules, inputs, expected, strict=True)]
@@ -1115,7 +1115,7 @@ def test_threads_that_record_at_once_while_another_one_allocates():
         thread.join()
     done.set()
     other.join()
-    assert found == [(1, [True] * 4)] * 4 and not wrong
+    assert results == [(1, [True] * 4)] * 4 and not wrong
 
 
 @on_gpu
@@ -1143,8 +1143,8 @@ def test_batches_of_cotangents():
     module, x, batch = model(), torch.randn(3, 8, requires_grad=True), torch.randn(5, 3, 4)
     compiled = thunder.jit(module, transforms=[Imitated()], executors=["torch"])
     for _ in range(4):
-        found = torch.autograd.grad(compiled(x), x, batch, is_grads_batched=True)
-        torch.testing.assert_close(found, torch.autograd.grad(module(x), x, batch, is_grads_batched=True))
+        gradients = torch.autograd.grad(compiled(x), x, batch, is_grads_batched=True)
+        torch.testing.assert_close(gradients, torch.autograd.grad(module(x), x, batch, is_grads_batched=True))
         check_step(compiled, module, x)
 
 
@@ -1208,10 +1208,10 @@ def test_an_error_names_the_users_line():
 
     compiled = thunder.jit(f, transforms=[Imitated()])
     check(torch.ones(4, 2), torch.tensor([9]))
-    x, kept = torch.ones(4, 2, requires_grad=True), []
+    x, saved = torch.ones(4, 2, requires_grad=True), []
     with pytest.warns(UserWarning, match="ran without its CUDA graph"):
         for _ in range(4):
-            kept.append(compiled(x, torch.tensor([1])))
+            saved.append(compiled(x, torch.tensor([1])))
     check(x, torch.tensor([9]))
 
 

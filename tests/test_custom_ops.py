@@ -170,8 +170,8 @@ def test_an_operator_of_a_library_that_is_no_effect_by_its_schema():
         torch.library.register_fake("torchvision::thunder_tests_kept", fake, lib=library)
 
         def program(x):
-            kept = keep(x)
-            return x * 2 if (kept == 0).any() else x[kept]
+            rows = keep(x)
+            return x * 2 if (rows == 0).any() else x[rows]
 
         compiled = thunder.jit(program, fallback="error")
         for x in (X[0], X[1], torch.ones(3)):
@@ -199,10 +199,10 @@ def test_an_operator_without_a_rule_for_fake_tensors_is_an_eager_call():
     compiled = thunder.jit(f, fallback="eager")
     for length in (4, 4, 5):
         ours, theirs = (torch.linspace(0, 2, length).requires_grad_() for _ in range(2))
-        found, expected = compiled(ours), f(theirs)
-        (found[0].sum() + found[1].sum()).backward()
+        actual, expected = compiled(ours), f(theirs)
+        (actual[0].sum() + actual[1].sum()).backward()
         (expected[0].sum() + expected[1].sum()).backward()
-        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
         assert torch.equal(ours.grad, theirs.grad)
     names = [s.sym.name for s in thunder.last_traces(compiled)[0].bound_symbols]
     assert names.count("eager_call") == 2

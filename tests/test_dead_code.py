@@ -54,9 +54,9 @@ def test_what_raises_in_eager_raises(name, grad):
         return args[0] * 2
 
     compiled = thunder.jit(program, fallback="error")
-    for given in (fine, raising, fine):
+    for inputs in (fine, raising, fine):
         wanted = got = None
-        args = [a.clone().requires_grad_(grad and a.is_floating_point()) for a in given]
+        args = [a.clone().requires_grad_(grad and a.is_floating_point()) for a in inputs]
         try:
             wanted = program(*args)
         except Exception as error:  # noqa: BLE001 - ours is the same
@@ -69,7 +69,7 @@ def test_what_raises_in_eager_raises(name, grad):
             if got.requires_grad:
                 got.sum().backward()
                 torch.testing.assert_close(args[0].grad, torch.full_like(args[0], 2.0), rtol=0, atol=0)
-        assert (wanted is None) is (given is raising)
+        assert (wanted is None) is (inputs is raising)
 
 
 def names(trace) -> list[str]:

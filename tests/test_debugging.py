@@ -43,11 +43,11 @@ def test_debug_print_passes_the_value_and_its_gradient_through(capsys):
     model = Model()
     compiled = thunder.jit(model)
     compiled(X).backward()
-    found = {n: p.grad.clone() for n, p in model.named_parameters()}
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
     printed = capsys.readouterr().out
     model(X).backward()
-    assert all(torch.equal(found[n], p.grad) for n, p in model.named_parameters())
+    assert all(torch.equal(gradients[n], p.grad) for n, p in model.named_parameters())
     eager = capsys.readouterr().out
     assert printed.count("\n") == eager.count("\n") == 1 and "= tensor([" in printed and "grad_fn" in eager
     assert printed.split(":")[:2] == eager.split(":")[:2]

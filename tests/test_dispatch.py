@@ -20,31 +20,31 @@ class Counted:
     """Counts the prologues that calls of a compiled function ask."""
 
     def __init__(self, compiled):
-        self.compiled, self.asked, self.seen = compiled, 0, {}
+        self.compiled, self.prologues, self.seen = compiled, 0, {}
 
     def _watch(self):
         for entry in self.compiled.programs:
             if entry not in self.seen:
                 self.seen[entry] = entry.prologue_fn
 
-                def asked(*call, prologue=entry.prologue_fn):
-                    self.asked += 1
+                def counted_prologue(*call, prologue=entry.prologue_fn):
+                    self.prologues += 1
                     return prologue(*call)
 
-                entry.prologue_fn = asked
+                entry.prologue_fn = counted_prologue
 
     def calls(self, calls, program=None) -> float:
         """Prologues asked a call, of calls that compile nothing: each is (args, kwargs), or a function that makes
         them."""
         self._watch()
-        self.asked, misses = 0, self.compiled.stats.cache_misses
+        self.prologues, misses = 0, self.compiled.stats.cache_misses
         for call in calls:
             args, kwargs = call() if callable(call) else call
             result = self.compiled(*args, **kwargs)
             if program is not None:
                 assert torch.equal(result, program(*args, **kwargs))
         assert self.compiled.stats.cache_misses == misses
-        return self.asked / len(calls)
+        return self.prologues / len(calls)
 
 
 def in_turn(program, calls, rounds=3, dynamic=False, **options):
@@ -56,8 +56,8 @@ def in_turn(program, calls, rounds=3, dynamic=False, **options):
     assert len(compiled.programs) == len(calls)
     counted = Counted(compiled)
     for _ in range(rounds):
-        found = counted.calls(calls, program)
-    return found
+        actual = counted.calls(calls, program)
+    return actual
 
 
 @pytest.mark.parametrize("count", [100, 400])
@@ -188,8 +188,8 @@ def test_a_fact_that_some_programs_read_and_others_do_not():
     mixed = [((x, *args[1:]), {}) for args, _ in calls for x in (ONES, torch.ones(2, 2))]
     counted = Counted(compiled)
     for _ in range(3):
-        found = counted.calls(mixed, program)
-    assert found <= 2
+        actual = counted.calls(mixed, program)
+    assert actual <= 2
 
 
 def test_one_program_is_asked_no_question():
@@ -224,8 +224,8 @@ def test_programs_that_nothing_tells_apart_are_asked_in_the_order_of_their_last_
     compiled = thunder.jit(program)
     for c in calls:
         compiled(*c()[0])
-    found = Counted(compiled).calls([calls[0], calls[0], calls[0], calls[3], calls[3]], program)
-    assert found == (4 + 1 + 1 + 2 + 1) / 5
+    actual = Counted(compiled).calls([calls[0], calls[0], calls[0], calls[3], calls[3]], program)
+    assert actual == (4 + 1 + 1 + 2 + 1) / 5
 
 
 class Watched:
@@ -271,8 +271,8 @@ def test_noting_facts_runs_no_code_of_the_users():
 
     Watched.ran.clear()
     facts = facts_of(lambda x: x, (Watched(), [Watched()], {Watched(): 1, "a": Watched()}, Odd()), {"k": Watched()})
-    found = list(Watched.ran)
-    assert facts and [r for r in found if r != "hash"] == [], "a dict's own insertion hashes its key, nothing else runs"
+    ran = list(Watched.ran)
+    assert facts and [r for r in ran if r != "hash"] == [], "a dict's own insertion hashes its key, nothing else runs"
     Watched.ran.clear()
     {f: a for f, a in facts.items()}, [hash(a) for a in facts.values()]
     assert Watched.ran == []
@@ -311,8 +311,8 @@ def test_random_calls_of_many_programs():
     compiled = thunder.jit(program, max_entries=1000)
     for _ in range(1200):
         args, kwargs = call()
-        found, expected = compiled(*args, **kwargs), program(*args, **kwargs)
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
+        actual, expected = compiled(*args, **kwargs), program(*args, **kwargs)
+        assert actual.dtype == expected.dtype and torch.equal(actual, expected)
     calls, misses = [call() for _ in range(200)], compiled.stats.cache_misses
     for args, kwargs in calls:
         compiled(*args, **kwargs)

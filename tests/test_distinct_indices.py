@@ -78,8 +78,8 @@ def test_experts_sort_once():
     compiled = thunder.jit(experts, executors=["torch"])
     x, weights = (torch.randn(s, device=DEVICE, requires_grad=True) for s in ((6, 4), (12,)))
     ids = torch.randint(0, 3, (12,), device=DEVICE)
-    found, wanted = (torch.autograd.grad(f(x, ids, weights).sin().sum(), (x, weights)) for f in (compiled, experts))
-    torch.testing.assert_close(found, wanted)
+    gradients, wanted = (torch.autograd.grad(f(x, ids, weights).sin().sum(), (x, weights)) for f in (compiled, experts))
+    torch.testing.assert_close(gradients, wanted)
     operations = [
         b.args[3:] for b in thunder.last_backward_traces(compiled)[-1].bound_symbols if b.sym.name == "index_backward"
     ]

@@ -78,9 +78,9 @@ def anchors(page):
 def test_links_lead_somewhere():
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
-            place = page.parent / target if target else page
-            assert "://" in target or place.exists(), f"{page.name} links to {target}"
-            assert not section or "://" in target or section in anchors(place), (
+            linked = page.parent / target if target else page
+            assert "://" in target or linked.exists(), f"{page.name} links to {target}"
+            assert not section or "://" in target or section in anchors(linked), (
                 f"{page.name} links to {target}#{section}"
             )
 
@@ -153,9 +153,9 @@ if __name__ == "__main__":
     for category in (UserWarning, RuntimeWarning):
         warnings.simplefilter("error", category)
     warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch.distributed.checkpoint before torch 2.11
-    found = run(Path(sys.argv[1]))
+    output = run(Path(sys.argv[1]))
     print(
-        json.dumps(found)
+        json.dumps(output)
         if "--json" in sys.argv
-        else "\n".join(f"--- block {i}\n{text}" for i, text in enumerate(found))
+        else "\n".join(f"--- block {i}\n{text}" for i, text in enumerate(output))
     )

@@ -101,8 +101,8 @@ def test_gradient_penalty_equals_eager(p):
         wanted = penalized(model, model, x)
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        found = penalized(model, compiled, x)
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+        actual = penalized(model, compiled, x)
+        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-12)
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -132,8 +132,8 @@ def test_hessian_vector_product():
         return (torch.sin(x) * x.flip(0)).sum()
 
     _, wanted = torch.autograd.functional.hvp(f, x, v)
-    _, found = torch.autograd.functional.hvp(thunder.jit(f), x, v)
-    torch.testing.assert_close(found, wanted)
+    _, products = torch.autograd.functional.hvp(thunder.jit(f), x, v)
+    torch.testing.assert_close(products, wanted)
 
 
 def test_outputs_that_play_no_part():
@@ -239,10 +239,10 @@ def test_compiled_once_and_kept():
     (shared,) = apply_of
     assert not shared.later_programs
     nth(compiled, x, 2)
-    made = dict(shared.later_programs)
-    assert len(made) == 1
+    programs = dict(shared.later_programs)
+    assert len(programs) == 1
     nth(compiled, x, 2)
-    assert shared.later_programs == made
+    assert shared.later_programs == programs
 
 
 def test_statistics_are_written_once_where_the_backward_is_differentiated():
@@ -281,16 +281,16 @@ def test_gradients_that_read_nothing_overwritten():
     """PyTorch's error is that of the gradient which would read an argument as it was, not of the program's others."""
 
     def program(b, m):
-        kept = m @ b / 4
+        product = m @ b / 4
         m[:2] = m[:, 1] + 0
-        return b.sum(), kept
+        return b.sum(), product
 
     for f in (program, thunder.jit(program, fallback="error")):
         b, m = torch.randn(4, requires_grad=True), torch.randn(4, 4)
-        total, kept = f(b, m)
+        total, product = f(b, m)
         assert torch.autograd.grad(total, b, retain_graph=True)[0].tolist() == [1.0] * 4
         with pytest.raises(RuntimeError, match="modified by an inplace"):
-            torch.autograd.grad(kept.sum(), b)
+            torch.autograd.grad(product.sum(), b)
 
 
 class Masked(torch.autograd.Function):

@@ -36,12 +36,12 @@ def test_masks_are_eagers(width):
     states = []
     for function in (module, compiled):
         torch.manual_seed(3)
-        found = []
+        results = []
         for _ in range(3):
             loss, masks = function(x)
             loss.backward()
-            found += masks
-        states.append((found, torch.rand(3, device=DEVICE)))
+            results += masks
+        states.append((results, torch.rand(3, device=DEVICE)))
     (want, after), (masks, after_ours) = states
     assert all(torch.equal(a, b) for a, b in zip(masks, want, strict=True)) and torch.equal(after, after_ours)
     assert not torch.equal(want[0], want[3]), "each call draws others"
@@ -50,14 +50,14 @@ def test_masks_are_eagers(width):
 def losses(function, model, batches, seed: int) -> list[float]:
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    found = []
+    results = []
     for ids in batches:
         loss = function(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+        results.append(loss.item())
+    return results
 
 
 def test_losses_of_steps_with_dropout():
@@ -71,9 +71,9 @@ def test_losses_of_steps_with_dropout():
     batches = [torch.randint(0, 131, (4, 24), device=DEVICE) for _ in range(5)] * STEPS
     eager, ours, other = model(), model(), model()
     want = torch.tensor(losses(eager, eager, batches, 1))
-    found = torch.tensor(losses(thunder.jit(ours), ours, batches, 1))
+    ours_losses = torch.tensor(losses(thunder.jit(ours), ours, batches, 1))
     drawn_otherwise = torch.tensor(losses(other, other, batches[:10], 2))
-    far = ((found - want).abs() / want).max()
+    far = ((ours_losses - want).abs() / want).max()
     assert far <= 1e-3 < ((drawn_otherwise - want[:10]).abs() / want[:10]).max(), (
         "rounding is far less than another mask"
     )

@@ -193,8 +193,10 @@ def test_what_a_program_makes_longer_is_symbolic_at_once(where):
 
     compiled, caches = thunder.jit(step), (make(torch.ones(3)), make(torch.ones(3)))
     for i in range(6):
-        found, expected = (f(torch.full((2,), float(i)), c, 100) for f, c in zip((compiled, step), caches, strict=True))
-        assert (found[0], found[1]) == (expected[0], expected[1])
+        result, expected = (
+            f(torch.full((2,), float(i)), c, 100) for f, c in zip((compiled, step), caches, strict=True)
+        )
+        assert (result[0], result[1]) == (expected[0], expected[1])
     assert thunder.cache_misses(compiled) == 1
     full = make(torch.ones(4))
     compiled = thunder.jit(step)

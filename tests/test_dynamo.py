@@ -192,8 +192,8 @@ def test_compositions_of_torch_func_in_graphs(seed):
         assert ours.requires_grad == expected.requires_grad
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
         if ours.requires_grad:
-            found, wanted = (torch.autograd.grad(y.square().sum(), x) for y in (ours, expected))
-            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+            gradients, wanted = (torch.autograd.grad(y.square().sum(), x) for y in (ours, expected))
+            torch.testing.assert_close(gradients, wanted, rtol=1e-9, atol=1e-9)
     assert all(graph.programs for graph in compiler.subgraphs)
 
 
@@ -218,11 +218,11 @@ TRANSFORMED = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transforms_of_torch_func_in_graphs(name):
     f, compiler = TRANSFORMED[name], ThunderCompiler(fallback="error")
-    x, found = torch.randn(4, 4), []
+    x, results = torch.randn(4, 4), []
     for run in (torch.compile(f, backend=compiler), f):
         torch.manual_seed(1)
-        found.append(run(x))
-    torch.testing.assert_close(*found)
+        results.append(run(x))
+    torch.testing.assert_close(*results)
     assert all(graph.programs for graph in compiler.subgraphs) and compiler.subgraphs
 
 
@@ -236,8 +236,8 @@ def test_levels_that_are_refused_leave_pytorch_at_its_own():
 
     x = torch.randn(4)
     with pytest.warns(FallbackWarning, match="torch.func.jvp"):
-        found = thunder.jit(f, fallback="eager")(x)
-    torch.testing.assert_close(found, f(x))
+        actual = thunder.jit(f, fallback="eager")(x)
+    torch.testing.assert_close(actual, f(x))
 
 
 # ---------------------------------------------------------------------------------------- graphs that thunder refuses in part

@@ -33,10 +33,10 @@ def test_the_kernels(kind, width, dtype, padding):
     }[kind].to(DEVICE)  # fmt: skip
     g = torch.randn(*indices.shape, width, device=DEVICE).to(dtype)
     exact = torch.ops.aten.embedding_dense_backward.default(g.double(), indices, count, padding, False)
-    for given in (g, g.transpose(0, -1).contiguous().transpose(0, -1)):
-        found = summed_by_index(given, indices, count, padding)
-        assert found.dtype is dtype and found.shape == (count, width)
-        torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=torch.finfo(dtype).eps)
+    for cotangent in (g, g.transpose(0, -1).contiguous().transpose(0, -1)):
+        actual = summed_by_index(cotangent, indices, count, padding)
+        assert actual.dtype is dtype and actual.shape == (count, width)
+        torch.testing.assert_close(actual.double(), exact, atol=1e-4, rtol=torch.finfo(dtype).eps)
 
 
 def taken(trace) -> int:

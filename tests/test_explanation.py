@@ -19,8 +19,8 @@ def several(x):
     return y[0] * n, torch.special.zeta(y + 2, 2.0), y[y > 0.1]  # opaque, and a size
 
 
-def lines(found):
-    return [(x.kind, x.where[3].rpartition("# ")[2].strip()) for x in found]
+def lines(findings):
+    return [(x.kind, x.where[3].rpartition("# ")[2].strip()) for x in findings]
 
 
 def test_what_a_program_does(capsys):
@@ -51,12 +51,14 @@ def test_why_the_original_runs(fallback):
 
     def program(x):
         calls.append(x)
-        made = (x * i for i in range(2))
-        next(made)
-        return made
+        products = (x * i for i in range(2))
+        next(products)
+        return products
 
-    (found,) = thunder.explain(thunder.jit(program, fallback=fallback), torch.ones(2)).found
-    assert found.kind == "fallback" and "a generator leaves" in found.what and found.where[2].endswith("program")
+    (findings,) = thunder.explain(thunder.jit(program, fallback=fallback), torch.ones(2)).found
+    assert (
+        findings.kind == "fallback" and "a generator leaves" in findings.what and findings.where[2].endswith("program")
+    )
     assert len(calls) == 1
 
 

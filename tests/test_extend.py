@@ -539,10 +539,10 @@ def test_lists_are_copies(registry):
 
 
 class Counting:
-    made = 0
+    instances = 0
 
     def __init__(self):
-        type(self).made += 1
+        type(self).instances += 1
         self.calls = 0
 
     def __call__(self, x):
@@ -553,7 +553,7 @@ class Counting:
 def test_a_state_for_each_call():
     executor = extend.StatefulExecutor("counting")
     count = executor.register_stateful_operator("count", Counting, meta=lambda x: TensorProxy(like=x))
-    Counting.made = 0
+    Counting.instances = 0
 
     def program(x):
         count(x)
@@ -563,10 +563,10 @@ def test_a_state_for_each_call():
 
     compiled = thunder.jit(program, executors=[executor])
     assert torch.equal(compiled(A), A + 2) and torch.equal(compiled(A), A + 4), "each call counts for itself"
-    assert Counting.made == 3 and [n for n in names(compiled)] == ["count_0", "count_1", "count_2"]
+    assert Counting.instances == 3 and [n for n in names(compiled)] == ["count_0", "count_1", "count_2"]
     assert "t1 = count_1(x)" in text(compiled)
     compiled(A.double())
-    assert Counting.made == 6 and torch.equal(compiled(A), A + 6), "another program has other states"
+    assert Counting.instances == 6 and torch.equal(compiled(A), A + 6), "another program has other states"
     assert torch.equal(count(A), A + 1), "outside of a program a state lasts for the call"
     executor.register_implementation(count, grad_transform=scaled_gradient(count))
     x = A.clone().requires_grad_()

@@ -242,17 +242,17 @@ def test_registrations_of_the_wrong_type(myex):
 
 def test_names_of_operations_exist(myex):
     op = myex.register_operator("mine", like=ltorch.tanh, fn=torch.tanh)
-    for given, words in (
+    for name, words in (
         ("ltorch.tanhh", "no operation has the id 'ltorch.tanhh': did you mean 'ltorch.tanh'"),
         ("torch.tanh", "did you mean 'ltorch.tanh'"),
         ("torch.ops.nowhere.mine", "no operation has the id 'torch.ops.nowhere.mine'"),
         ("zzzz", "ids are ltorch.<name>, prims.<name>"),
     ):
         with pytest.raises(OptionError) as caught:
-            myex.register_implementation(given, op)
+            myex.register_implementation(name, op)
         assert words in str(caught.value)
-    for given in ("ltorch.tanh", "prims.tanh", "myex.mine", "torch.ops.aten.tanh"):
-        myex.register_implementation(given, op)
+    for name in ("ltorch.tanh", "prims.tanh", "myex.mine", "torch.ops.aten.tanh"):
+        myex.register_implementation(name, op)
 
 
 def test_an_implementation_of_a_primitive_runs(myex):

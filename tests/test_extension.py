@@ -20,8 +20,8 @@ def check_of(native_extension):
 
 
 def like(x, **changes):
-    made = torch.empty_strided(tuple(x.shape), x.stride(), dtype=changes.get("dtype", x.dtype))
-    return made.requires_grad_(changes.get("requires_grad", x.requires_grad))
+    tensor = torch.empty_strided(tuple(x.shape), x.stride(), dtype=changes.get("dtype", x.dtype))
+    return tensor.requires_grad_(changes.get("requires_grad", x.requires_grad))
 
 
 def others(x):

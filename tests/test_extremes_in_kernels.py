@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="kernels need Triton")
 # what numpy says of rows of NaNs alone, by which Triton's interpreter computes; the results are compared all the same
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 
-FOUND = {
+EXTREMES = {
     "argmax": lambda x, d, keep: (x.argmax(d, keepdim=keep),), "argmin": lambda x, d, keep: (x.argmin(d, keepdim=keep),),
     "max": lambda x, d, keep: x.max(d, keepdim=keep), "min": lambda x, d, keep: x.min(d, keepdim=keep),
 }  # fmt: skip
@@ -39,24 +39,24 @@ def rows(shape, dtype, seed, ends):
 
 def run(function, x):
     compiled = thunder.jit(lambda x: function(x * 2), executors=["triton_fuser"])
-    found = compiled(x)
+    actual = compiled(x)
     assert len(fusions(compiled)) == 1 and not others(compiled)
-    return tuple(found), tuple(function(x * 2))
+    return tuple(actual), tuple(function(x * 2))
 
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
 
 
-@given(st.sampled_from([*FOUND]), SHAPES, DTYPES, st.booleans(), st.booleans(), st.integers(0, 1 << 20))
+@given(st.sampled_from([*EXTREMES]), SHAPES, DTYPES, st.booleans(), st.booleans(), st.integers(0, 1 << 20))
 @settings(max_examples=40, deadline=None)
 def test_the_first_of_several(name, shape, dtype, keep, ends, seed):
     """PyTorch says that it gives the first one; a NaN is the largest and the smallest number."""
     dim = seed % len(shape)
     x = rows(shape, dtype, seed, ends).transpose(0, -1)
-    for found, wanted in zip(*run(lambda x: FOUND[name](x, dim, keep), x), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
-        assert found.stride() == wanted.stride()
+    for actual, wanted in zip(*run(lambda x: EXTREMES[name](x, dim, keep), x), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
+        assert actual.stride() == wanted.stride()
 
 
 @given(SHAPES, DTYPES, st.booleans(), st.integers(0, 1 << 20))
@@ -73,11 +73,11 @@ def test_the_few_largest(shape, dtype, ends, seed):
     assert (ordered.diff(dim=dim) > 0).all() and values.stride() == wanted.stride()
 
 
-@pytest.mark.parametrize("name", [*FOUND])
+@pytest.mark.parametrize("name", [*EXTREMES])
 def test_rows_of_nans_alone(name):
     x = torch.full((2, 5), float("nan"), device=DEVICE)
-    for found, wanted in zip(*run(lambda x: FOUND[name](x, 1, False), x), strict=True):
-        torch.testing.assert_close(found, wanted, equal_nan=True)
+    for actual, wanted in zip(*run(lambda x: EXTREMES[name](x, 1, False), x), strict=True):
+        torch.testing.assert_close(actual, wanted, equal_nan=True)
     (values, places), _ = run(lambda x: torch.topk(x, 3, 1), x)
     assert values.isnan().all() and places.tolist() == [[0, 1, 2]] * 2
 
@@ -111,7 +111,7 @@ def test_a_router_is_one_region():
 def test_what_pytorch_finds(function):
     x = torch.arange(44.0, device=DEVICE).view(4, 11).cos()
     compiled = thunder.jit(function, executors=["triton_fuser"])
-    found, wanted = compiled(x), function(x)
-    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, wanted)), strict=True):
+    actual, wanted = compiled(x), function(x)
+    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (actual, wanted)), strict=True):
         assert torch.equal(a, b)
     assert {"topk", "argmax"} & set(others(compiled))

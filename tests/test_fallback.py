@@ -117,10 +117,10 @@ def test_what_a_program_was_not_made_for_is_the_originals():
         for seed in range(9):
             values = torch.randn(3)
             torch.manual_seed(seed)
-            found = compiled(indices, values)
+            actual = compiled(indices, values)
             torch.manual_seed(seed)
             wanted = of_data(indices, values)
-            for a, b in zip(found, wanted, strict=True):
+            for a, b in zip(actual, wanted, strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert len([w for w in warned if w.category is FallbackWarning]) == 1
     runs = compiled.programs[0].calls

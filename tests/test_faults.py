@@ -53,8 +53,8 @@ def generated(seed: int, planted: str = "") -> tuple[nn.Module, int]:
     """A small model of random healthy lines, with a planted one among them, and that line's number."""
     generator = random.Random(seed)
     lines = generator.sample(HEALTHY, generator.randrange(2, 6))
-    place = generator.randrange(len(lines) + 1)
-    lines[place:place] = [planted] if planted else []
+    line_number = generator.randrange(len(lines) + 1)
+    lines[line_number:line_number] = [planted] if planted else []
     body = "\n".join(f"    {line}" for line in ["y = self.linear(x)", *lines, "return (y * y).mean()"])
     space = {"torch": torch, "F": F}
     filename = f"<generated {seed} {planted}>"
@@ -62,7 +62,7 @@ def generated(seed: int, planted: str = "") -> tuple[nn.Module, int]:
     inspect.linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), space)
     torch.manual_seed(seed)
-    return type("Generated", (Base,), {"forward": space["forward"]})(), place + 3
+    return type("Generated", (Base,), {"forward": space["forward"]})(), line_number + 3
 
 
 @pytest.mark.sweep(2)
@@ -90,8 +90,8 @@ def test_healthy_models_have_no_fault(seed):
     model(x).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     model.zero_grad()
-    found = thunder.debug(thunder.jit(model), x)
-    assert found.first is None and "are finite" in str(found) and found.values > 10, str(found)
+    report = thunder.debug(thunder.jit(model), x)
+    assert report.first is None and "are finite" in str(report) and report.values > 10, str(report)
 
 
 def test_a_parameter_that_is_not_finite_is_named_by_its_path():

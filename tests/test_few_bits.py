@@ -34,10 +34,10 @@ def test_the_kernels(format, rows, dtype, shape, biased):
     exact = torch.nn.functional.linear(x.double(), weight, None if bias is None else bias.double())
     # what is rounded: with several rows the numbers of the weight, and the result
     sizes = torch.nn.functional.linear(x.double().abs(), weight.abs())
-    for given in (x, x.view(rows, 1, k), x.t().contiguous().t()):
-        found = few_bits_linear(given, bias, parts, format)
-        assert found.shape == (*given.shape[:-1], n) and found.dtype is dtype
-        error = (found.view(rows, n).double() - exact).abs()
+    for operand in (x, x.view(rows, 1, k), x.t().contiguous().t()):
+        actual = few_bits_linear(operand, bias, parts, format)
+        assert actual.shape == (*operand.shape[:-1], n) and actual.dtype is dtype
+        error = (actual.view(rows, n).double() - exact).abs()
         eps = torch.finfo(dtype).eps
         assert (error <= exact.abs() * eps + sizes * (eps if rows > 1 else 1e-6)).all()
 
@@ -90,11 +90,11 @@ def test_parts_of_a_weight_on_a_cpu(format, dtype, monkeypatch):
     for length in (20, 40, 60):
         x = torch.randn(length, 1, 256).to(dtype)
         with torch.no_grad():
-            found = compiled(x)
+            actual = compiled(x)
         exact = torch.nn.functional.linear(x.double(), weight, layer.bias.double())
         eps, sizes = torch.finfo(dtype).eps, torch.nn.functional.linear(x.double().abs(), weight.abs())
         assert (
-            found.dtype is dtype and ((found.double() - exact).abs() <= 2 * eps * exact.abs() + 2 * eps * sizes).all()
+            actual.dtype is dtype and ((actual.double() - exact).abs() <= 2 * eps * exact.abs() + 2 * eps * sizes).all()
         )
         assert "few_bits_linear_cpu" in str(thunder.last_traces(compiled)[-1])
     assert thunder.cache_misses(compiled) == 2
@@ -111,9 +111,9 @@ def test_int8_on_a_cpu(rows, dtype, biased):
     held, scale = Int8Weights().quantize(layer.weight.detach())
     x, weight = torch.randn(rows, 1, 96).to(dtype), held.double() * scale
     with torch.no_grad():
-        found = compiled(x)
-    assert "int8_linear_cpu" in str(thunder.last_traces(compiled)[-1]) and found.dtype is dtype
+        actual = compiled(x)
+    assert "int8_linear_cpu" in str(thunder.last_traces(compiled)[-1]) and actual.dtype is dtype
     exact = torch.nn.functional.linear(x.double(), weight, layer.bias.double() if biased else None)
     eps, sizes = torch.finfo(dtype).eps, torch.nn.functional.linear(x.double().abs(), weight.abs())
     # rounded are the scale, the product and the sum with the bias
-    assert ((found.double() - exact).abs() <= 2 * eps * exact.abs() + 2 * eps * sizes).all()
+    assert ((actual.double() - exact).abs() <= 2 * eps * exact.abs() + 2 * eps * sizes).all()

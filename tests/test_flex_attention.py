@@ -37,9 +37,9 @@ def inputs():
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results(name):
-    program, given = PROGRAMS[name], inputs()
+    program, qkv = PROGRAMS[name], inputs()
     compiled = thunder.jit(program)
-    torch.testing.assert_close(compiled(*given), program(*given))
+    torch.testing.assert_close(compiled(*qkv), program(*qkv))
 
 
 def test_gradients():

@@ -49,14 +49,14 @@ def test_a_layer_is_what_the_definition_says(scaling, gradient_dtype, executors)
         layer, transforms=[Float8Transform(scaling=scaling, gradient_dtype=gradient_dtype)], executors=executors
     )
     y = compiled(x)
-    found = (y, *torch.autograd.grad(y, (x, layer.weight, layer.bias), g))
+    actual = (y, *torch.autograd.grad(y, (x, layer.weight, layer.bias), g))
     # a product with scales of rows is written in bfloat16; kernels divide otherwise
     bound = 1e-2 if scaling == "rowwise" or executors or DEVICE == "cuda" else 1e-5
-    for a, b in zip(found, expected_layer(x, layer.weight, layer.bias, g, scaling, gradient_dtype), strict=True):
+    for a, b in zip(actual, expected_layer(x, layer.weight, layer.bias, g, scaling, gradient_dtype), strict=True):
         assert (a - b).norm() <= bound * b.norm()
     eager = layer(x)
     wanted = (eager, *torch.autograd.grad(eager, (x, layer.weight, layer.bias), g))
-    assert all(1e-3 * b.norm() < (a - b).norm() < 0.1 * b.norm() for a, b in zip(found[:3], wanted, strict=False))
+    assert all(1e-3 * b.norm() < (a - b).norm() < 0.1 * b.norm() for a, b in zip(actual[:3], wanted, strict=False))
 
 
 # not every CPU multiplies the shorter ones
@@ -172,10 +172,12 @@ def test_checkpoints():
     torch.manual_seed(0)
     module = Gated()
     x = torch.randn(16, 32, requires_grad=True)
-    found = []
+    gradients = []
     for f in (lambda x: module(x).sum(), lambda x: checkpoint(module, x, use_reentrant=False).sum()):
-        found.append(torch.autograd.grad(thunder.jit(f, transforms=[Float8Transform()])(x), (x, *module.parameters())))
-    torch.testing.assert_close(*found)
+        gradients.append(
+            torch.autograd.grad(thunder.jit(f, transforms=[Float8Transform()])(x), (x, *module.parameters()))
+        )
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_transform_brings_its_executor():
@@ -226,10 +228,10 @@ def test_kernels(make, to):
     rows, rows_scale, turned, turned_scale = float8.quantized(x, None, to, True)
     torch.testing.assert_close(rows_scale, exact.abs().amax(1, True).clamp_min(1e-12) / torch.finfo(to).max)
     torch.testing.assert_close(turned_scale, exact.abs().amax(0)[:, None].clamp_min(1e-12) / torch.finfo(to).max)
-    for found, scales, wanted in ((q, scale, exact), (rows, rows_scale, exact), (turned, turned_scale, exact.t())):
-        assert found.shape == wanted.shape and found.is_contiguous()
+    for quantized, scales, wanted in ((q, scale, exact), (rows, rows_scale, exact), (turned, turned_scale, exact.t())):
+        assert quantized.shape == wanted.shape and quantized.is_contiguous()
         assert (
-            (found.float() * scales - wanted).abs()
+            (quantized.float() * scales - wanted).abs()
             <= 1.02 * (wanted.abs() * 2.0**-digits + scales * 2.0 ** (-10 if to is E4M3 else -17))
         ).all()
 

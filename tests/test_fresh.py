@@ -23,9 +23,9 @@ sys.exit({"ends": None, "code": 3, "words": "so it ends"}[sys.argv[1]])
 def test_a_program_is_what_python_runs(kind, how, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     started = {"-c": ["-c", PROGRAM], "-m": ["-m", "program"], "file": [str(tmp_path / "program.py")]}[kind]
-    given = {"cwd": tmp_path, "env": {"MINE": "1", "PYTHONPATH": str(tmp_path)}}
-    want = subprocess.run([sys.executable, *started, how, "--more"], capture_output=True, text=True, **given)
-    done = fresh.run(*started, how, "--more", **given)
+    options = {"cwd": tmp_path, "env": {"MINE": "1", "PYTHONPATH": str(tmp_path)}}
+    want = subprocess.run([sys.executable, *started, how, "--more"], capture_output=True, text=True, **options)
+    done = fresh.run(*started, how, "--more", **options)
     assert (done.returncode, done.stdout) == (want.returncode, want.stdout)
     assert done.stderr.splitlines()[-1:] == want.stderr.splitlines()[-1:]
 

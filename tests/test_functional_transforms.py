@@ -160,15 +160,15 @@ def test_random_compositions_equal_torch_func(group):
         if expected is None:
             continue
         compared += 1
-        found = [
+        function = [
             thunder.jit(composition.build(Thunder)),
             composition.build(Thunder),
             thunder.jit(composition.build(Torch)),
         ][seed % 3](x)
         torch.testing.assert_close(
-            found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"seed {seed}, {composition.plan}: {text}"
+            function, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"seed {seed}, {composition.plan}: {text}"
         )
-        assert not found.requires_grad
+        assert not function.requires_grad
 
 
 # ---------------------------------------------------------------------------------------------------------------- forms
@@ -296,8 +296,8 @@ def test_vmap_with_structures_and_dims():
 
     tree, y = {"x": draw(3, 2), "w": W}, draw(2, 4, 3)
     in_dims, out_dims = ({"x": 1, "w": None}, 0, None), {"out": 2, "sum": 0}
-    found = vmap(f, in_dims, out_dims)(tree, y, 2.0)
-    torch.testing.assert_close(found, torch.func.vmap(f, in_dims, out_dims)(tree, y, 2.0))
+    actual = vmap(f, in_dims, out_dims)(tree, y, 2.0)
+    torch.testing.assert_close(actual, torch.func.vmap(f, in_dims, out_dims)(tree, y, 2.0))
 
 
 def test_vmap_calls_what_eager_would():
@@ -374,8 +374,8 @@ def test_functional_call_is_pytorchs_own(names, options):
     names = own if names == "*" else names.split()
 
     def call(x):
-        given = {n: own[n].detach() + i if n in own else x for i, n in enumerate(names)}
-        return torch.func.functional_call(model, given, (x,), **options), given
+        tensors_by_name = {n: own[n].detach() + i if n in own else x for i, n in enumerate(names)}
+        return torch.func.functional_call(model, tensors_by_name, (x,), **options), tensors_by_name
 
     def attempt(call):
         with torch.no_grad():
@@ -388,8 +388,8 @@ def test_functional_call_is_pytorchs_own(names, options):
     for _ in range(2):
         before = copy.deepcopy(model.state_dict())
         (wanted, error), _ = attempt(call), model.load_state_dict(before)
-        found, raised = attempt(compiled)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        actual, raised = attempt(compiled)
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=0)
         assert raised == error
 
 
@@ -481,9 +481,9 @@ def test_errors_are_those_of_torch_func(what):
     call, words = REFUSED[what]
     with pytest.raises((RuntimeError, ValueError), match=words) as wanted:
         call(TorchForErrors)
-    with pytest.raises((RuntimeError, ValueError), match=words) as found:
+    with pytest.raises((RuntimeError, ValueError), match=words) as raised:
         call(Thunder)
-    assert type(found.value) is type(wanted.value)
+    assert type(raised.value) is type(wanted.value)
 
 
 def test_errors_of_our_own():
@@ -495,10 +495,10 @@ def test_errors_of_our_own():
         grad(lambda x: x.mul_(2).sum(), argnums=0)(X.clone())
     with pytest.raises(CaptureError, match="another dtype than its tensor"):
         jvp(torch.sin)((X,), (X.float(),))
-    kept = []
+    saved = []
     with pytest.raises(CaptureError, match="the function stored it"):
-        grad(lambda x: (kept.append(x), x.sum())[1], argnums=0)(X)
-    assert not kept
+        grad(lambda x: (saved.append(x), x.sum())[1], argnums=0)(X)
+    assert not saved
     with pytest.raises(RuntimeError, match="vmap over calling .item"):
         vmap(lambda x: x.item())(X)
     with pytest.raises(MissingImplementationError, match="run once: what draws random numbers"):
@@ -546,9 +546,9 @@ def test_vjp_takes_arguments_that_are_no_tensors(primals, keywords):
     wanted = [x for x in leaves if leaf(x)]
     gradients = iter(torch.autograd.grad(expected, wanted, torch.ones(3)))
     for run in (transformed, transformed.fn.eager):
-        result, found = run(primals, torch.ones(3), **keywords)
+        result, actual = run(primals, torch.ones(3), **keywords)
         assert torch.equal(result, expected)
-        of_primals = found[: len(primals)]  # those of keyword arguments come behind
+        of_primals = actual[: len(primals)]  # those of keyword arguments come behind
         for x, g in zip(leaves, torch.utils._pytree.tree_leaves(of_primals), strict=True):
             assert g is None if not leaf(x) else torch.equal(g, x.grad if x.grad is not None else _noted(x, gradients))
 

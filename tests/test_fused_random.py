@@ -165,9 +165,9 @@ def test_a_checkpoint_repeats_the_mask():
     compiled = fused(program)
     y = compiled(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    kept = (y != 0).double() / 0.6
+    scaled_mask = (y != 0).double() / 0.6
     torch.testing.assert_close(
-        gradient.double(), 2 * x.detach() * kept * torch.cos(kept * x.detach() ** 2), rtol=1e-5, atol=1e-5
+        gradient.double(), 2 * x.detach() * scaled_mask * torch.cos(scaled_mask * x.detach() ** 2), rtol=1e-5, atol=1e-5
     )
     assert 0 < int((y == 0).sum()) < 60 and "get_rng_state" not in str(thunder.last_traces(compiled)[-1])
 

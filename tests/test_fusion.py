@@ -281,11 +281,11 @@ def test_views_are_made_outside_of_the_region():
 
     def program(x, y):
         flat = x.view(-1)
-        made = (x * y).sin()
-        turned = made.t()[0]
+        sines = (x * y).sin()
+        turned = sines.t()[0]
         x.add_(1)
-        made.mul_(2)
-        return flat, made, turned, flat.neg(), (turned + 1).exp()
+        sines.mul_(2)
+        return flat, sines, turned, flat.neg(), (turned + 1).exp()
 
     joining = Joining(operations=(*ELEMENTWISE, "view", "permute", "getitem"))
     compiled = thunder.jit(program, executors=[joining])
@@ -297,8 +297,8 @@ def test_views_are_made_outside_of_the_region():
         assert torch.equal(mine, theirs)
         assert got[0].data_ptr() == mine.data_ptr() and got[2].data_ptr() == got[1].data_ptr()
     for region in joining.seen:
-        made = {o: line for line in region.bound_symbols for o in line.outputs}
-        assert not any(made[o].sym.name in ("view", "permute", "getitem") for o in region.outputs)
+        producers = {o: line for line in region.bound_symbols for o in line.outputs}
+        assert not any(producers[o].sym.name in ("view", "permute", "getitem") for o in region.outputs)
 
 
 def test_only_views_are_no_region():
@@ -375,13 +375,13 @@ def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes()
         return ((x @ w).sin().exp().cos() * 2).exp()
 
     x, w = torch.randn(32, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
-    found = {}
+    sizes = {}
     for name, executors in (("torch", None), ("fused", [Joining()])):
         compiled = thunder.jit(program, executors=executors)
         gradients = torch.autograd.grad(compiled(x, w).sum(), (x, w))
-        found[name] = thunder.examine.saved_for_backward(compiled).nbytes, gradients
-    assert all(torch.equal(a, b) for a, b in zip(found["torch"][1], found["fused"][1]))
-    assert found["fused"][0] == 32 * 8 * 4 < found["torch"][0]
+        sizes[name] = thunder.examine.saved_for_backward(compiled).nbytes, gradients
+    assert all(torch.equal(a, b) for a, b in zip(sizes["torch"][1], sizes["fused"][1]))
+    assert sizes["fused"][0] == 32 * 8 * 4 < sizes["torch"][0]
     assert any("joined" in n for n in names(compiled, backward=True)) and "bw_" in str(
         thunder.last_backward_traces(compiled)[-1]
     )

@@ -107,7 +107,7 @@ class MetaLearner(nn.Module):
 PROGRAMS = [Burgers, Critic, Forces, Operator, MetaLearner]
 
 
-def made(program):
+def build(program):
     torch.manual_seed(0)
     module = program().to(D)
     return module, [x.to(D) if x.is_floating_point() else x for x in module.inputs()]
@@ -128,7 +128,7 @@ def operations(compiled):
 @pytest.mark.parametrize("options", [{}, {"numerics": "eager"}], ids=["close", "eager"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_losses_with_gradients_inside_are_eagers(program, options):
-    module, inputs = made(program)
+    module, inputs = build(program)
     compiled = thunder.jit(module, **options)
     for _ in range(2):
         ours = [x.clone() for x in step(compiled, module, inputs)]
@@ -139,7 +139,7 @@ def test_losses_with_gradients_inside_are_eagers(program, options):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_gradients_inside_are_operations(program):
-    module, inputs = made(program)
+    module, inputs = build(program)
     compiled = thunder.jit(module, executors=[])
     step(compiled, module, inputs)
     assert not [b for b in operations(compiled) if once_differentiable.of(b.sym) or b.sym.name.startswith("vjp_of")]
@@ -150,7 +150,7 @@ def test_a_gradient_that_is_asked_for_twice_is_computed_once(program):
     """With respect to two inputs, one after the other: the second one adds the product with its weight's column."""
 
     def products(numerics):
-        module, inputs = made(program)
+        module, inputs = build(program)
         compiled = thunder.jit(module, numerics=numerics)
         step(compiled, module, inputs)
         return sum(b.sym.name in ("mm", "linear") for b in operations(compiled))

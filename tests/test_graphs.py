@@ -23,10 +23,10 @@ CALL = 6
 @pytest.fixture
 def world(monkeypatch):
     """Programs on the CPU are recorded, at their sixth call."""
-    found = World()
-    monkeypatch.setitem(DEVICES, "cpu", lambda device: FakeGPU(device, found))
+    fake = World()
+    monkeypatch.setitem(DEVICES, "cpu", lambda device: FakeGPU(device, fake))
     monkeypatch.setattr(graphs, "GRAPHS_CALL", CALL)
-    return found
+    return fake
 
 
 def compiled(f, **options):
@@ -90,12 +90,12 @@ def test_graphs_that_are_no_faster_are_given_up(world):
 
 def test_the_measurement_changes_no_result(world):
     """Decisions depend on times, results do not: the same program under each."""
-    found = []
+    results = []
     for host, device, graphed in itertools.product((1.0, 0.1), (0.5, 2.0), (0.5, 2.0)):
         world.host, world.device, world.graphed = host, device, graphed
-        found.append(graph_programs.run("draws", "trains", compiled, "cpu")[0])
-    for others in found[1:]:
-        assert not graph_programs.unequal(found[0], others)
+        results.append(graph_programs.run("draws", "trains", compiled, "cpu")[0])
+    for others in results[1:]:
+        assert not graph_programs.unequal(results[0], others)
 
 
 def test_options(world, monkeypatch):
@@ -138,14 +138,14 @@ def test_memory_beyond_a_share(world):
 
 
 def test_what_is_saved_for_backwards_that_do_not_run(world):
-    f, kept = compiled(program), []
+    f, saved = compiled(program), []
     for _ in range(20):
         x = torch.randn(4, requires_grad=True)
         f(x).sum().backward()
     for _ in range(60):
         x = torch.randn(4, requires_grad=True)
-        kept.append((x, f(x)))
-    for x, y in kept:
+        saved.append((x, f(x)))
+    for x, y in saved:
         expected = torch.autograd.grad(program(x).sum(), x)
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected[0])
     assert "given up: CUDAGraph0 of augmented_forward_fn ran without its CUDA graph, since results that" in reason(f)
@@ -231,8 +231,8 @@ def check_program(world, model, habit):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected, _ = graph_programs.run(model, habit, functools.partial(compiled, graphs=False), "cpu")
-        found, _ = graph_programs.run(model, habit, compiled, "cpu", lambda n: world.stream(abs(n)))
-    assert not graph_programs.unequal(expected, found)
+        actual, _ = graph_programs.run(model, habit, compiled, "cpu", lambda n: world.stream(abs(n)))
+    assert not graph_programs.unequal(expected, actual)
 
 
 @pytest.mark.parametrize("model, habit", sampled()[::4])

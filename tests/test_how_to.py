@@ -55,14 +55,14 @@ print([t.provenance.split(" (")[0] for t in thunder.last_traces(compiled)])
 
 
 def test_an_executor_is_one_file(tmp_path):
-    made = """
+    source = """
 executor = OperatorExecutor("page", version="0.1")
 register_executor(executor)
 executor.register_operator(
     "clipped", meta=lambda x, limit: TensorProxy(like=x), fn=fast_clipped_square, replaces=clipped_square
 )
 """
-    write(tmp_path / "page.py", "write_an_executor.md", ("def clipped_square", "def fast_clipped_square"), made)
+    write(tmp_path / "page.py", "write_an_executor.md", ("def clipped_square", "def fast_clipped_square"), source)
     program = """
 import torch, thunder, page
 x = torch.linspace(-1, 1, 5)

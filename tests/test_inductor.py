@@ -442,15 +442,15 @@ def test_a_backward_that_is_run_again_finds_what_it_saved():
     compiled = thunder.jit(program, executors=["inductor"])
     g = torch.randn(64, 64, dtype=torch.float64)
     want = torch.autograd.grad(program(x, w), (x, w), g)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, lambda i: kept[i]):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or len(saved) - 1, lambda i: saved[i]):
         hooked = compiled(x, w)
-    held = [t.clone() for t in kept]
+    held = [t.clone() for t in saved]
     plain = compiled(x, w)
     for out, keep in ((plain, True), (plain, True), (plain, False), (hooked, False)):
         for a, b in zip(torch.autograd.grad(out, (x, w), g, retain_graph=keep), want, strict=True):
             torch.testing.assert_close(a, b)
-    assert held and all(map(torch.equal, kept, held)), "what hooks keep is theirs"
+    assert held and all(map(torch.equal, saved, held)), "what hooks keep is theirs"
     assert any(line.header for line in thunder.last_backward_traces(compiled)[-1].bound_symbols)
 
 
@@ -467,10 +467,10 @@ def test_kernels_that_write_over_something_else_are_others_on_disk():
     for _ in range(2):
         for dying in (0, 1):
             region = type(region_of(compiled))(region_of(compiled).region).writing_over([dying])
-            given = [x.clone(), y.clone()]
-            (got,) = region(*given)
-            assert torch.equal(got, want) and got.data_ptr() == given[dying].data_ptr()
-            assert torch.equal(given[1 - dying], (x, y)[1 - dying])
+            copies = [x.clone(), y.clone()]
+            (got,) = region(*copies)
+            assert torch.equal(got, want) and got.data_ptr() == copies[dying].data_ptr()
+            assert torch.equal(copies[1 - dying], (x, y)[1 - dying])
     assert region_of(compiled).writing_over([]).over == {} and region_of(compiled).writing_over([0, 1]).over == {0: 0}
 
 
@@ -497,11 +497,11 @@ def test_a_broadcast_cotangent_is_written_out_once():
     class Operands(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function is torch.ops.aten.mm.default:
-                found.extend(0 in t.stride() for t in args)
+                regions.extend(0 in t.stride() for t in args)
             return function(*args, **(kwargs or {}))
 
     for executors, copies in ((["inductor"], False), ([], True)):
-        compiled, found = thunder.jit(program, executors=executors), []
+        compiled, regions = thunder.jit(program, executors=executors), []
         for loss in (lambda a, b, c: a.sum() + c.sum(), lambda a, b, c: a.sum() * 2.0 + b.square().sum()):
             with Operands():
                 got = torch.autograd.grad(loss(*compiled(x, w, v)), (x, w, v), allow_unused=True)
@@ -509,4 +509,4 @@ def test_a_broadcast_cotangent_is_written_out_once():
                 got, torch.autograd.grad(loss(*program(x, w, v)), (x, w, v), allow_unused=True), strict=True
             ):
                 torch.testing.assert_close(a, b)
-        assert any(found) is copies and len(found) > 4
+        assert any(regions) is copies and len(regions) > 4

@@ -216,8 +216,8 @@ def test_compile_options_are_declared_and_say_who_used_them(capsys):
                 return self
 
         chosen = []
-        for given in ({}, {"fusion_kind": "consecutive"}):
-            compiled = thunder.jit(scaled, memory_budget=0.5, executors=[Configured("asks")], **given)
+        for fusion_options in ({}, {"fusion_kind": "consecutive"}):
+            compiled = thunder.jit(scaled, memory_budget=0.5, executors=[Configured("asks")], **fusion_options)
         assert chosen == ["dataflow", "consecutive"]
         thunder.last_compile_options(compiled)
         expected = (
@@ -236,12 +236,12 @@ def test_compile_options_are_declared_and_say_who_used_them(capsys):
 
 
 def listed_options(capsys) -> str:
-    sys.argv, given = ["thunder", "options"], sys.argv
+    sys.argv, saved_arguments = ["thunder", "options"], sys.argv
     try:
         with pytest.raises(SystemExit) as ended:
             runpy.run_module("thunder", run_name="__main__", alter_sys=False)
     finally:
-        sys.argv = given
+        sys.argv = saved_arguments
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -262,7 +262,7 @@ def test_every_option_is_listed(capsys):
 
 
 @pytest.mark.parametrize(
-    "given, hint",
+    "options, hint",
     [
         ({"executor": ["torch"]}, "did you mean executors="),
         ({"memory_bugdet": 0.5}, "did you mean memory_budget="),
@@ -271,12 +271,12 @@ def test_every_option_is_listed(capsys):
         ({"zzz": 1}, "`python -m thunder options` lists those there are"),
     ],
 )
-def test_unknown_options_name_what_was_meant(given, hint):
-    (name,) = given
+def test_unknown_options_name_what_was_meant(options, hint):
+    (name,) = options
     for compile in (
-        lambda: thunder.jit(scaled, **given),
-        lambda: thunder.jit(**given),
-        lambda: thunder.functional.jit(scaled, **given),
+        lambda: thunder.jit(scaled, **options),
+        lambda: thunder.jit(**options),
+        lambda: thunder.functional.jit(scaled, **options),
     ):
         with pytest.raises(
             TypeError, match=re.escape(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")
@@ -292,7 +292,7 @@ def test_options_of_2024_without_effect_say_so(name):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"max_entries": 0},
         {"max_entries": True},
@@ -302,10 +302,10 @@ def test_options_of_2024_without_effect_say_so(name):
         {"record_history": "yes"},
     ],
 )
-def test_options_of_a_wrong_type_or_value(given):
-    (name,) = given
+def test_options_of_a_wrong_type_or_value(options):
+    (name,) = options
     with pytest.raises(OptionError, match=f"{name}=.* is not an option; valid: "):
-        thunder.jit(scaled, **given)
+        thunder.jit(scaled, **options)
 
 
 def test_transforms_are_applied_in_order():
@@ -593,12 +593,12 @@ def test_a_traced_function_takes_the_arguments_of_the_function():
     def program(a, parts, *, scale, n=2):
         return (a * parts["b"][0] + scale) * n
 
-    given = {"b": [ONES * 3, "unused"]}
-    run = thunder.trace()(program, ONES, given, scale=ONES, n=3).python_callable()
+    tree = {"b": [ONES * 3, "unused"]}
+    run = thunder.trace()(program, ONES, tree, scale=ONES, n=3).python_callable()
     other = {"b": [ONES * 5, "unused"]}
     assert torch.equal(run(ONES * 2, other, scale=-ONES, n=3), program(ONES * 2, other, scale=-ONES, n=3))
     with pytest.raises(ValueError, match="an argument of program was 3 when it was traced, is 4: trace again"):
-        run(ONES, given, scale=ONES, n=4)
+        run(ONES, tree, scale=ONES, n=4)
     with pytest.raises(TypeError, match="the trace of program takes arguments of the structure"):
         run(ONES, ONES, ONES)
 
@@ -792,11 +792,11 @@ def test_what_a_method_or_partial_is_bound_to_is_checked():
 def test_copies_keep_options_and_drop_entries():
     compiled = thunder.jit(scaled, cache="symbolic values", executors=["torch"])
     compiled(ONES)
-    for made in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
-        assert thunder.cache_misses(made) == 0 and made.fn is scaled
-        assert thunder.cache_option(made) is thunder.CACHE_OPTIONS.SYMBOLIC_VALUES
-        assert thunder.compile_data(made).executors_list == thunder.compile_data(compiled).executors_list
-        assert torch.equal(made(ONES, 3), 3 * ONES)
+    for copied in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert thunder.cache_misses(copied) == 0 and copied.fn is scaled
+        assert thunder.cache_option(copied) is thunder.CACHE_OPTIONS.SYMBOLIC_VALUES
+        assert thunder.compile_data(copied).executors_list == thunder.compile_data(compiled).executors_list
+        assert torch.equal(copied(ONES, 3), 3 * ONES)
     assert pickle.loads(pickle.dumps(decorated)) is decorated, "a decorated function is found under its name"
 
 
@@ -1010,15 +1010,15 @@ def test_a_program_leaves_settings_as_eager_does(name, raises):
             raise ValueError("after it")
         return before, x * 3, torch.tensor(1.5)
 
-    compiled, found = thunder.jit(program), []
+    compiled, collected = thunder.jit(program), []
     for run in (program, compiled, compiled):
         with compat.modes_restored():
             try:
                 results = [(t.dtype, t.requires_grad) for t in run(torch.ones(2, requires_grad=True))]
             except ValueError:
                 results = []
-            found.append((results, compat.settings()))
-    assert found[0] == found[1] == found[2] and found[0][1] != compat.settings()
+            collected.append((results, compat.settings()))
+    assert collected[0] == collected[1] == collected[2] and collected[0][1] != compat.settings()
 
 
 @pytest.mark.parametrize("name", ["deterministic", "precision", "precision of one backend", "reduced precision"])
@@ -1209,8 +1209,8 @@ def test_a_compiled_function_in_forward_mode():
     for _ in range(2):
         compiled(x, y)
     with pytest.warns(UserWarning, match="under a torch.func transform"):
-        found = torch.func.jvp(compiled, (x, y), (y, x))
-    torch.testing.assert_close(found, torch.func.jvp(f, (x, y), (y, x)))
+        values_and_tangents = torch.func.jvp(compiled, (x, y), (y, x))
+    torch.testing.assert_close(values_and_tangents, torch.func.jvp(f, (x, y), (y, x)))
     compiled = thunder.jit(f, executors=[EVERY_REGION])
     compiled(x, y)
     for requires_grad in (False, True):
@@ -1251,14 +1251,14 @@ def test_under_make_fx_the_original_is_traced():
 def test_garbage_is_not_looked_for_while_compiling():
     class Asks(thunder.Transform):
         def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
-            found.append(gc.isenabled())
+            results.append(gc.isenabled())
             if refuse:
                 raise ValueError("refused")
             return prologue_trace, computation_trace, epilogue_trace
 
-    found, refuse = [], False
+    results, refuse = [], False
     thunder.jit(scaled, transforms=[Asks()])(ONES)
-    assert found == [False] and gc.isenabled()
+    assert results == [False] and gc.isenabled()
     refuse = True
     with pytest.raises(ValueError, match="refused"):
         thunder.jit(scaled, transforms=[Asks()])(ONES)

@@ -276,38 +276,38 @@ def test_functions_in_python_that_look_at_sizes_stay_lines():
 def test_threads_run_one_loop():
     x, y = torch.rand(64, 64), torch.rand(64, 64)
     compiled, _ = looped(arithmetic, x, y)
-    expected, found = arithmetic(x, y), []
+    expected, results = arithmetic(x, y), []
 
     def work():
-        found.extend(torch.equal(compiled(x, y), expected) for _ in range(50))
+        results.extend(torch.equal(compiled(x, y), expected) for _ in range(50))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 200
+    assert results == [True] * 200
 
 
 def test_they_are_made_once_at_a_call_that_is_known_beforehand(monkeypatch):
-    made = []
-    monkeypatch.setattr(entries, "take_loops", lambda trace: made.append(compiled._lc_cs.calls))
+    loops = []
+    monkeypatch.setattr(entries, "take_loops", lambda trace: loops.append(compiled._lc_cs.calls))
     compiled = thunder.jit(arithmetic, executors=[])
     x = torch.rand(4, 4)
     for _ in range(3 * entries.WARM):
         compiled(x, x)
-    assert made == [entries.WARM]
+    assert loops == [entries.WARM]
 
 
 def test_a_backward_that_runs_later_gets_its_loops_later(monkeypatch):
-    made = []
-    monkeypatch.setattr(entries, "take_loops", lambda trace: made.append((compiled._lc_cs.calls, trace.name)))
+    loops = []
+    monkeypatch.setattr(entries, "take_loops", lambda trace: loops.append((compiled._lc_cs.calls, trace.name)))
     compiled, x = thunder.jit(arithmetic, executors=[]), torch.rand(4, 4, requires_grad=True)
     for call in range(1, 4 * entries.WARM):
         y = compiled(x, x)
         if call == entries.WARM + 2:
             y.sum().backward()
-    assert made == [(entries.WARM, "augmented_forward_fn"), (2 * entries.WARM, "backward_fn")]
+    assert loops == [(entries.WARM, "augmented_forward_fn"), (2 * entries.WARM, "backward_fn")]
 
 
 def test_a_program_that_is_older_than_the_extension_gets_its_loops_too(monkeypatch):

@@ -29,8 +29,8 @@ def driver(monkeypatch):
 
     def compiled(request):
         state.requests.append(request)
-        made = SimpleNamespace(shared=64, scratch=2, load=lambda device: f"{request.name} on {device}")
-        return SimpleNamespace(result=lambda: made)
+        kernel = SimpleNamespace(shared=64, scratch=2, load=lambda device: f"{request.name} on {device}")
+        return SimpleNamespace(result=lambda: kernel)
 
     @contextlib.contextmanager
     def on(device):
@@ -80,20 +80,20 @@ def test_a_launch_passes_addresses_and_numbers(driver):
 
 def test_a_thread_is_given_the_context_of_its_device(driver, monkeypatch):
     """PyTorch's launcher takes that of device 0 in a thread that has none."""
-    given = []
+    inputs = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(compat, "current_device", lambda: 1)
-    monkeypatch.setattr(compat, "set_device", given.append)
+    monkeypatch.setattr(compat, "set_device", inputs.append)
     few_rows(row(), torch.ones(40, 64))
-    assert given == [1] and driver.calls[0][0] == "_one_row on 1"
+    assert inputs == [1] and driver.calls[0][0] == "_one_row on 1"
 
 
 def test_other_arguments_have_functions_of_their_own(driver):
     """By size, type, strides, alignment and the current device; those of a kind that was there before have it again."""
     x, w = row(), torch.ones(40, 64)
     moved = torch.ones(65)[1:].view(1, 1, 64)
-    for given in (x, moved, x.half(), torch.ones(1, 1, 128)[..., ::2]) * 2:
-        few_rows(given, w.to(given.dtype))
+    for operand in (x, moved, x.half(), torch.ones(1, 1, 128)[..., ::2]) * 2:
+        few_rows(operand, w.to(operand.dtype))
     aligned = [[a for _, a in r.arguments[:2]] for r in driver.requests]
     assert aligned == [[True, True], [False, True], [True, True], [True, True]]
     assert len(driver.calls) == 8
@@ -133,13 +133,17 @@ def test_what_the_host_does_for_a_launch(driver):
     and launches. The stand-ins are functions of Python too."""
     x, w, v, b = row(), torch.ones(40, 64), torch.ones(8, 64), torch.ones(40)
     stand_ins = ["<lambda>", "<lambda>", "<lambda>", "launch_kernel"]  # device, memory, stream
-    for function, given, views in ((few_rows, (x, w), []), (few_rows, (x, w, b), []), (linears_of_row, (x, w, v), [1])):
-        run = functools.partial(function.for_call(), *given)
+    for function, inputs, views in (
+        (few_rows, (x, w), []),
+        (few_rows, (x, w, b), []),
+        (linears_of_row, (x, w, v), [1]),
+    ):
+        run = functools.partial(function.for_call(), *inputs)
         run()
         names, builtin = python_calls(run)
         assert names == ["__call__", "launch", *stand_ins]
         assert builtin == [
-            "check", *["data_ptr"] * len(given), "empty_strided", "data_ptr", "append", *["split_with_sizes" for _ in views]
+            "check", *["data_ptr"] * len(inputs), "empty_strided", "data_ptr", "append", *["split_with_sizes" for _ in views]
         ]  # fmt: skip
 
 
@@ -155,18 +159,18 @@ def test_each_call_of_a_program_has_a_function_of_its_own(driver, monkeypatch):
             x = torch.nn.functional.linear(x, w)
         return x
 
-    given = row(), torch.ones(40, 64), torch.ones(24, 40), torch.ones(64, 24)
+    inputs = row(), torch.ones(40, 64), torch.ones(24, 40), torch.ones(64, 24)
     compiled = thunder.jit(layers, executors=[matvec.MatvecExecutor("everywhere", usable=lambda device: True)])
     with torch.no_grad():
-        compiled(*given)
+        compiled(*inputs)
     trace = thunder.last_traces(compiled)[-1]
     assert [f"few_rows_linear{n}(" in trace.python() for n in ("", "_1", "_2", "_3")] == [True] * 3 + [False]
     other = text.function_of(json.loads(json.dumps(text.written_text(trace, {}, {}))))
     with torch.no_grad():
-        other(*given)
+        other(*inputs)
         assert len(driver.calls) == 6
         for run in (compiled, other):
-            names, _ = python_calls(lambda run=run: run(*given))
+            names, _ = python_calls(lambda run=run: run(*inputs))
             assert names.count("launch") == 3 and "_by_strides" not in names
     assert len(driver.calls) == 12 and len({*driver.requests}) == 3
 

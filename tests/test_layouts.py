@@ -125,8 +125,8 @@ def test_an_operation_is_laid_out_as_in_pytorch(name):
                 and layout.is_dense(eager)
                 and eager.data_ptr() not in [a.data_ptr() for a in args]
             ):
-                (found,) = strides_by_rule(function, *args).values()
-                assert found == eager.stride(), forms
+                (strides,) = strides_by_rule(function, *args).values()
+                assert strides == eager.stride(), forms
                 checked += 1
     assert checked
 
@@ -156,9 +156,9 @@ def test_a_layout_that_is_asked_for(name, executors):
     x = values(*SHAPE)
     compiled = thunder.jit(ASKED_FOR[name], executors=executors)
     for argument in (x, x.to(memory_format=torch.channels_last), x.transpose(1, 2).contiguous().transpose(1, 2)):
-        found, expected = (torch.manual_seed(0) and f(argument) for f in (compiled, ASKED_FOR[name]))
-        torch.testing.assert_close(found, expected)
-        assert found.stride() == expected.stride()
+        result, expected = (torch.manual_seed(0) and f(argument) for f in (compiled, ASKED_FOR[name]))
+        torch.testing.assert_close(result, expected)
+        assert result.stride() == expected.stride()
 
 
 @pytest.mark.sweep(3)
@@ -171,13 +171,13 @@ def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function,
 
     compiled = thunder.jit(program, executors=[executor])
     for x in (values(4, 6), values(6, 4).t()):
-        given = x.requires_grad_(), values(12, 3).requires_grad_()
-        got, want = compiled(*given), program(*given)
+        leaves = x.requires_grad_(), values(12, 3).requires_grad_()
+        got, want = compiled(*leaves), program(*leaves)
         assert [y.stride() for y in got] == [y.stride() for y in want]
         for y, z in zip(got, want, strict=True):
             torch.testing.assert_close(
-                torch.autograd.grad(y.cos().sum(), given[0], retain_graph=True),
-                torch.autograd.grad(z.cos().sum(), given[0], retain_graph=True),
+                torch.autograd.grad(y.cos().sum(), leaves[0], retain_graph=True),
+                torch.autograd.grad(z.cos().sum(), leaves[0], retain_graph=True),
             )
 
 
@@ -222,16 +222,16 @@ def test_a_rule_needs_no_fake_tensors(name, form, monkeypatch):
         pytest.skip("no rule tells")
     monkeypatch.setattr(compat, "FakeTensorMode", None)
     (function, *others), x = BY_RULE[name], FORMS[form]()
-    (found,) = strides_by_rule(function, x, *others).values()
-    assert found == function(x, *others).stride()
+    (strides,) = strides_by_rule(function, x, *others).values()
+    assert strides == function(x, *others).stride()
 
 
 @pytest.mark.parametrize("form", ["row-major", "heads", "gaps"])
 def test_a_rotation_is_laid_out_without_fake_tensors(form, monkeypatch):
     monkeypatch.setattr(compat, "FakeTensorMode", None)
     args = FORMS[form](), values(4, 6), values(4, 6)
-    (found,) = strides_by_rule(rotate, *args).values()
-    assert found == rotate(*args).stride()
+    (strides,) = strides_by_rule(rotate, *args).values()
+    assert strides == rotate(*args).stride()
 
 
 def test_no_rule_imports_dynamo():
@@ -245,8 +245,8 @@ trace = thunder.trace()(rotate, torch.ones(2, 4, 3, 6).transpose(1, 2), torch.on
 print(layout_of(Region(trace.bound_symbols, set(trace.output_proxies)), [(72, 6, 18, 1), (6, 1)]))
 print([m for m in sys.modules if m.startswith("torch._dynamo.variables")])
 """
-    found = fresh.run("-c", text)
-    assert found.stdout.splitlines()[1:] == ["[]"], found.stderr
+    process = fresh.run("-c", text)
+    assert process.stdout.splitlines()[1:] == ["[]"], process.stderr
 
 
 # With a number that PyTorch makes a tensor of, and without.
@@ -268,5 +268,5 @@ def test_dimensions_of_size_one_have_pytorchs_strides(name, seed):
     for x in (x.permute(order), values(*shape).permute(order), values(*shape)):
         eager = OF_SIZE_ONE[name](x)
         if layout.is_dense(eager):
-            (found,) = strides_by_rule(OF_SIZE_ONE[name], x).values()
-            assert found == eager.stride(), (x.shape, x.stride())
+            (strides,) = strides_by_rule(OF_SIZE_ONE[name], x).values()
+            assert strides == eager.stride(), (x.shape, x.stride())

@@ -57,9 +57,9 @@ def inside(make, w):
 def test_what_a_program_makes_is_a_leaf(name):
     make = FACTORIES[name]
     if "empty" in name:  # its values are whatever was in memory
-        made = make
-        make = lambda **o: fill(made(**o))  # noqa: E731 - what stands in the place of `made`
-    found = []
+        leaves = make
+        make = lambda **o: fill(leaves(**o))  # noqa: E731 - what stands in the place of `made`
+    gradients = []
     for program in (outside, thunder.jit(outside)):
         torch.manual_seed(0)
         for _ in range(2):
@@ -67,8 +67,8 @@ def test_what_a_program_makes_is_a_leaf(name):
             x, loss, *told = program(make, w)
             assert x.is_leaf and x.requires_grad and x.grad_fn is None
             loss.backward()
-        found.append((x.detach(), x.stride(), x.grad, w.grad, loss.detach(), told))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        gradients.append((x.detach(), x.stride(), x.grad, w.grad, loss.detach(), told))
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 def fill(x):
@@ -78,13 +78,13 @@ def fill(x):
 
 @pytest.mark.parametrize("name", ["zeros", "tensor", "randn", "new_full"])
 def test_its_gradient_is_known_inside(name):
-    found = []
+    results = []
     for program in (inside, thunder.jit(inside)):
         torch.manual_seed(0)
         w = torch.tensor(2.0, requires_grad=True)
         x, *gradients = program(FACTORIES[name], w)
-        found.append((x.detach(), x.grad, *gradients))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        results.append((x.detach(), x.grad, *gradients))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_a_leaf_requires_grad_under_no_grad():

@@ -39,22 +39,22 @@ plugins.get_plugin plugins.get_plugin_names plugins.register_plugin
 
 def resolve(name: str):
     """The object at a dotted name, importing the modules on the way."""
-    found, at = thunder, "thunder"
+    owner, at = thunder, "thunder"
     for part in name.split(".")[1:]:
         at = f"{at}.{part}"
         try:
-            found = getattr(found, part)
+            owner = getattr(owner, part)
         except AttributeError:
-            found = importlib.import_module(at)
-    return found
+            owner = importlib.import_module(at)
+    return owner
 
 
 def check(name: str, option: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # executors that take nothing here
-        found = resolve(name)
+        resolved = resolve(name)
     if option:
-        assert option in inspect.signature(found).parameters or option in COMPILE_OPTIONS, f"{name} has no {option}="
+        assert option in inspect.signature(resolved).parameters or option in COMPILE_OPTIONS, f"{name} has no {option}="
 
 
 def test_the_page_has_a_row_for_every_line_of_its_tables():
@@ -67,8 +67,8 @@ def test_the_page_has_a_row_for_every_line_of_its_tables():
 
 @pytest.mark.parametrize("name, option, here", ROWS, ids=[f"{n}{o and f'({o}=)'}" for n, o, _ in ROWS])
 def test_what_the_page_says_is_there(name, option, here):
-    for given in NAME.findall(here):
-        check(*given)
+    for matched in NAME.findall(here):
+        check(*matched)
     if here.startswith("same"):
         check(name, option)
     else:
@@ -79,8 +79,8 @@ def test_what_the_page_says_is_there(name, option, here):
 
 
 def test_the_table_is_loaded_when_it_is_asked_for():
-    asked = "import sys, thunder; thunder.jit; a = 'thunder.compat.lightning' in sys.modules; thunder.grad; print(a)"
-    code = f"{asked}; print('thunder.compat.lightning' in sys.modules)"
+    script = "import sys, thunder; thunder.jit; a = 'thunder.compat.lightning' in sys.modules; thunder.grad; print(a)"
+    code = f"{script}; print('thunder.compat.lightning' in sys.modules)"
     done = fresh.run("-c", code)
     assert done.stdout.split() == ["False", "True"]
     assert "Plugin" not in thunder.__all__
@@ -144,8 +144,8 @@ def test_vjp_and_trace_take_structures_and_keywords():
     assert torch.equal(out["out"], x * y * 2)
     assert torch.equal(gradients[0]["a"], y * 2) and torch.equal(gradients[0]["b"][0], x * 2)
     for trace in (thunder.trace(), lightning.trace(inline_trace=False)):
-        made = trace(f, {"a": x, "b": [y]}, scale=2.0)
-        assert [o.sym.name for o in made.bound_symbols] == ["mul", "mul"]
+        traced = trace(f, {"a": x, "b": [y]}, scale=2.0)
+        assert [o.sym.name for o in traced.bound_symbols] == ["mul", "mul"]
     with pytest.raises(ValueError, match=r"thunder.trace\(insert_ddp_syncs\): leave it out"):
         lightning.trace(insert_ddp_syncs=True)
 

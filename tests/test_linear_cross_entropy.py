@@ -94,9 +94,9 @@ def gradients(f, x, w, labels, cotangent=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cotangent", [None, 3.0])
 def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
-    given = inputs(device, dtype)
+    operands = inputs(device, dtype)
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
-    found, expected = gradients(compiled, *given, cotangent), gradients(f, *given, cotangent)
+    computed_gradients, expected = gradients(compiled, *operands, cotangent), gradients(f, *operands, cotangent)
     ran = names(thunder.last_traces(compiled)[-1])
     assert "linear_cross_entropy_with_gradients" in ran and "linear" not in ran and "cross_entropy" not in ran
     assert set(names(thunder.last_backward_traces(compiled)[-1])) <= {
@@ -108,10 +108,10 @@ def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
         "slice_backward",
         "add_part",
     }
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(computed_gradients, expected, strict=True):
         torch.testing.assert_close(a, b)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(*given), expected[0])
+        torch.testing.assert_close(compiled(*operands), expected[0])
     assert "linear_cross_entropy" in names(thunder.last_traces(compiled)[-1])
 
 
@@ -119,12 +119,12 @@ def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_bias_has_its_gradient(wanted, dtype):
     x, w, labels = inputs(dtype=dtype)
-    given = x, w, torch.randn(21, dtype=dtype)
+    operands = x, w, torch.randn(21, dtype=dtype)
 
     def f(x, w, bias):
         return cross_entropy(linear(x, w, bias=bias).view(-1, 21), labels.view(-1))
 
-    ours, theirs = ([t.clone().requires_grad_(r) for t, r in zip(given, wanted, strict=True)] for _ in range(2))
+    ours, theirs = ([t.clone().requires_grad_(r) for t, r in zip(operands, wanted, strict=True)] for _ in range(2))
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
     compiled(*ours).backward()
     f(*theirs).backward()
@@ -137,13 +137,13 @@ def test_a_bias_has_its_gradient(wanted, dtype):
 @pytest.mark.parametrize("bias", [None, 0.5])
 def test_rows_of_logits_begin_where_products_are_fast(rows, classes, bias):
     class Strides(torch.utils._python_dispatch.TorchDispatchMode):
-        found: set = set()
+        strides: set = set()
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
             if function._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
                 for t in (out, *args):
-                    self.found |= set(t.stride()) if t.dim() == 2 and classes in t.shape else set()
+                    self.strides |= set(t.stride()) if t.dim() == 2 and classes in t.shape else set()
             return out
 
     torch.manual_seed(0)
@@ -155,7 +155,7 @@ def test_rows_of_logits_begin_where_products_are_fast(rows, classes, bias):
     gradients(compiled, x, w, labels)
     with Strides() as seen:
         gradients(compiled, x, w, labels)
-    assert seen.found and all(s == 1 or s * 4 % 16 == 0 for s in seen.found)
+    assert seen.strides and all(s == 1 or s * 4 % 16 == 0 for s in seen.strides)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU may have no products in bfloat16")
@@ -171,15 +171,15 @@ def test_half_precision_is_as_near_to_the_truth_as_eager(monkeypatch):
     def f(x, w, labels):
         return cross_entropy(linear(x, w).float().view(-1, 5000), labels.view(-1))
 
-    given = x.bfloat16(), w.bfloat16(), labels
+    inputs = x.bfloat16(), w.bfloat16(), labels
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
     exact = gradients(
         lambda x, w, y: cross_entropy(linear(x, w).view(-1, 5000), y.view(-1)),
-        given[0].double(),
-        given[1].double(),
+        inputs[0].double(),
+        inputs[1].double(),
         labels,
     )
-    for ours, theirs, truth in zip(gradients(compiled, *given), gradients(f, *given), exact, strict=True):
+    for ours, theirs, truth in zip(gradients(compiled, *inputs), gradients(f, *inputs), exact, strict=True):
         assert (ours.double() - truth).norm() <= 1.5 * (theirs.double() - truth).norm() + 1e-6 * truth.norm()
 
 
@@ -204,12 +204,12 @@ def test_no_more_than_a_part_of_the_logits_is_made(monkeypatch, width, part):
     monkeypatch.setattr(module, "LIMIT", 64 * 300 * 4)
 
     class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        found = 0
+        nbytes = 0
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
             if isinstance(out, torch.Tensor) and out.shape[-1:] == (300,) and out.is_contiguous():
-                self.found = max(self.found, out.untyped_storage().nbytes())
+                self.nbytes = max(self.nbytes, out.untyped_storage().nbytes())
             return out
 
     torch.manual_seed(0)
@@ -218,7 +218,7 @@ def test_no_more_than_a_part_of_the_logits_is_made(monkeypatch, width, part):
     gradients(compiled, x, w, labels)
     with Largest() as seen:
         gradients(compiled, x, w, labels)
-    assert seen.found == part * 300 * 4
+    assert seen.nbytes == part * 300 * 4
 
 
 def test_a_graph_that_is_kept_gives_the_same_twice():
@@ -288,10 +288,10 @@ def test_what_it_does_not_join(f):
     x, w, labels = inputs()
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
     leaves, ours = [t.clone().requires_grad_() for t in (x, w)], [t.clone().requires_grad_() for t in (x, w)]
-    expected, found = f(*leaves, labels), compiled(*ours, labels)
-    torch.testing.assert_close(found, expected)
+    expected, actual = f(*leaves, labels), compiled(*ours, labels)
+    torch.testing.assert_close(actual, expected)
     for a, b in zip(
-        torch.autograd.grad(found, ours, allow_unused=True),
+        torch.autograd.grad(actual, ours, allow_unused=True),
         torch.autograd.grad(expected, leaves, allow_unused=True),
         strict=True,
     ):
@@ -358,8 +358,8 @@ def test_the_kernel_that_multiplies(triton_interpreter, factor):
     for x in (torch.randn(1, 9001, device=device), torch.randn(31, 72, device=device)[:, :67]):
         whole = x._base if x._base is not None else x
         rest, expected = whole[:, x.shape[1] :].clone(), x * factor
-        found = scale(x, torch.tensor(factor, device=device))
-        assert found is x and torch.equal(x, expected) and torch.equal(whole[:, x.shape[1] :], rest)
+        actual = scale(x, torch.tensor(factor, device=device))
+        assert actual is x and torch.equal(x, expected) and torch.equal(whole[:, x.shape[1] :], rest)
 
 
 def test_a_memory_budget_knows_that_it_is_three_products():
@@ -388,5 +388,5 @@ def test_a_step_with_its_backward_inside_joins_them_too(reads_logits):
     compiled = thunder.jit(step, executors=["linear_cross_entropy"])
     for a, b in zip(compiled(got, x, labels), step(want, x, labels), strict=True):
         torch.testing.assert_close(a, b)
-    found = names(thunder.last_traces(compiled)[-1])
-    assert "linear_cross_entropy_with_gradients" in found and ("linear" in found) is reads_logits
+    executed_names = names(thunder.last_traces(compiled)[-1])
+    assert "linear_cross_entropy_with_gradients" in executed_names and ("linear" in executed_names) is reads_logits

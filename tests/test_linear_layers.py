@@ -133,11 +133,11 @@ def test_where_gradients_end(program, executors):
     values = [
         torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), (5, 4))
     ]
-    found, expected = (
+    gradients, expected = (
         torch.autograd.grad(f(*values).sum(), values, allow_unused=True)
         for f in (compiled_with(executors, program), program)
     )
-    for g, e in zip(found, expected, strict=True):
+    for g, e in zip(gradients, expected, strict=True):
         assert (g is None) == (e is None)
         torch.testing.assert_close(g, e)
 
@@ -154,9 +154,9 @@ def test_a_bias_of_one_number(shape):
         torch.randn(s, device=DEVICE, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (5, 4), shape)
     ]
     for executors in (["torch"], FUSERS[0]):
-        found, expected = compiled_with(executors, program)(*values), program(*values)
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found, expected)
+        actual, expected = compiled_with(executors, program)(*values), program(*values)
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_view_that_is_none():

@@ -93,7 +93,12 @@ def test_counters_print_as_a_table():
     for shape in ((2,), (2, 2), (2, 2)):
         compiled(torch.ones(shape))
     rows = dict(line.rsplit("  ", 1) for line in str(thunder.compile_stats(compiled)).split("\n"))
-    found = {name.strip(): value.strip() for name, value in rows.items()}
-    assert (found["calls"], found["cache hits"], found["cache misses"], found["programs"]) == ("3", "1", "2", "2")
-    assert found["compiled again, the last time because"] == compiled.recompilations[0].reason
-    assert float(found["last construction, ms"]) > 0
+    columns = {name.strip(): value.strip() for name, value in rows.items()}
+    assert (columns["calls"], columns["cache hits"], columns["cache misses"], columns["programs"]) == (
+        "3",
+        "1",
+        "2",
+        "2",
+    )
+    assert columns["compiled again, the last time because"] == compiled.recompilations[0].reason
+    assert float(columns["last construction, ms"]) > 0

@@ -35,10 +35,10 @@ def test_the_kernels(rows, shape, biased, dtype):
         torch.randn(n, device=DEVICE).to(dtype) if biased else None,
     )
     exact = linear(x.double(), w.double(), None if b is None else b.double())
-    for given in (x, x.view(rows, 1, k), x.t().contiguous().t()):
-        found = few_rows(given, w, b)
-        assert found.shape == (*given.shape[:-1], n) and found.dtype is dtype
-        error = (found.view(rows, n).double() - exact).abs()
+    for operand in (x, x.view(rows, 1, k), x.t().contiguous().t()):
+        actual = few_rows(operand, w, b)
+        assert actual.shape == (*operand.shape[:-1], n) and actual.dtype is dtype
+        error = (actual.view(rows, n).double() - exact).abs()
         assert (error <= exact.abs() * torch.finfo(dtype).eps + 1e-4 * k**0.5).all()
 
 
@@ -107,8 +107,8 @@ def test_layers_that_read_one_row_are_one_launch(monkeypatch, sizes):
     monkeypatch.setattr(matvec, "SMALLEST", 0)
 
     def layers(x, weights):
-        found = [linear(x, w) for w in weights]
-        return *found, linear(x, found[0].sum() * weights[0]), linear(found[0] * 2, weights[0].T.contiguous())
+        results = [linear(x, w) for w in weights]
+        return *results, linear(x, results[0].sum() * weights[0]), linear(results[0] * 2, weights[0].T.contiguous())
 
     torch.manual_seed(0)
     x, weights = torch.randn(1, 1, 72, device=DEVICE), [torch.randn(n, 72, device=DEVICE) for n in sizes]

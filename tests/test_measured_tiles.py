@@ -27,11 +27,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 class Clock:
     """A clock to which the last tile of each kernel is the fastest; it compares what the kernels of a launch write."""
 
-    made: list[Clock] = []
+    clocks: list[Clock] = []
 
     def __init__(self):
         self.times: dict[int, list[float]] = {}
-        Clock.made.append(self)
+        Clock.clocks.append(self)
 
     def fastest(self, number, runs):
         for run in runs:
@@ -43,7 +43,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch, tmp_path):
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(Clock, "made", [])
+    monkeypatch.setattr(Clock, "clocks", [])
     monkeypatch.setattr(fuser_module, "Stopwatch", lambda device: Clock())
     monkeypatch.setattr(fuser_module, "WORTH", 0)
     monkeypatch.setattr(fuser_module, "TRIED", 40)
@@ -79,7 +79,7 @@ def test_every_tile_computes_the_same(name, monkeypatch, tmp_path):
         compiled = jit(program, autotune=True)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), program(x), rtol=1e-5, atol=1e-5)
-        counts.append(max((len(t) for clock in Clock.made for t in clock.times.values()), default=0))
+        counts.append(max((len(t) for clock in Clock.clocks for t in clock.times.values()), default=0))
     assert counts[-1] > 2
 
 
@@ -110,10 +110,10 @@ def test_another_process_begins_with_the_fastest():
     compiled(x)
     compiled(x)
     assert tiles_of(compiled) != first[1]
-    measured = len(Clock.made)
+    measured = len(Clock.clocks)
     other = jit(PROGRAMS["rows"])  # its executor has compiled nothing, as that of another process
     torch.testing.assert_close(other(x), first[0])
-    assert tiles_of(other) == tiles_of(compiled) and len(Clock.made) == measured
+    assert tiles_of(other) == tiles_of(compiled) and len(Clock.clocks) == measured
 
 
 def test_deterministic_programs_and_others_measure_nothing():
@@ -128,6 +128,6 @@ def test_deterministic_programs_and_others_measure_nothing():
     compiled = jit(PROGRAMS["rows"])
     for _ in range(4):
         compiled(x)
-    assert not Clock.made
+    assert not Clock.clocks
     with pytest.raises(OptionError, match="autotune='yes' is not an option; valid: True, False"):
         thunder.jit(PROGRAMS["rows"], autotune="yes")

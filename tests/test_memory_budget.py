@@ -47,8 +47,8 @@ def test_a_plan_costs_the_least_of_all_plans(f, price):
     values = [v for v in flow.producer if isinstance(v, TensorProxy) and v not in flow.bases and flow.reaches[v]]
     assert 3 <= len(values) <= 14
 
-    def cost(found):
-        return found.nbytes + price * found.time
+    def cost(plan):
+        return plan.nbytes + price * plan.time
 
     every = [flow.evaluate(frozenset(c)) for n in range(len(values) + 1) for c in itertools.combinations(values, n)]
     assert cost(flow.cut(price)) == pytest.approx(min(map(cost, every)))
@@ -70,9 +70,9 @@ def kept_inside(compiled) -> int:
         [t.provenance.partition(" (")[0] for t in traces].index("Constructed by Transform for execution") - 1
     ]
     inside = [line for line in trace.bound_symbols if line.context.backward]
-    made = {o for line in inside for o in line.outputs} | {a for a in trace.args if isinstance(a, TensorProxy)}
+    produced = {o for line in inside for o in line.outputs} | {a for a in trace.args if isinstance(a, TensorProxy)}
     bases = alias_bases(trace.bound_symbols, maybe=True)
-    return sum(nbytes(v) for v in {bases[i] for line in inside for i in line.inputs} - made)
+    return sum(nbytes(v) for v in {bases[i] for line in inside for i in line.inputs} - produced)
 
 
 def test_a_budget_bounds_what_a_whole_step_keeps():
@@ -94,13 +94,13 @@ def test_a_budget_bounds_what_a_whole_step_keeps():
         optimizer.state.clear()
         return [*(run(x).detach() for _ in range(3)), *(p.detach().clone() for p in net.parameters())]
 
-    want, kept = trained(step), []
+    want, budgets = trained(step), []
     for budget in (1.0, 0.6, 0.3, 0.01):
         compiled = thunder.jit(step, memory_budget=budget)
         for got, expected in zip(trained(compiled), want, strict=True):
             assert torch.equal(got, expected)
-        kept.append(kept_inside(compiled))
-    assert kept[1] <= 0.6 * kept[0] and kept[2] <= 0.3 * kept[0] and kept[3] < kept[2]
+        budgets.append(kept_inside(compiled))
+    assert budgets[1] <= 0.6 * budgets[0] and budgets[2] <= 0.3 * budgets[0] and budgets[3] < budgets[2]
 
 
 def test_a_budget_bounds_the_saved_bytes_and_leaves_the_gradients():
@@ -122,8 +122,8 @@ def test_a_budget_bounds_the_saved_bytes_and_leaves_the_gradients():
         assert saved_bytes(lambda x, *_: compiled(x), x, *own) == sizes[-1]  # noqa: B023
         assert sizes[-1] <= budget * sizes[0]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
-    for found in gradients[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found, gradients[0], strict=True))
+    for gradients_of_budget in gradients[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(gradients_of_budget, gradients[0], strict=True))
 
 
 def test_the_curve_trades_bytes_for_time():

@@ -50,9 +50,9 @@ def test_results_and_views_with_other_uses_stay():
 
     x = torch.randn(4, 4, device=DEVICE)
     compiled = compiled_with(program)
-    for found, wanted in zip(compiled(x), program(x), strict=True):
-        torch.testing.assert_close(found, wanted)
-        assert found.stride() == wanted.stride()
+    for actual, wanted in zip(compiled(x), program(x), strict=True):
+        torch.testing.assert_close(actual, wanted)
+        assert actual.stride() == wanted.stride()
 
 
 def test_a_view_that_is_none_is_an_error():

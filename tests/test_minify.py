@@ -124,13 +124,13 @@ DEFAULT = list(FAULTS)[:5]
 def test_planted_faults_are_shrunk(name):
     torch.manual_seed(0)
     options = FAULTS[name]()
-    found = thunder.minify(thunder.jit(Model(), **options), *arguments())
-    assert found.lines <= 15 and found.operations <= 2, found.program
-    assert found.fault == ("crash" if "failing" in name else "wrong")
+    minified = thunder.minify(thunder.jit(Model(), **options), *arguments())
+    assert minified.lines <= 15 and minified.operations <= 2, minified.program
+    assert minified.fault == ("crash" if "failing" in name else "wrong")
     space = {"planted": options.get("executors", [None])[0], "passes": options.get("passes")}
     with pytest.raises((AssertionError, ZeroDivisionError, LookupError)):
-        exec(found.program, dict(space))
-    healthy = found.program.replace("executors=[planted]", "").replace("passes=passes", "")
+        exec(minified.program, dict(space))
+    healthy = minified.program.replace("executors=[planted]", "").replace("passes=passes", "")
     exec(healthy, dict(space))  # the fault is all that is wrong with it
 
 
@@ -148,8 +148,8 @@ def test_a_slow_operation_is_named():
         return a.cos()
 
     compiled = thunder.jit(lambda x: (x.sin() @ x).cos() + x.exp(), **by_executor(ltorch.cos, sleepy))
-    found = thunder.minify(compiled, torch.ones(8, 8), fault="slow")
-    assert found.operations == 1 and "torch.cos(" in found.program and "takes" in found.what
+    minified = thunder.minify(compiled, torch.ones(8, 8), fault="slow")
+    assert minified.operations == 1 and "torch.cos(" in minified.program and "takes" in minified.what
 
 
 SCRIPT = """
@@ -182,5 +182,5 @@ def test_a_script_is_run_up_to_its_fault(planted, tmp_path, capsys):
 def test_graphs_of_dynamo_are_shrunk():
     (call,) = graph_calls(lambda x: (x.sin() @ x).cos(), torch.ones(4, 4))
     options = by_executor(ltorch.cos, lambda a: a.cos() + 1)
-    found = thunder.minify(thunder.jit(call.graph._model, **options), *call.args)
-    assert found.operations == 1 and "torch.cos(" in found.program
+    minified = thunder.minify(thunder.jit(call.graph._model, **options), *call.args)
+    assert minified.operations == 1 and "torch.cos(" in minified.program

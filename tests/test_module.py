@@ -334,8 +334,8 @@ def test_copies_keep_hooks_of_the_wrapper(pair):
     compiled.eval()
     want = model(X) * 2
     compiled.register_forward_hook(_twice)
-    for made in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
-        assert torch.equal(made(X), want)
+    for copied in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert torch.equal(copied(X), want)
 
 
 def test_registration_goes_to_the_wrapped_module(pair):
@@ -458,8 +458,8 @@ def test_copies(pair):
     compiled.eval()
     want = compiled(X)
     deep, shallow, unpickled = copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))
-    for made in (deep, shallow, unpickled):
-        assert type(made) is ThunderModule and thunder.cache_misses(made) == 0 and torch.equal(made(X), want)
+    for copied in (deep, shallow, unpickled):
+        assert type(copied) is ThunderModule and thunder.cache_misses(copied) == 0 and torch.equal(copied(X), want)
     assert shallow._model is model and deep._model is not model
     assert deep.a is deep.tied, "tied modules stay tied"
     assert deep.a.weight.data_ptr() != model.a.weight.data_ptr()

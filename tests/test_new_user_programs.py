@@ -137,35 +137,35 @@ class UNet(nn.Module):
 
     def forward(self, x, t, y):
         e = self.time(timestep_embedding(t, self.channels)) + self.label(y)
-        h, kept = self.enter(x), []
+        h, saved = self.enter(x), []
         for block in self.down:
             h = block(h, e) if isinstance(block, Residual) else block(h)
             if isinstance(block, Residual):
-                kept.append(h)
+                saved.append(h)
         for block in self.middle:
             h = block(h, e) if isinstance(block, Residual) else block(h)
         for block in self.up:
-            h = block(torch.cat([h, kept.pop()], 1), e) if isinstance(block, Residual) else block(h)
+            h = block(torch.cat([h, saved.pop()], 1), e) if isinstance(block, Residual) else block(h)
         return self.leave(h)
 
 
 class Diffusion:
     def __init__(self, times=4):
         betas = torch.linspace(1e-4, 0.02, times, dtype=torch.float64)
-        self.times, self.kept = times, torch.cumprod(1 - betas, 0)
-        before = F.pad(self.kept[:-1], (1, 0), value=1.0)
+        self.times, self.remaining_signal = times, torch.cumprod(1 - betas, 0)
+        before = F.pad(self.remaining_signal[:-1], (1, 0), value=1.0)
         self.of_start, self.of_now = (
-            betas * before.sqrt() / (1 - self.kept),
-            (1 - before) * (1 - betas).sqrt() / (1 - self.kept),
+            betas * before.sqrt() / (1 - self.remaining_signal),
+            (1 - before) * (1 - betas).sqrt() / (1 - self.remaining_signal),
         )
-        self.variance = betas * (1 - before) / (1 - self.kept)
+        self.variance = betas * (1 - before) / (1 - self.remaining_signal)
 
     def at(self, values, t):
         return values[t].float().reshape(-1, 1, 1, 1)
 
     def loss(self, model, x, y):
         t, noise = torch.randint(0, self.times, (x.shape[0],)), torch.randn_like(x)
-        noisy = self.at(self.kept.sqrt(), t) * x + self.at((1 - self.kept).sqrt(), t) * noise
+        noisy = self.at(self.remaining_signal.sqrt(), t) * x + self.at((1 - self.remaining_signal).sqrt(), t) * noise
         guess = model(noisy, t, torch.where(torch.rand(x.shape[0]) < 0.5, torch.zeros_like(y), y))
         each = F.mse_loss(guess, noise, reduction="none").flatten(1).mean(1)
         return each.mean(), t, each.detach()
@@ -176,9 +176,10 @@ class Diffusion:
         for i in reversed(range(self.times)):
             t = torch.full((shape[0],), i, dtype=torch.long)
             noise = model(x, t, y)
-            start = (self.at((1 / self.kept).sqrt(), t) * x - self.at((1 / self.kept - 1).sqrt(), t) * noise).clamp(
-                -1, 1
-            )
+            start = (
+                self.at((1 / self.remaining_signal).sqrt(), t) * x
+                - self.at((1 / self.remaining_signal - 1).sqrt(), t) * noise
+            ).clamp(-1, 1)
             inner = (t != 0).float().view(-1, 1, 1, 1)
             x = (
                 self.at(self.of_start, t) * start
@@ -281,12 +282,12 @@ class ActorCritic(nn.Module):
 
 
 def advantages(rewards, values, done, last):
-    found, running = torch.zeros_like(rewards), 0
+    returns, running = torch.zeros_like(rewards), 0
     for t in reversed(range(rewards.shape[0])):
         following = last if t == rewards.shape[0] - 1 else values[t + 1]
         running = rewards[t] + 0.99 * following * (1 - done[t]) - values[t] + 0.94 * (1 - done[t]) * running
-        found[t] = running
-    return found
+        returns[t] = running
+    return returns
 
 
 def policy():

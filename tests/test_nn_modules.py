@@ -195,10 +195,10 @@ def compare(make_module, args, kwargs, training: bool):
         torch.manual_seed(1)
         (compiled if lazy is twin else module)(*copied(args), **copied(kwargs))
     results = []
-    for run, m, (given, named) in ((module, owner, theirs), (compiled, twin, mine)):
+    for run, m, (call_arguments, named) in ((module, owner, theirs), (compiled, twin, mine)):
         torch.manual_seed(1)
-        found = tensors(run(*given, **named))
-        results.append((found, m))
+        outcome = tensors(run(*call_arguments, **named))
+        results.append((outcome, m))
     (want, eager), (got, ours) = results
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
@@ -212,10 +212,10 @@ def compare(make_module, args, kwargs, training: bool):
     cotangents = [torch.randn_like(w) for w in want if w.requires_grad]
     if not cotangents:
         return compiled
-    for found, m, (given, named) in ((want, eager, theirs), (got, ours, mine)):
-        leaves = [t for t in (*tensors((given, named)), *m.parameters()) if t.requires_grad]
+    for outcome, m, (call_arguments, named) in ((want, eager, theirs), (got, ours, mine)):
+        leaves = [t for t in (*tensors((call_arguments, named)), *m.parameters()) if t.requires_grad]
         results.append(
-            torch.autograd.grad([o for o in found if o.requires_grad], leaves, cotangents, allow_unused=True)
+            torch.autograd.grad([o for o in outcome if o.requires_grad], leaves, cotangents, allow_unused=True)
             if leaves
             else ()
         )
@@ -247,8 +247,8 @@ def test_samples_of_pytorch(info, training):
     for sample in samples[:: 1 + (len(samples) - 1) // SAMPLES]:
         args, kwargs = sample.forward_input.args, sample.forward_input.kwargs
 
-        def make_module(given=sample.constructor_input):
-            return info.module_cls(*given.args, **given.kwargs)
+        def make_module(constructor_input=sample.constructor_input):
+            return info.module_cls(*constructor_input.args, **constructor_input.kwargs)
 
         try:
             make_module().train(training)(*copied(args), **copied(kwargs))
@@ -272,12 +272,12 @@ def test_modules_of_the_table(make_module, make_arguments, training):
 
 
 def test_every_class_is_tried():
-    made = {type(getattr(m, "__self__", m)) for m in (row[1]() for row in TABLE)} | {
+    covered = {type(getattr(m, "__self__", m)) for m in (row[1]() for row in TABLE)} | {
         info.module_cls for info in module_db
     }
     inside = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Sequential"}
     classes = {c for c in vars(nn).values() if inspect.isclass(c) and issubclass(c, nn.Module)}
-    assert {c.__name__ for c in classes - made} <= WITHOUT.keys() | inside
+    assert {c.__name__ for c in classes - covered} <= WITHOUT.keys() | inside
 
 
 def test_the_number_of_batches_is_read_at_each_call():
@@ -295,8 +295,8 @@ def test_lengths_of_packed_sequences_are_read_at_each_call():
     net = nn.LSTM(4, 6)
     compiled = thunder.jit(net)
     for lengths in ([4, 3, 1], [4, 2, 2], [4, 4]):
-        given = nn.utils.rnn.pack_padded_sequence(torch.randn(4, len(lengths), 4), torch.tensor(lengths))
-        torch.testing.assert_close(tensors(compiled(given)), tensors(net(given)), rtol=0, atol=0)
+        packed_sequence = nn.utils.rnn.pack_padded_sequence(torch.randn(4, len(lengths), 4), torch.tensor(lengths))
+        torch.testing.assert_close(tensors(compiled(packed_sequence)), tensors(net(packed_sequence)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
@@ -304,14 +304,14 @@ def test_types_of_packed_sequences_under_autocast(cls):
     """Which ones they are depends on the operations that a step consists of."""
     net = cls(4, 6)
 
-    def program(given):
+    def program(sequence):
         with torch.autocast("cpu", torch.bfloat16):
-            out, _ = net(given)
+            out, _ = net(sequence)
         return out.data, out.data.float()
 
-    given = packed()
+    sequence = packed()
     with torch.no_grad():
-        want, got = program(given), thunder.jit(program)(given)
+        want, got = program(sequence), thunder.jit(program)(sequence)
     assert [x.dtype for x in got] == [x.dtype for x in want]
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
@@ -340,9 +340,9 @@ def test_the_quick_ways_of_evaluation_without_grad(name):
     """PyTorch takes kernels of their own for these."""
     make_module, make_arguments = EVALUATED[name]
     torch.manual_seed(0)
-    module, given = make_module().eval(), make_arguments()
+    module, call_arguments = make_module().eval(), make_arguments()
     with torch.no_grad():
-        want, got = tensors(module(*given)), tensors(thunder.jit(module)(*given))
+        want, got = tensors(module(*call_arguments)), tensors(thunder.jit(module)(*call_arguments))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 

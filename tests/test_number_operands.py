@@ -15,7 +15,7 @@ CONVERTED = sorted(name for name, symbol in LTORCH.items() if kernels.converts_n
 SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 3e38, -1.0, 0.5])
 
 
-def kept(compiled) -> list:
+def number_operands(compiled) -> list:
     return [x for b in thunder.last_traces(compiled)[-1].bound_symbols for x in b.args if isinstance(x, torch.Tensor)]
 
 
@@ -33,7 +33,7 @@ def test_results_are_eagers_bit_for_bit(name):
                 compiled(x)
             continue
         torch.testing.assert_close(compiled(x), want, rtol=0, atol=0, equal_nan=True)
-        assert len(kept(compiled)) == (0 if dtype is torch.bfloat16 else len(fitting(dtype)))
+        assert len(number_operands(compiled)) == (0 if dtype is torch.bfloat16 else len(fitting(dtype)))
 
 
 def fitting(dtype: torch.dtype) -> list:
@@ -71,7 +71,7 @@ def test_numbers_that_are_chosen():
         x = torch.randn(9).to(dtype)
         compiled = thunder.jit(program)
         torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0, equal_nan=True)
-        assert len(kept(compiled)) == 4 * len(fitting(dtype))
+        assert len(number_operands(compiled)) == 4 * len(fitting(dtype))
     for run in (thunder.jit(lambda x: torch.where(x > 0, x, 1e300)), lambda x: torch.where(x > 0, x, 1e300)):
         with pytest.raises(RuntimeError, match="without overflow"):
             run(torch.ones(2))
@@ -88,7 +88,7 @@ def test_in_place_forms_take_them():
     compiled = thunder.jit(program)
     assert torch.equal(compiled(ours), program(eagers)) and torch.equal(ours, eagers)
     assert torch.equal(compiled(ours), program(eagers)) and torch.equal(ours, eagers)
-    assert len(kept(compiled)) == 3
+    assert len(number_operands(compiled)) == 3
 
 
 def test_the_text_names_the_number():

@@ -30,12 +30,12 @@ def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Ten
     outputs = [t for _, t in named_tensors(run(*args, **kwargs))]
     floating = [o for o in outputs if o.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = (
+    computed_gradients = (
         torch.autograd.grad(sum(o.float().square().sum() for o in floating), parameters, allow_unused=True)
         if floating
         else []
     )
-    return [o.detach() for o in outputs], list(found)
+    return [o.detach() for o in outputs], list(computed_gradients)
 
 
 # sums of gradients that PyTorch adds up in another memory layout: the last bit of some
@@ -82,12 +82,12 @@ def test_operations_are_bit_identical_to_eager(name):
         starts = [o for o in outputs if o.requires_grad]
         torch.manual_seed(1)
         seeds = [torch.randn_like(o) for o in starts]
-        found = (
+        gradients = (
             torch.autograd.grad(starts, inputs, seeds, allow_unused=True, materialize_grads=True)
             if starts and inputs
             else ()
         )
-        return [o.detach() for o in outputs] + list(found)
+        return [o.detach() for o in outputs] + list(gradients)
 
     try:
         want = outcome(function)
@@ -124,10 +124,10 @@ def test_what_is_not_exact_is_left_out(inexact):
     assert torch.equal(thunder.jit(lambda x: F.gelu(x), numerics="eager")(x), F.gelu(x))
 
 
-@pytest.mark.parametrize("given", ["numerics_inexact", None])
-def test_what_is_not_exact_and_asked_for_is_refused(inexact, given):
+@pytest.mark.parametrize("numerics", ["numerics_inexact", None])
+def test_what_is_not_exact_and_asked_for_is_refused(inexact, numerics):
     with pytest.raises(OptionError, match="numerics_inexact.*exact=True"):
-        thunder.jit(lambda x: x, executors=[given or inexact], numerics="eager")
+        thunder.jit(lambda x: x, executors=[numerics or inexact], numerics="eager")
     with pytest.raises(OptionError, match="AutocastTransform.*exact = True"):
         thunder.jit(lambda x: x, transforms=[thunder.autocast()], numerics="eager")
     with pytest.raises(OptionError, match="AutocastTransform.*exact = True"):

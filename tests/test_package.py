@@ -72,11 +72,11 @@ def test_the_stubs_are_those_of_the_modules():
 @pytest.mark.parametrize("module", NAMESPACES)
 def test_the_stubs_of_operations_are_current(module):
     path, text = operations(module)
-    kept = path.read_text()
-    if kept.partition("\n")[0] == text.partition("\n")[0]:
-        assert kept == text, "run python tests/stubs.py"
+    original = path.read_text()
+    if original.partition("\n")[0] == text.partition("\n")[0]:
+        assert original == text, "run python tests/stubs.py"
     else:  # another PyTorch, which may lack some functions
-        assert set(text.splitlines()[1:]) <= set(kept.splitlines())
+        assert set(text.splitlines()[1:]) <= set(original.splitlines())
 
 
 def test_sources_name_operations_that_exist():
@@ -144,12 +144,12 @@ def test_the_public_api_in_a_users_type_checker(tmp_path):
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run([*command, "program.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True)
     everything = json.loads(done.stdout)["generalDiagnostics"]
-    found = [x for x in everything if Path(x["file"]).name == "program.py"]
-    said = [f"{x['range']['start']['line']}: {x['message']}" for x in found if x["severity"] != "information"]
+    diagnostics = [x for x in everything if Path(x["file"]).name == "program.py"]
+    said = [f"{x['range']['start']['line']}: {x['message']}" for x in diagnostics if x["severity"] != "information"]
     assert said == []
-    types = [re.search(r'is "(.*)"', x["message"])[1] for x in found if x["severity"] == "information"]
+    types = [re.search(r'is "(.*)"', x["message"])[1] for x in diagnostics if x["severity"] == "information"]
     assert types == ["Traces", "dtype", "Literal[FSDPType.ZERO3]"]
-    assert len(everything) - len(found) == 2, "it sees the types"
+    assert len(everything) - len(diagnostics) == 2, "it sees the types"
 
 
 def test_the_workflow_runs_what_there_is():

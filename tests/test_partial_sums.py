@@ -36,7 +36,7 @@ def layers(count, dtype=torch.float32):
     return nn.Sequential(*(Block() for _ in range(count))).to(DEVICE, dtype)
 
 
-def given(dtype=torch.float32, shape=(ROWS, WIDTH)):
+def positive(dtype=torch.float32, shape=(ROWS, WIDTH)):
     return torch.randn(shape, dtype=torch.float64, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(3)).to(
         dtype
     )
@@ -55,7 +55,7 @@ def jitted(module):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_of_several_layers(dtype):
-    module, x = layers(3, dtype), given(dtype)
+    module, x = layers(3, dtype), positive(dtype)
     compiled = jitted(module)
     got, eager = (gradients(f, module, x) for f in (compiled, module))
     wide = copy.deepcopy(module).double()
@@ -74,7 +74,9 @@ def test_inputs_of_other_layouts(layout):
     def f(x, y, g):
         return (x * g).sum(0), (y.exp() * g).sum(0), x @ x.t()
 
-    whole = [given(shape=(WIDTH, ROWS) if layout == "transposed" else (ROWS, 2 * WIDTH)) * n for n in (1.0, 0.5, 2.0)]
+    whole = [
+        positive(shape=(WIDTH, ROWS) if layout == "transposed" else (ROWS, 2 * WIDTH)) * n for n in (1.0, 0.5, 2.0)
+    ]
     inputs = [t.t() if layout == "transposed" else t[:, ::2] for t in whole]
     compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
     expected = f(*inputs)
@@ -91,7 +93,7 @@ def test_views_of_sums_come_after_them():
         b = (product + y).sigmoid()
         return first.reshape(2, -1).t(), b.sum(0, keepdim=True), first, b
 
-    x, y, w = given(), given(), torch.eye(WIDTH, device=DEVICE)
+    x, y, w = positive(), positive(), torch.eye(WIDTH, device=DEVICE)
     compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
     got, expected = compiled(x, y, w), f(x, y, w)
     for g, e in zip(got, expected, strict=True):
@@ -101,7 +103,7 @@ def test_views_of_sums_come_after_them():
 
 
 def test_regions_that_are_not_fused_are_summed_up_by_pytorch():
-    module, x = layers(2, torch.float64), given(torch.float64)
+    module, x = layers(2, torch.float64), positive(torch.float64)
     fuser = TritonFuser("sums")
     fuser.set_fuel(3)
     compiled = thunder.jit(module, executors=[fuser, "torch"], fallback="error")
@@ -121,7 +123,7 @@ def test_maps_of_sums_run_with_them():
         return new
 
     torch.manual_seed(0)
-    x, weights = given(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
+    x, weights = positive(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
     biases = [torch.randn(4, WIDTH // 4, device=DEVICE).double() for _ in range(3)]
     compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
     torch.testing.assert_close(compiled(x, weights, biases), f(x, weights, biases))
@@ -141,7 +143,7 @@ def test_sums_of_group_norms():
     torch.manual_seed(0)
     module, x = (
         nn.Sequential(*(Normed() for _ in range(3))).to(DEVICE, torch.float64),
-        given(torch.float64, (5, 6, 4, 3)),
+        positive(torch.float64, (5, 6, 4, 3)),
     )
     compiled = jitted(module)
     for g, e in zip(*(gradients(f, module, x) for f in (compiled, module)), strict=True):
@@ -158,13 +160,13 @@ def test_sums_that_are_read_in_their_region():
         return new
 
     torch.manual_seed(0)
-    x, weights = given(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
+    x, weights = positive(torch.float64), [torch.randn(WIDTH, WIDTH, device=DEVICE).double() for _ in range(3)]
     compiled = thunder.jit(f, executors=[TritonFuser("sums"), "torch"], fallback="error")
     torch.testing.assert_close(compiled(x, weights), f(x, weights))
 
 
 def test_an_optimizers_step_reads_sums():
-    module, x = layers(3, torch.float64), given(torch.float64)
+    module, x = layers(3, torch.float64), positive(torch.float64)
     ours = copy.deepcopy(module)
 
     def step(module, x):

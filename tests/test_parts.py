@@ -186,7 +186,7 @@ def joins(program, x) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "program, found",
+    "program, joined",
     [
         (lambda x: selects(x * 2), ["stack"]),
         (lambda x: x[1] ** 2 * x[3] * x[5], ["zeros", "zeros", "zeros", "cat"]),
@@ -200,8 +200,8 @@ def joins(program, x) -> list[str]:
     ],
     ids="loop gaps slices whole two overlapping dimensions steps whole_and_twice".split(),
 )
-def test_what_is_joined(program, found):
-    assert joins(program, rows(6)) == found
+def test_what_is_joined(program, joined):
+    assert joins(program, rows(6)) == joined
 
 
 def test_a_layout_that_no_view_shows():

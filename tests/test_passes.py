@@ -101,8 +101,8 @@ def test_a_pass_sees_what_the_program_is_lowered_for_and_may_take_several_steps(
     assert {differentiates for differentiates, _ in seen} == {True} and len(seen) == 2
     assert all(executors[0] == "torch" for _, executors in seen)
     for backward in (False, True):
-        found = headers(compiled, backward)
-        assert found[found.index("Partition") :][:3] == ["Partition", "Step 1", "Step 2"]
+        listed = headers(compiled, backward)
+        assert listed[listed.index("Partition") :][:3] == ["Partition", "Step 1", "Step 2"]
 
 
 def test_what_changes_nothing_has_no_trace():
@@ -154,9 +154,9 @@ def test_wrong_lists_are_errors_in_words(case):
 
 def test_lists_are_pickled_and_copied():
     compiled = thunder.jit(program, passes=thunder.passes().without("Join Parts"))
-    for made in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
-        made(*inputs())
-        assert list(made.options.passes) == list(thunder.passes().without("Join Parts"))
+    for copied in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        copied(*inputs())
+        assert list(copied.options.passes) == list(thunder.passes().without("Join Parts"))
 
 
 def test_the_command_prints_the_table():

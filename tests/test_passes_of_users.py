@@ -94,11 +94,11 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["Dead Code Elimination", "Partition"])
+@pytest.mark.parametrize("where", ["Dead Code Elimination", "Partition"])
 @pytest.mark.parametrize("run", BROKEN)
-def test_a_pass_that_breaks_a_program_is_named(run, place):
+def test_a_pass_that_breaks_a_program_is_named(run, where):
     broken = thunder.Pass("Broken of mine", run)
-    compiled = thunder.jit(program, passes=lambda p: p.after(place, broken), fallback="error")
+    compiled = thunder.jit(program, passes=lambda p: p.after(where, broken), fallback="error")
     with pytest.raises((TraceCheckError, OptionError, KeyError)) as caught:
         compiled(X)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])

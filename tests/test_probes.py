@@ -168,11 +168,11 @@ def test_a_capture_does_not_set_the_default_generator(program):
         torch.manual_seed(seed)
         sys.setprofile(look)
         try:
-            found = compiled(x)
+            actual = compiled(x)
         finally:
             sys.setprofile(None)
         after = torch.rand(2)
         torch.manual_seed(seed)
-        torch.testing.assert_close(found, program(x))
+        torch.testing.assert_close(actual, program(x))
         torch.testing.assert_close(after, torch.rand(2))
     assert states and all(generator is not torch.default_generator for generator in states)

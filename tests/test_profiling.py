@@ -26,7 +26,7 @@ class Clock:
 
     def executor(self) -> OperatorExecutor:
         """Runs `torch.sin` in 3 s and `torch.cos` in 5 s of this clock."""
-        found = OperatorExecutor("clocked")
+        clocked = OperatorExecutor("clocked")
         for function, seconds in ((torch.sin, 3.0), (torch.cos, 5.0)):
 
             def like(x, function=function):
@@ -36,9 +36,9 @@ class Clock:
                 self.now += seconds
                 return function(x)
 
-            symbol = found.register_operator(f"slow_{function.__name__}", like=like, fn=run)
-            found.register_implementation(function, symbol)
-        return found
+            symbol = clocked.register_operator(f"slow_{function.__name__}", like=like, fn=run)
+            clocked.register_implementation(function, symbol)
+        return clocked
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ class Model(torch.nn.Module):
 
 def test_times_are_those_of_lines_and_modules(clock):
     with torch.no_grad():
-        found = thunder.profile(thunder.jit(Model(), executors=[clock.executor()]), torch.ones(4))
-    assert (found.step, found.noted, found.seconds, found.guards) == (19.0, 19.0, 19.0, 0.0)
-    lines = [(s.key[3].strip(), s.seconds) for s in found.by_line() if s.key]
+        profile = thunder.profile(thunder.jit(Model(), executors=[clock.executor()]), torch.ones(4))
+    assert (profile.step, profile.noted, profile.seconds, profile.guards) == (19.0, 19.0, 19.0, 0.0)
+    lines = [(s.key[3].strip(), s.seconds) for s in profile.by_line() if s.key]
     assert lines == [("return torch.cos(torch.sin(x))", 16.0), ("return torch.sin(x) * self.scale  # last", 3.0)]
-    assert {s.key: s.seconds for s in found.by_module() if s.seconds} == {
+    assert {s.key: s.seconds for s in profile.by_module() if s.seconds} == {
         "": 19.0,
         "layers": 16.0,
         "layers.0": 8.0,
         "layers.1": 8.0,
     }
-    text = str(found)
+    text = str(profile)
     assert "a step took 19000.000 ms" in text and "(100.0%)" in text and "layers.1" in text
     assert "# last" in text
 
@@ -87,11 +87,11 @@ def test_a_backward_is_measured_and_leaves_gradients_alone(clock):
     model = Model()
     compiled = thunder.jit(model, executors=[clock.executor()])
     model.scale.grad = torch.tensor(7.0)
-    found = thunder.profile(
+    profile = thunder.profile(
         compiled, torch.ones(4)
     )  # the gradient of scale alone: the forward saves what it multiplies
     assert model.scale.grad == 7.0
-    assert {c.part for c in found.costs} == {"forward", "backward"} and found.step == found.seconds == 19.0
+    assert {c.part for c in profile.costs} == {"forward", "backward"} and profile.step == profile.seconds == 19.0
     assert compiled(torch.ones(4)).requires_grad, "what runs afterwards is what ran before"
     assert "_thunder_begin" not in compiled_of(compiled).programs[0].executed[0].python_callable().__globals__
 
@@ -104,10 +104,10 @@ def test_the_backward_that_runs_is_measured():
         y = linear(x)
         return {"loss": y.square().mean(), "y": y}
 
-    found = thunder.profile(thunder.jit(losses), torch.ones(8, 64))
-    traces = dict.fromkeys(c.trace for c in found.costs)
-    assert len(traces) == 2 and found.entry.backward not in traces
-    assert {s.key for s in found.by_module()} == {"linear", None, ""}
+    profile = thunder.profile(thunder.jit(losses), torch.ones(8, 64))
+    traces = dict.fromkeys(c.trace for c in profile.costs)
+    assert len(traces) == 2 and profile.entry.backward not in traces
+    assert {s.key for s in profile.by_module()} == {"linear", None, ""}
 
 
 def test_a_whole_step_has_phases():
@@ -121,8 +121,8 @@ def test_a_whole_step_has_phases():
         optimizer.step()
         return loss.detach()
 
-    found = thunder.profile(train, torch.ones(2, 4))
-    parts = [c.part for c in found.costs]
+    profile = thunder.profile(train, torch.ones(2, 4))
+    parts = [c.part for c in profile.costs]
     assert [p for i, p in enumerate(parts) if not i or parts[i - 1] != p] == ["forward", "backward", "update"]
 
 
@@ -135,11 +135,11 @@ def test_memory_is_what_the_allocator_says():
         return b.sum() + a.sum()
 
     with torch.no_grad():
-        found = thunder.profile(thunder.jit(f), torch.ones(n))
-    by_line = {s.key[3].rpartition("# ")[2].strip(): s for s in found.by_line() if s.key}
+        profile = thunder.profile(thunder.jit(f), torch.ones(n))
+    by_line = {s.key[3].rpartition("# ")[2].strip(): s for s in profile.by_line() if s.key}
     assert by_line["first"].bytes == by_line["second"].bytes == 4 * n
     assert by_line["first"].at_peak == by_line["second"].at_peak == 4 * n
-    assert 8 * n <= found.peak < 8 * n + 1000 and found.timeline[-1] < 1000
+    assert 8 * n <= profile.peak < 8 * n + 1000 and profile.timeline[-1] < 1000
 
 
 def test_a_range_has_an_event_of_the_device_without_bytes():
@@ -159,9 +159,9 @@ def test_a_range_has_an_event_of_the_device_without_bytes():
 def test_what_is_in_memory_at_the_peak_adds_up_to_it():
     """What lifetimes say of a training step is what PyTorch's allocator counts."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
-    found = thunder.profile(thunder.jit(model), torch.ones(512, 64))
-    alive = sum(s.at_peak for s in found.by_line())
-    assert abs(alive - found.peak) <= 0.02 * found.peak
+    profile = thunder.profile(thunder.jit(model), torch.ones(512, 64))
+    alive = sum(s.at_peak for s in profile.by_line())
+    assert abs(alive - profile.peak) <= 0.02 * profile.peak
 
 
 def test_regions_share_their_time_out(clock):
@@ -175,10 +175,10 @@ def test_regions_share_their_time_out(clock):
         pytest.skip(why)
     compiled = thunder.jit(f, executors=[EVERY_REGION])
     with torch.no_grad():
-        found = thunder.profile(compiled, torch.ones(1 << 12))
-    (region,) = [c for c in found.costs if c.bound_symbol.sym.is_fusion]
-    found.costs = (region._replace(seconds=2.0),)
-    assert [s.seconds for s in found.by_line()] == [1.0, 1.0]
+        profile = thunder.profile(compiled, torch.ones(1 << 12))
+    (region,) = [c for c in profile.costs if c.bound_symbol.sym.is_fusion]
+    profile.costs = (region._replace(seconds=2.0),)
+    assert [s.seconds for s in profile.by_line()] == [1.0, 1.0]
 
 
 def test_ranges_are_named_after_modules():
@@ -240,8 +240,8 @@ def test_memory_that_a_step_gives_back_is_counted():
         model(x).sum().backward()
         optimizer.step()
 
-    found = thunder.profile(train, torch.ones(2, 256))
-    assert min(found.timeline) <= -4 * 256 * 256 and abs(found.timeline[-1]) < 10_000
+    profile = thunder.profile(train, torch.ones(2, 256))
+    assert min(profile.timeline) <= -4 * 256 * 256 and abs(profile.timeline[-1]) < 10_000
 
 
 class Ranged(torch.nn.Module):

@@ -45,11 +45,11 @@ BITS = {"int8": 8 + 32 / 128, "float8": 8 + 32 / 128, "int4": 4 + 32 / 64, "int4
 
 def mlp(dtype=torch.float32):
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128, bias=False), nn.LayerNorm(128))
-    for p in made.parameters():  # as trained weights are distributed
+    module = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128, bias=False), nn.LayerNorm(128))
+    for p in module.parameters():  # as trained weights are distributed
         if p.dim() == 2:
             nn.init.normal_(p, std=0.05)
-    return made.to(dtype)
+    return module.to(dtype)
 
 
 def llama(dtype=torch.float32, tied=False):
@@ -64,16 +64,16 @@ def llama(dtype=torch.float32, tied=False):
 
 def rounded(original, format):
     """The module with the weights that quantizing leaves."""
-    made = copy.deepcopy(original)
-    for module in made.modules():
+    copied = copy.deepcopy(original)
+    for module in copied.modules():
         if isinstance(module, nn.Linear):
             weight = module.weight.detach()
             module.weight.data = format.dequantize(*format.quantize(weight)).to(weight.dtype)
-    return made
+    return copied
 
 
-def error(found, wanted):
-    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+def error(actual, wanted):
+    return ((actual.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
 # ------------------------------------------------------------------------------------------------------------- formats
@@ -84,7 +84,7 @@ def test_a_weight_is_rounded_to_the_nearest(name):
     """What a step of the format can miss: half of it."""
     torch.manual_seed(0)
     weight, format = torch.randn(64, 128) * torch.rand(64, 1), FORMATS[name]()
-    found = format.dequantize(*format.quantize(weight))
+    dequantized = format.dequantize(*format.quantize(weight))
     groups = weight.unflatten(1, (-1, getattr(format, "group", getattr(format, "block", 128))))
     largest, span = groups.abs().amax(-1, keepdim=True), groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)
     if name == "int8":
@@ -95,7 +95,7 @@ def test_a_weight_is_rounded_to_the_nearest(name):
         widest = max(b - a for a, b in zip(NF4, NF4[1:]))
         row = largest.amax(1, keepdim=True) - largest.amin(1, keepdim=True)
         bound = largest * widest / 2 + (row / 255 / 2 if name == "nf4" else 0)
-    missed = (found.unflatten(1, groups.shape[1:]) - groups).abs()
+    missed = (dequantized.unflatten(1, groups.shape[1:]) - groups).abs()
     assert (missed <= bound * (1 + 1e-5)).all()
 
 
@@ -153,8 +153,8 @@ def test_gradients_are_those_of_the_rounded_weight(name):
     layer, x, g = nn.Linear(128, 256), torch.randn(20, 128, requires_grad=True), torch.randn(20, 256)
     compiled = thunder.jit(layer, transforms=[PRODUCTS[name]()])
     reference = rounded(layer, PRODUCTS[name]())
-    found = torch.autograd.grad(compiled(x), [x, compiled.get_parameter("bias")], g)
-    for a, b in zip(found, torch.autograd.grad(reference(x), [x, reference.bias], g), strict=True):
+    gradients = torch.autograd.grad(compiled(x), [x, compiled.get_parameter("bias")], g)
+    for a, b in zip(gradients, torch.autograd.grad(reference(x), [x, reference.bias], g), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -163,8 +163,8 @@ def test_layers_under_autocast_multiply_in_few_bits(name):
     original, x = mlp(), torch.randn(20, 128)
     compiled = thunder.jit(original, transforms=[PRODUCTS[name]()])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        found, wanted = compiled(x), original(x)
-    assert found.dtype is wanted.dtype and error(found, wanted) < 0.1
+        actual, wanted = compiled(x), original(x)
+    assert actual.dtype is wanted.dtype and error(actual, wanted) < 0.1
     trace = thunder.last_traces(compiled)[-1].python(memory=True)
     assert trace.count("_int_mm(" if name == "int8" else "scaled_mm_impl(") == 2 and "linear" not in trace
 
@@ -228,10 +228,10 @@ def test_a_language_model(name):
     compiled = thunder.jit(original, transforms=[FORMATS[name]()])
     reference = rounded(original, FORMATS[name]())
     with torch.no_grad():
-        found, wanted = compiled(ids).logits, original(ids).logits
-        assert torch.equal(found, reference(ids).logits)
+        actual, wanted = compiled(ids).logits, original(ids).logits
+        assert torch.equal(actual, reference(ids).logits)
     linear = [(m.weight, n.weight) for m, n in zip(reference.modules(), original.modules()) if isinstance(m, nn.Linear)]
-    assert 0 < error(found, wanted) < 3 * max(error(a, b) for a, b in linear)
+    assert 0 < error(actual, wanted) < 3 * max(error(a, b) for a, b in linear)
     quantized = sum(p.nbytes for k, p in compiled.named_parameters() if "_proj" in k or "lm_head" in k)
     assert quantized * 32 <= (BITS[name] + 0.5) * sum(b.nbytes for _, b in linear)
 
@@ -289,8 +289,8 @@ def test_dequantizing_is_one_region(name, executor):
     layer, x = nn.Linear(128, 256).to(device), torch.randn(64, 128, device=device, requires_grad=True)
     compiled = thunder.jit(layer, transforms=[FORMATS[name]()], executors=[executor])
     torch.testing.assert_close(compiled(x), rounded(layer, FORMATS[name]())(x))
-    made = [o for o in thunder.last_traces(compiled)[-1].bound_symbols if o.sym.executor is not None]
-    assert [o.sym.is_fusion for o in made] == [True, False], "a region and a product"
+    executed = [o for o in thunder.last_traces(compiled)[-1].bound_symbols if o.sym.executor is not None]
+    assert [o.sym.is_fusion for o in executed] == [True, False], "a region and a product"
 
 
 def test_the_type_of_numbers_changes_nothing():
@@ -379,18 +379,18 @@ def test_state_dicts_are_pefts():
     compiled, fresh = (thunder.jit(mlp(), transforms=[lora]) for _ in range(2))
     for p in lora.parameters(compiled):
         nn.init.normal_(p)
-    given = lora.state_dict(compiled)
-    assert {k: tuple(v.shape) for k, v in given.items()} == {
+    state = lora.state_dict(compiled)
+    assert {k: tuple(v.shape) for k, v in state.items()} == {
         "base_model.model.0.lora_A.weight": (4, 128),
         "base_model.model.0.lora_B.weight": (256, 4),
     }
-    lora.load_state_dict(fresh, given)
+    lora.load_state_dict(fresh, state)
     x = torch.randn(2, 128)
     assert torch.equal(fresh(x), compiled(x))
     with pytest.raises(ValueError, match="missing or unexpected: base_model.model.0.lora_A.weight, other"):
         lora.load_state_dict(fresh, {"base_model.model.0.lora_B.weight": torch.ones(256, 4), "other": torch.ones(1)})
     with pytest.raises(ValueError, match=r"lora_A.weight is \[4, 128\], not \[1\]"):
-        lora.load_state_dict(fresh, given | {"base_model.model.0.lora_A.weight": torch.ones(1)})
+        lora.load_state_dict(fresh, state | {"base_model.model.0.lora_A.weight": torch.ones(1)})
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs, when they are imported

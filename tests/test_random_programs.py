@@ -94,9 +94,9 @@ def apply(kind, which, a, b):
 def run(steps, inputs):
     pool = list(inputs)
     for kind, which, i, j in steps:
-        made = apply(kind, which, pool[-1 - i % len(pool)], pool[-1 - j % len(pool)])
-        if made is not None:
-            pool.append(made)
+        computed = apply(kind, which, pool[-1 - i % len(pool)], pool[-1 - j % len(pool)])
+        if computed is not None:
+            pool.append(computed)
     return pool[len(inputs) :][-3:]
 
 
@@ -109,22 +109,22 @@ def gradients(f, steps, weights):
     outputs = f(steps, inputs)
     total = sum((o * w).sum() for o, w in zip(outputs, weights) if o.requires_grad)
     wanted = [x for x in inputs if x.requires_grad]
-    found = (
+    computed_gradients = (
         torch.autograd.grad(total, wanted, allow_unused=True)
         if isinstance(total, torch.Tensor)
         else [None] * len(wanted)
     )
-    return [o.detach() for o in outputs], [o.requires_grad for o in outputs], list(found)
+    return [o.detach() for o in outputs], [o.requires_grad for o in outputs], list(computed_gradients)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(step, min_size=1, max_size=14))
 def test_gradients_of_random_programs_equal_eagers(steps):
     weights = (1.0, 0.5, 2.0)
-    values, requires, found = gradients(thunder.jit(run), steps, weights)
+    values, requires, computed_gradients = gradients(thunder.jit(run), steps, weights)
     expected_values, expected_requires, expected = gradients(run, steps, weights)
     assert requires == expected_requires
-    for ours, eagers in zip(values + found, expected_values + expected, strict=True):
+    for ours, eagers in zip(values + computed_gradients, expected_values + expected, strict=True):
         assert (ours is None) == (eagers is None)
         if eagers is not None:
             torch.testing.assert_close(ours, eagers, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -42,8 +42,8 @@ def test_a_recipe_sets_what_it_prints():
         "  disable_torch_autograd = True\n"
         "  transforms = [CUDAGraphTransform(share_mem_pool=True)]"
     )
-    for made in recipes.get_recipes().values():
-        assert str(made()).startswith(f"{made.__name__}(")
+    for recipe in recipes.get_recipes().values():
+        assert str(recipe()).startswith(f"{recipe.__name__}(")
 
 
 def test_plugins_add_to_a_recipe():
@@ -86,18 +86,18 @@ def test_recipes_that_contradict_each_other_are_refused():
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "recipe, message",
     [
         ("fast", "'fast' is no recipe; valid: a thunder.Recipe, 'auto', 'default', 'inference'"),
         (FP8, "recipe FP8 is a class: give an instance"),
         (3, "3 is no recipe"),
     ],
 )
-def test_what_is_no_recipe_is_refused(given, message):
+def test_what_is_no_recipe_is_refused(recipe, message):
     with pytest.raises(ValueError, match=message):
-        thunder.compile(model(), recipe=given)
+        thunder.compile(model(), recipe=recipe)
     with pytest.raises(ValueError, match=message):
-        thunder.compile(model(), plugins=[given])
+        thunder.compile(model(), plugins=[recipe])
 
 
 def test_a_function_and_a_decorator():

@@ -156,15 +156,15 @@ def test_copies_stand_right_before_their_first_use():
     compiled = thunder.jit(twice)
     run(compiled)
     lines = thunder.last_backward_traces(compiled)[-1].bound_symbols
-    made = {
+    producers = {
         o: i for i, b in enumerate(lines) for o in b.outputs if isinstance(o, TensorProxy) and o.name.startswith("bw_")
     }
-    assert made
-    for value, at in made.items():
+    assert producers
+    for value, at in producers.items():
         first = next(i for i, b in enumerate(lines) if b.has_input(value) and b.sym.name != "python_del")
         between = lines[at + 1 : first]
         assert all(
-            b.sym.name == "python_del" or "rng" in b.sym.name or any(o in made for o in b.outputs) for b in between
+            b.sym.name == "python_del" or "rng" in b.sym.name or any(o in producers for o in b.outputs) for b in between
         ), value
 
 
@@ -192,8 +192,8 @@ def test_a_module_with_checkpointed_layers_under_dropout():
             program(x).backward()
             gradients[name, use] = [p.grad.clone() for p in model.parameters()]
             saved[name, use] = saved_bytes(program, x)
-    for key, found in gradients.items():
-        for ours, eagers in zip(found, gradients["eager", False], strict=True):
+    for key, gradients_of_rule in gradients.items():
+        for ours, eagers in zip(gradients_of_rule, gradients["eager", False], strict=True):
             torch.testing.assert_close(ours, eagers, rtol=1e-6, atol=1e-6, msg=str(key))
     assert saved["thunder", True] < saved["thunder", False]
 
@@ -204,21 +204,21 @@ def test_reentrant_checkpoints_have_gradients_where_an_argument_has(options, req
     layer, dropout = torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)
 
     def program(x):
-        y, kept = checkpoint(lambda x, n: (dropout(layer(x)).sin(), n + 1), x.exp(), torch.arange(4), **options)
-        return (y * kept).sum()
+        y, counts = checkpoint(lambda x, n: (dropout(layer(x)).sin(), n + 1), x.exp(), torch.arange(4), **options)
+        return (y * counts).sum()
 
-    found = []
+    gradients = []
     for f in (program, thunder.jit(program)):
         layer.zero_grad()
         torch.manual_seed(0)
         x = torch.linspace(0, 1, 8).view(2, 4).requires_grad_(requires_grad)
-        with warnings.catch_warnings(record=True) as given:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loss = f(x)
         if loss.requires_grad:
             loss.backward()
-        found.append((loss.detach(), x.grad, layer.weight.grad, [str(w.message) for w in given]))
-    eagers, ours = found
+        gradients.append((loss.detach(), x.grad, layer.weight.grad, [str(w.message) for w in caught]))
+    eagers, ours = gradients
     assert ours[3] == eagers[3]
     for a, b in zip(ours[:3], eagers[:3], strict=True):
         assert (a is None) == (b is None)
@@ -237,7 +237,7 @@ def test_a_checkpoint_after_a_computed_leaf_writes_nothing():
         def __init__(self):
             super().__init__()
             self.first, self.second = first.requires_grad_(False), second
-            first.register_forward_hook(lambda module, given, result: result.requires_grad_(True))
+            first.register_forward_hook(lambda module, inputs, result: result.requires_grad_(True))
 
         def forward(self, x):
             return checkpoint(self.layer, self.first(x), use_reentrant=False).sum()
@@ -246,9 +246,9 @@ def test_a_checkpoint_after_a_computed_leaf_writes_nothing():
             hidden = x.to(torch.float32)  # x itself, which gets a name in the checkpoint
             return self.second(hidden).tanh()
 
-    model, found = Model(), []
+    model, gradients = Model(), []
     for f in (model, thunder.jit(model, fallback="error")):
         second.zero_grad()
         f(torch.tensor([1, 3])).backward()
-        found.append(second.weight.grad)
-    assert torch.equal(*found)
+        gradients.append(second.weight.grad)
+    assert torch.equal(*gradients)

@@ -27,10 +27,10 @@ def keeps_graph(compiled) -> bool:
 
 @pytest.mark.parametrize("taken", ["output", "all", "hidden", "cell"])
 def test_gradients_are_eagers_bit_for_bit(taken):
-    for layers, bias, both, batch_first, given in FORMS:
+    for layers, bias, both, batch_first, form in FORMS:
         net = torch.nn.LSTM(5, 7, layers, bias, batch_first, bidirectional=both)
         shape = (layers * (2 if both else 1), 3 if batch_first else 4, 7)
-        states = tuple(torch.randn(shape, requires_grad=True) for _ in range(2)) if given else None
+        states = tuple(torch.randn(shape, requires_grad=True) for _ in range(2)) if form else None
         x, compiled = torch.randn(3, 4, 5, requires_grad=True), thunder.jit(lambda x, states, net=net: net(x, states))
         ours, eagers = (step(run, net, x, states, taken) for run in (compiled, net))
         for got, want in zip(ours, eagers, strict=True):
@@ -40,11 +40,11 @@ def test_gradients_are_eagers_bit_for_bit(taken):
 
 def test_the_second_derivative_is_eagers():
     net, x = torch.nn.LSTM(5, 7), torch.randn(3, 4, 5, requires_grad=True)
-    found = []
+    gradients = []
     for run in (thunder.jit(lambda x: net(x)[0]), lambda x: net(x)[0]):
         (gradient,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
-    torch.testing.assert_close(*found)
+        gradients.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # eager too
@@ -80,10 +80,10 @@ def test_gradients_have_the_bits_and_strides_of_eagers_also_where_some_results_h
             losses = [r.sin().sum() for r in results]
             yield from torch.autograd.grad(losses, inputs, retain_graph=True, allow_unused=True)
 
-    for found, wanted in zip(gradients(compiled), gradients(module), strict=True):
-        assert (found is None) is (wanted is None)
-        if found is not None:
-            assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+    for actual, wanted in zip(gradients(compiled), gradients(module), strict=True):
+        assert (actual is None) is (wanted is None)
+        if actual is not None:
+            assert torch.equal(actual, wanted) and actual.stride() == wanted.stride()
 
 
 def test_hooks_of_parameters_run_once():

@@ -29,10 +29,10 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
 def operation():
     """An operation of its own, so that no other test sees what is registered."""
     executor = OperatorExecutor("mine")
-    made = executor.register_operator(
+    tripled_product = executor.register_operator(
         "tripled_product", meta=lambda x, y, n=3: TensorProxy(like=x), fn=lambda x, y, n=3: x * y * n
     )
-    return executor, made
+    return executor, tripled_product
 
 
 @contextmanager
@@ -69,10 +69,10 @@ def test_one_function(operation):
         put_grads((x, y), (g * y * n, g * x * n))
         return result
 
-    found = gradients(lambda x, y: product(x, y).exp(), [executor], X, X + 2)
+    computed_gradients = gradients(lambda x, y: product(x, y).exp(), [executor], X, X + 2)
     x, y = X.clone().requires_grad_(), (X + 2).requires_grad_()
     (x * y * 3).exp().sum().backward()
-    torch.testing.assert_close(found, [x.grad, y.grad])
+    torch.testing.assert_close(computed_gradients, [x.grad, y.grad])
     for got, want in zip(
         grad(thunder.jit(lambda x, y: product(x, y), executors=[executor]))(X, X + 2), ((X + 2) * 3, X * 3), strict=True
     ):
@@ -132,10 +132,10 @@ def test_two_halves(operation):
     def backward(x, y, n, g):
         return g * y * n, g * x * n
 
-    found = gradients(lambda x, y: product(x, y, 2).sin(), [executor], X, X + 2)
+    computed_gradients = gradients(lambda x, y: product(x, y, 2).sin(), [executor], X, X + 2)
     x, y = X.clone().requires_grad_(), (X + 2).requires_grad_()
     (x * y * 2).sin().sum().backward()
-    torch.testing.assert_close(found, [x.grad, y.grad])
+    torch.testing.assert_close(computed_gradients, [x.grad, y.grad])
     register_backward(product)(lambda x, y, n, g: g * y * n)
     with pytest.raises(
         DerivativeError,
@@ -157,8 +157,8 @@ def test_several_results_and_one_residual():
     )
     register_augmented_forward(both)(lambda x: (both(x), x))
     register_backward(both)(lambda x, g, h: g * x.cos() - h * x.sin())
-    (found,) = gradients(lambda x: both(x)[0] * 2 + both(x)[1], [executor], X)
-    torch.testing.assert_close(found, 2 * X.cos() - X.sin())
+    (computed_gradients,) = gradients(lambda x: both(x)[0] * 2 + both(x)[1], [executor], X)
+    torch.testing.assert_close(computed_gradients, 2 * X.cos() - X.sin())
 
 
 def test_what_is_no_operation():

@@ -23,12 +23,12 @@ class Element:
 
     def all(self, tag=None, **attributes):
         """The elements in this one, in order."""
-        found = []
+        elements = []
         for e in self.inside:
             if (tag is None or e.tag == tag) and attributes.items() <= e.attributes.items():
-                found.append(e)
-            found += e.all(tag, **attributes)
-        return found
+                elements.append(e)
+            elements += e.all(tag, **attributes)
+        return elements
 
     def rows(self, key):
         """The texts of the cells of a table, by row."""
@@ -234,10 +234,10 @@ def test_communication():
 def test_a_notebook_shows_the_page_apart():
     compiled = thunder.jit(torch.sin)
     compiled(torch.ones(2))
-    made = thunder.report(compiled)
-    (frame,) = Page(made._repr_html_()).root.inside
-    assert frame.tag == "iframe" and frame.attributes["srcdoc"] == made.html
-    assert f"{len(made.html.encode()):,} bytes" in repr(made)
+    report = thunder.report(compiled)
+    (frame,) = Page(report._repr_html_()).root.inside
+    assert frame.tag == "iframe" and frame.attributes["srcdoc"] == report.html
+    assert f"{len(report.html.encode()):,} bytes" in repr(report)
 
 
 LOOKS = """
@@ -264,12 +264,12 @@ def test_a_browser_sorts_and_filters_the_page(tmp_path):
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium is installed here")
-    place = tmp_path / "page.html"
+    path = tmp_path / "page.html"
     html = thunder.report(thunder.jit(Model()), None, torch.randn(8, 16)).html
-    place.write_text(html.replace("</body>", LOOKS + "</body>"))
+    path.write_text(html.replace("</body>", LOOKS + "</body>"))
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    done = subprocess.run([*command, place.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     (shown,) = Page(done.stdout).root.all("pre", id="found")
-    found = json.loads(shown.text)
-    assert found["once"] and found["twice"] and found["chart"] > 100
-    assert len(found["visible"]) == 2 and all("functional.gelu" in text for text in found["visible"])
+    data = json.loads(shown.text)
+    assert data["once"] and data["twice"] and data["chart"] > 100
+    assert len(data["visible"]) == 2 and all("functional.gelu" in text for text in data["visible"])

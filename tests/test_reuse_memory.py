@@ -53,17 +53,17 @@ def check(program, *args, transforms=()):
 @pytest.fixture
 def allocated(monkeypatch):
     """Bytes that fused kernels ask for, one number for each buffer."""
-    found, made = [], launcher._allocator
+    sizes, usual_allocator = [], launcher._allocator
 
     def allocator(device):
-        allocate = made(device)
+        allocate = usual_allocator(device)
         return lambda size, stride, dtype: (
-            found.append(torch.Size(size).numel() * dtype.itemsize),
+            sizes.append(torch.Size(size).numel() * dtype.itemsize),
             allocate(size, stride, dtype),
         )[1]
 
     monkeypatch.setattr(launcher, "_allocator", allocator)
-    return found
+    return sizes
 
 
 X, W, V = data(6, 8), data(8, 8), data(8, 8)
@@ -151,7 +151,7 @@ class Reading(Transform):
         return computation_trace.replace(bound_symbols=lines)
 
 
-KEPT = {
+NOT_REUSED = {
     "returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h), X, W),
     "a view is returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h[2:]), X, W),
     "a view is read later": (
@@ -169,9 +169,9 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", NOT_REUSED)
 def test_what_is_not_written_over(name):
-    assert check(*KEPT[name]) == []
+    assert check(*NOT_REUSED[name]) == []
 
 
 def test_what_is_added_at_indices_is_added_in_place(allocated):
@@ -291,10 +291,10 @@ NOT_ALONE = {
 @pytest.mark.parametrize("name", NOT_ALONE)
 def test_what_a_lone_operation_does_not_write_over(name):
     compiled = thunder.jit(NOT_ALONE[name], executors=[TritonFuser("not alone")])
-    given = X.clone(), W.clone()
+    copies = X.clone(), W.clone()
     for _ in range(2):
-        torch.testing.assert_close(compiled(*given), NOT_ALONE[name](X, W), rtol=0, atol=0)
-        assert all(map(torch.equal, given, (X, W)))
+        torch.testing.assert_close(compiled(*copies), NOT_ALONE[name](X, W), rtol=0, atol=0)
+        assert all(map(torch.equal, copies, (X, W)))
     assert in_place(compiled) == []
 
 
@@ -332,10 +332,10 @@ def gated(x, w, v):
     return (F.silu(x @ w) * torch.sin(x @ v)) @ w
 
 
-def differentiated(run, **kept):
+def differentiated(run, **options):
     leaves = [t.clone().requires_grad_() for t in (X, W, V)]
     y = run(*leaves)
-    return [torch.autograd.grad(y.sum(), leaves, **kept) for _ in range(1 + bool(kept))]
+    return [torch.autograd.grad(y.sum(), leaves, **options) for _ in range(1 + bool(options))]
 
 
 def test_saved_values_are_written_over(any_size, allocated):
@@ -368,7 +368,7 @@ def test_hooks_keep_what_they_return(any_size):
         packed.append((t, t.clone()))
         return len(packed) - 1
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: packed[place][0]):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda name: packed[name][0]):
         got = differentiated(compiled)
     assert packed and all(torch.equal(t, before) for t, before in packed)
     torch.testing.assert_close(got, differentiated(gated))

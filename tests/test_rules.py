@@ -80,10 +80,10 @@ def equal_to_eager(model, compiled, *inputs, **tolerances):
     eager = copy.deepcopy(model)
     sides = []
     for run, module in ((compiled, model), (eager, eager)):
-        given = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
-        result = run(*given)
+        arguments = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        result = run(*arguments)
         result.float().sin().sum().backward()
-        of_inputs = [x.grad for x in given if x.requires_grad]
+        of_inputs = [x.grad for x in arguments if x.requires_grad]
         sides.append([result.detach(), *of_inputs, *(p.grad for p in module.parameters())])
     for a, b in zip(*sides, strict=True):
         torch.testing.assert_close(a, b, **tolerances)
@@ -179,11 +179,11 @@ def test_several_results():
         a = F.linear(x, w).sin()
         return a.sum() + F.linear(x, v).cos().sum()
 
-    given = [torch.randn(s, requires_grad=True) for s in ((2, 3), (4, 3), (5, 3))]
+    inputs = [torch.randn(s, requires_grad=True) for s in ((2, 3), (4, 3), (5, 3))]
     compiled = thunder.jit(program, rules=[rule])
-    torch.testing.assert_close(compiled(*given), program(*given))
+    torch.testing.assert_close(compiled(*inputs), program(*inputs))
     torch.testing.assert_close(
-        torch.autograd.grad(compiled(*given), given), torch.autograd.grad(program(*given), given)
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(program(*inputs), inputs)
     )
     assert captured(compiled).count("linear") == 1
 
@@ -318,9 +318,9 @@ def test_no_gradient_flows_through_what_ran_without():
 
     for one in (program, detached):
         compiled = thunder.jit(one, rules=[thunder.rule(attention, fused)])
-        given = [torch.randn(1, 1, 4, 4, requires_grad=True) for _ in range(3)]
-        compiled(*given).sum().backward()
-        assert [x.grad is not None for x in given] == [False, False, True] and hits(compiled) == {"attention": 0}
+        inputs = [torch.randn(1, 1, 4, 4, requires_grad=True) for _ in range(3)]
+        compiled(*inputs).sum().backward()
+        assert [x.grad is not None for x in inputs] == [False, False, True] and hits(compiled) == {"attention": 0}
 
 
 def test_a_replacement_that_is_an_argument_is_a_copy_where_the_program_returns_it():

@@ -349,16 +349,16 @@ def tensor_of(result):
 def test_a_rule_of_the_literature_on_a_foreign_model(case):
     one, make, inputs, count, differentiates = MODELS[case]
     torch.manual_seed(0)
-    model, given = make(), inputs()
+    model, model_inputs = make(), inputs()
     eager = copy.deepcopy(model)
     compiled = thunder.jit(model, rules=[one], executors=["torch"], fallback="error")
     if not differentiates:
         with torch.no_grad():
-            torch.testing.assert_close(tensor_of(compiled(*given)), tensor_of(eager(*given)))
+            torch.testing.assert_close(tensor_of(compiled(*model_inputs)), tensor_of(eager(*model_inputs)))
     else:
         sides = []
         for run, module in ((compiled, model), (eager, eager)):
-            result = tensor_of(run(*given))
+            result = tensor_of(run(*model_inputs))
             parameters = [p for p in module.parameters() if p.requires_grad]
             gradients = torch.autograd.grad(result.sin().sum(), parameters, allow_unused=True) if parameters else ()
             sides.append((result, *(g for g in gradients if g is not None)))

@@ -18,14 +18,18 @@ def test_report_names_bytes_operations_and_lines():
     compiled = thunder.jit(program)
     x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
     compiled(x, w)
-    found = saved_for_backward(compiled)
-    made = {v.operation.rpartition(".")[2]: v for v in found if v.nbytes}
-    assert set(made) == {"tanh", "exp"}
-    assert made["tanh"].name == "y" and made["tanh"].nbytes == 256 and made["tanh"].kind == "cpu f32[8, 8]"
-    assert made["tanh"].location[3].strip().startswith("y = torch.tanh(h)")
-    assert found.nbytes == 512
-    assert {v.name for v in found if v.operation == "argument"} == {"x", "w"}
-    text = str(found)
+    saved = saved_for_backward(compiled)
+    by_operation = {v.operation.rpartition(".")[2]: v for v in saved if v.nbytes}
+    assert set(by_operation) == {"tanh", "exp"}
+    assert (
+        by_operation["tanh"].name == "y"
+        and by_operation["tanh"].nbytes == 256
+        and by_operation["tanh"].kind == "cpu f32[8, 8]"
+    )
+    assert by_operation["tanh"].location[3].strip().startswith("y = torch.tanh(h)")
+    assert saved.nbytes == 512
+    assert {v.name for v in saved if v.operation == "argument"} == {"x", "w"}
+    text = str(saved)
     assert "y = torch.tanh(h)" in text and text.endswith("512 bytes saved for the backward, without arguments")
 
 
@@ -43,8 +47,8 @@ def test_library_frames_are_not_the_users_line():
 def test_pieces_of_pytorchs_graph_are_counted_apart():
     compiled = thunder.jit(lambda x: torch._euclidean_dist(x, x).sum())
     compiled(torch.randn(3, 3, requires_grad=True))
-    found = saved_for_backward(compiled)
-    assert [v.nbytes for v in found] == [None] and "1 pieces of PyTorch's autograd graph" in str(found)
+    saved = saved_for_backward(compiled)
+    assert [v.nbytes for v in saved] == [None] and "1 pieces of PyTorch's autograd graph" in str(saved)
 
 
 def test_without_gradients_nothing_is_saved():

@@ -45,10 +45,10 @@ def attention_of_the_cpu():
     aten = torch.ops.aten
 
     def forward(query, key, value, bias, dropout_p, is_causal, scale):
-        found = aten._scaled_dot_product_flash_attention_for_cpu.default(
+        actual = aten._scaled_dot_product_flash_attention_for_cpu.default(
             query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
         )
-        return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+        return *actual, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
     def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
         return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
@@ -97,10 +97,10 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     inputs = [heads(n, device=device, dtype=dtype) for n in (6, 2, 2)]
     compiled = thunder.jit(attend, executors=["sdpa"])
-    found, expected = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
+    results_and_gradients, expected = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
     (attention,) = names(thunder.last_traces(compiled)[-1])
     assert attention in ("flash_attention", "sdpa_cudnn")
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results_and_gradients, expected, strict=True):
         torch.testing.assert_close(a, b, **({} if device == "cpu" else {"atol": 0.06, "rtol": 0.02}))
     saved = thunder.last_traces(compiled)[-1].output[1][0]
     assert sorted(p.shape[1] for p in saved if len(p.shape) == 4 and p.dtype.name == inputs[0].dtype.__str__()[6:]) == [
@@ -193,9 +193,9 @@ def allow(monkeypatch, *usable):
 def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch, usable, order, products, expected):
     allow(monkeypatch, *usable)
     sdpaex._usable.cache_clear()
-    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, False, order))
+    is_usable = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, False, order))
     sdpaex._usable.cache_clear()
-    assert (found and found.name) == expected
+    assert (is_usable and is_usable.name) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ def test_a_program_of_many_sizes_plans_for_those_that_come_back(
     query = TensorProxy(shape=(2, 4, 16, 16), device=to_device("cuda:0"), dtype=bfloat16)
     mask = TensorProxy(shape=(2, 1, 1, 16), device=to_device("cuda:0"), dtype=bfloat16) if masked else None
     sdpaex._usable.cache_clear()
-    found = sdpaex._choose(sdpaex._usable, query, query, query, mask, dropout_p, False, False)
+    backend = sdpaex._choose(sdpaex._usable, query, query, query, mask, dropout_p, False, False)
     sdpaex._usable.cache_clear()
-    assert found.name == expected
+    assert backend.name == expected
 
 
 def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
@@ -249,8 +249,8 @@ def test_a_plan_is_made_when_calls_of_a_size_are_worth_it(monkeypatch):
     torch.manual_seed(0)
     for _ in range(5):
         inputs = [heads(4) for _ in range(3)]
-        found, want = (with_gradients(f, *inputs) for f in (compiled, scaled_dot_product_attention))
-        for a, b in zip(found, want, strict=True):
+        results_and_gradients, want = (with_gradients(f, *inputs) for f in (compiled, scaled_dot_product_attention))
+        for a, b in zip(results_and_gradients, want, strict=True):
             assert torch.equal(a, b)
     with torch.no_grad():
         assert torch.equal(compiled(*inputs), want[0])
@@ -291,12 +291,14 @@ def test_kernels_of_a_size_in_turns(monkeypatch, first, is_causal, groups, maske
     for planned in (first, not first) * 2:
         monkeypatch.setattr(sdpaex, "_is_planned", lambda *args, planned=planned: planned)
         x = heads(8 + 16 // groups, 120, 64, device="cuda", dtype=torch.bfloat16)
-        found = with_gradients(compiled, x)
+        results_and_gradients = with_gradients(compiled, x)
         assert "sdpa_by_size" in names(thunder.last_traces(compiled)[-1])
-        for a, b, c in zip(found, with_gradients(attend, x.double()), with_gradients(attend, x), strict=True):
+        for a, b, c in zip(
+            results_and_gradients, with_gradients(attend, x.double()), with_gradients(attend, x), strict=True
+        ):
             assert (a - b).norm() <= 1.5 * (c - b).norm()
         with torch.no_grad():
-            assert torch.equal(compiled(x), found[0])
+            assert torch.equal(compiled(x), results_and_gradients[0])
         assert "sdpa_by_size_without_grad" in names(thunder.last_traces(compiled)[-1])
 
 
@@ -305,7 +307,7 @@ def test_kernels_of_a_size_in_turns(monkeypatch, first, is_causal, groups, maske
 def test_the_backward_is_that_of_the_kernel_that_ran(monkeypatch, masked, planned):
     """Whatever is planned meanwhile. It gets the result and the sums in the layout that its forward gave them."""
     forward, backward = attention_of_the_cpu()
-    given = {}
+    options = {}
 
     def run_as(name):
         def run(query, *rest):
@@ -313,16 +315,16 @@ def test_the_backward_is_that_of_the_kernel_that_ran(monkeypatch, masked, planne
             rows = torch.full((*sums.shape[:2], 32), math.inf)  # padded, as kernels leave them
             rows[..., : sums.shape[2]] = sums[..., : sums.shape[2]]
             sums = rows[:, :, : query.shape[2], None] if name == "cudnn" else rows
-            given.update(name=name, out=out, sums=sums)
+            options.update(name=name, out=out, sums=sums)
             return out, sums, *drawn
 
         return run
 
     def backward_as(name):
         def run(g, query, key, value, bias, out, sums, *rest):
-            assert given["name"] == name and out is given["out"]
+            assert options["name"] == name and out is options["out"]
             if name == "cudnn":
-                assert sums.stride() == given["sums"].stride() and sums.data_ptr() == given["sums"].data_ptr()
+                assert sums.stride() == options["sums"].stride() and sums.data_ptr() == options["sums"].data_ptr()
             return backward(g, query, key, value, bias, out, sums[:, :, : query.shape[2]].reshape(out.shape[:3]), *rest)
 
         return run
@@ -337,11 +339,11 @@ def test_the_backward_is_that_of_the_kernel_that_ran(monkeypatch, masked, planne
     out, sums, *drawn = sdpaex._by_size(*inputs, bias, 0.0, False, None)
     monkeypatch.setattr(sdpaex, "_is_planned", lambda *args: not planned)
     g = torch.randn(out.shape)
-    found = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    actual = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
     wanted = torch.autograd.functional.vjp(
         lambda *x: scaled_dot_product_attention(*x, attn_mask=bias), tuple(inputs), g
     )[1]
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -376,14 +378,14 @@ def test_the_kernel_of_as_many_heads_takes_groups(monkeypatch, groups, queries, 
     inputs = [heads(6, queries, dtype=torch.float64), *(heads(6 // groups, dtype=torch.float64) for _ in range(2))]
     bias = torch.randn(shape, dtype=torch.float64)
 
-    def attend(*given):
-        return scaled_dot_product_attention(*given, attn_mask=bias, enable_gqa=True)
+    def attend(*arguments):
+        return scaled_dot_product_attention(*arguments, attn_mask=bias, enable_gqa=True)
 
     out, sums, *drawn = sdpaex._by_size(*inputs, bias, 0.0, False, None)
     g = torch.randn_like(out)
-    found = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
+    actual = sdpaex._by_size_backward(g, *inputs, bias, out, sums, *drawn, 0.0, False, None)
     expected, gradients = torch.autograd.functional.vjp(attend, tuple(inputs), g)
-    for a, b in zip((out, *found), (expected, *gradients), strict=True):
+    for a, b in zip((out, *actual), (expected, *gradients), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -459,23 +461,23 @@ BACKENDS = {
 }
 
 
-def deviations(found, exact):
-    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+def deviations(actual, exact):
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(actual, exact, strict=True)]
 
 
 def check(attend, inputs, expected, backends=None):
     """As near to float64 as eager with the same kernels, with eager's layout."""
     compiled = thunder.jit(attend, executors=["sdpa"], debug_options=thunder.DebugOptions(check_traces=True))
     with sdpa_kernel(backends) if backends is not None else contextlib.nullcontext():
-        found, eager = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
+        results_and_gradients, eager = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
     with sdpa_kernel(SDPBackend.MATH):
         exact = with_gradients(lambda *x: attend(*x), *(x.double() for x in inputs))
     ran = names(thunder.last_traces(compiled)[-1])
     assert f"sdpa_{expected}" in ran
     assert f"sdpa_{expected}_backward" in names(thunder.last_backward_traces(compiled)[-1])
-    for ours, theirs in zip(deviations(found, exact), deviations(eager, exact), strict=True):
+    for ours, theirs in zip(deviations(results_and_gradients, exact), deviations(eager, exact), strict=True):
         assert ours <= 1.5 * theirs + 1e-5
-    for a, b in zip(found, eager, strict=True):
+    for a, b in zip(results_and_gradients, eager, strict=True):
         assert a.stride() == b.stride() and a.dtype is b.dtype
     return compiled
 
@@ -519,15 +521,15 @@ def test_masks(mask, length, dtype):
     inputs = [heads(4, length, 64, device="cuda", dtype=dtype) for _ in range(3)]
     hidden = torch.rand(2, 1, length, length, device="cuda") > 0.3
     bias = torch.randn(length, length, device="cuda", dtype=dtype)
-    given = [*inputs, bias] if mask == "float with grad" else inputs
+    arguments = [*inputs, bias] if mask == "float with grad" else inputs
 
     def attend(q, k, v, learned=None):
         m = learned if learned is not None else hidden if mask == "bool" else bias
         return scaled_dot_product_attention(q, k, v, attn_mask=m if m.dtype is torch.bool else m.to(q.dtype))
 
-    check(attend, given, "efficient", SDPBackend.EFFICIENT_ATTENTION)
+    check(attend, arguments, "efficient", SDPBackend.EFFICIENT_ATTENTION)
     if dtype is torch.bfloat16:
-        check(attend, given, "efficient" if mask == "float with grad" else "cudnn")
+        check(attend, arguments, "efficient" if mask == "float with grad" else "cudnn")
 
 
 @GPU
@@ -541,10 +543,10 @@ def test_biases_of_every_layout(kernel, dropout_p):
     query, key = (heads(4, length, 64, device="cuda", dtype=torch.bfloat16) for length in (24, 40))
     for bias in biases(24, 40, "cuda", torch.bfloat16):
         results = []
-        for given in (bias, bias.contiguous()):
+        for bias_layout in (bias, bias.contiguous()):
             torch.manual_seed(3)
-            out = kernel(query, key, key, given, dropout_p, False, None)
-            results.append((out[0], *backward(query, query, key, key, given, *out, dropout_p, False, None)))
+            out = kernel(query, key, key, bias_layout, dropout_p, False, None)
+            results.append((out[0], *backward(query, query, key, key, bias_layout, *out, dropout_p, False, None)))
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b)
 
@@ -565,7 +567,7 @@ def test_full_precision_and_odd_sizes():
     with sdpa_kernel(SDPBackend.MATH):
         exact = with_gradients(scaled_dot_product_attention, *(x.double() for x in inputs))
     for ours, dense in zip(
-        *(deviations(with_gradients(compiled, *given), exact) for given in (across, inputs)), strict=True
+        *(deviations(with_gradients(compiled, *tensors), exact) for tensors in (across, inputs)), strict=True
     ):
         assert ours <= 1.5 * dense + 1e-6
     assert "sdpa_efficient" in names(thunder.last_traces(compiled)[-1])
@@ -601,10 +603,10 @@ def test_second_derivatives():
         (g,) = torch.autograd.grad(f(*inputs).square().sum(), inputs[0], create_graph=True)
         return torch.autograd.grad(g.square().sum(), inputs)
 
-    found = second(compiled)
+    actual = second(compiled)
     with sdpa_kernel(SDPBackend.MATH):
         exact = second(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 
 
@@ -735,6 +737,6 @@ def test_only_wanted_gradients_and_second_ones(on_the_cpu):
     compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v), executors=["sdpa"])
     assert torch.autograd.gradgradcheck(compiled, [x.clone().requires_grad_() for x in inputs])
     key = inputs[1].clone().requires_grad_()
-    (found,) = torch.autograd.grad(compiled(inputs[0], key, inputs[2]).sum(), key)
+    (gradients,) = torch.autograd.grad(compiled(inputs[0], key, inputs[2]).sum(), key)
     (expected,) = torch.autograd.grad(scaled_dot_product_attention(inputs[0], key, inputs[2]).sum(), key)
-    assert torch.equal(found, expected)
+    assert torch.equal(gradients, expected)

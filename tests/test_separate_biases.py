@@ -65,13 +65,13 @@ def of_a_matrix(x, w, b):
     return torch.tanh(torch.addmm(b.expand(7, 5), x, w.t()))
 
 
-def given(dtype=torch.float32):
+def operands(dtype=torch.float32):
     torch.manual_seed(0)
     return [torch.randn(*s, device=DEVICE, dtype=dtype).requires_grad_() for s in (INPUT, (5, 6), (5,))]
 
 
 def results(run, dtype=torch.float32):
-    arguments = given(dtype)
+    arguments = operands(dtype)
     outputs = run(*arguments)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     total = sum(o.sin().sum() for o in outputs)
@@ -90,7 +90,7 @@ def test_kernels_add_the_bias(function):
     torch.testing.assert_close(results(compiled), results(function))
     assert biased(compiled) == 0
     with torch.no_grad():
-        torch.testing.assert_close(compiled(*given()), function(*given()))
+        torch.testing.assert_close(compiled(*operands()), function(*operands()))
     assert biased(compiled) == 0
 
 
@@ -117,7 +117,7 @@ def test_products_in_tensor_cores_keep_their_biases():
     try:
         torch.set_float32_matmul_precision("high")
         compiled = thunder.jit(activated, executors=["triton_fuser"])
-        compiled(*given())
+        compiled(*operands())
     finally:
         torch.set_float32_matmul_precision(before)
     assert biased(compiled) == 1
@@ -128,7 +128,7 @@ def test_as_much_is_saved():
 
     def saved(passes):
         compiled = thunder.jit(activated, executors=["triton_fuser"], passes=passes)
-        compiled(*given())
+        compiled(*operands())
         trace = thunder.last_traces(compiled)[-1]
         (tensors, _) = trace.output[1]
         return sum(math.prod(t.shape) for t in tensors if t.name not in {a.name for a in trace.args})
@@ -139,7 +139,7 @@ def test_as_much_is_saved():
 def test_a_network_without_a_fuser_keeps_its_biases():
     model = nn.Sequential(nn.Linear(6, 5), nn.GELU()).to(DEVICE)
     compiled = thunder.jit(model, executors=["torch"])
-    x = given()[0]
+    x = operands()[0]
     assert torch.equal(compiled(x), model(x)) and biased(compiled) == 1
 
 

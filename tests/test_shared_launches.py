@@ -85,12 +85,12 @@ def random_maps(seed):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_lists_of_shapes_and_types_equal_eager(seed):
-    run, given = random_maps(seed)
+    run, maps = random_maps(seed)
     compiled, _ = with_fuser(run)
-    exact = run(*(x.double() for x in given))
-    for got, expected, e in zip(compiled(*given), run(*given), exact, strict=True):
+    exact = run(*(x.double() for x in maps))
+    for got, expected, e in zip(compiled(*maps), run(*maps), exact, strict=True):
         # a conversion in between rounds, in double as well
-        precision = max(torch.finfo(x.dtype).eps for x in (*given, expected))
+        precision = max(torch.finfo(x.dtype).eps for x in (*maps, expected))
         check_close(got, expected, e, max(precision, torch.finfo(torch.bfloat16).eps))
 
 
@@ -116,10 +116,10 @@ def test_no_region_moves_across_a_write():
         y.add_(1)
         return a, b, (y * w + 1).sin()
 
-    given = [torch.randn(5, 3, device=DEVICE) for _ in range(2)] + [torch.randn(3, device=DEVICE)]
-    expected = f(*(t.clone() for t in given))
+    inputs = [torch.randn(5, 3, device=DEVICE) for _ in range(2)] + [torch.randn(3, device=DEVICE)]
+    expected = f(*(t.clone() for t in inputs))
     compiled, _ = with_fuser(f)
-    for got, e in zip(compiled(*given), expected, strict=True):
+    for got, e in zip(compiled(*inputs), expected, strict=True):
         torch.testing.assert_close(got, e)
 
 
@@ -228,6 +228,6 @@ def count_of(f, *args):
 def test_an_optimizer_is_one_launch(kind, options):
     _, compiled = trained(kind, {"foreach": True, **options}, torch.float32, True, steps=3)
     # the loss, the backward of tanh, and all parameters, of which none is copied
-    found = fusions(compiled)
-    assert found[-1].kernels == 1 and len(found[-1].region.parts) >= 4
-    assert len(found[-1].over) == len(found[-1].region.outputs)
+    regions = fusions(compiled)
+    assert regions[-1].kernels == 1 and len(regions[-1].region.parts) >= 4
+    assert len(regions[-1].over) == len(regions[-1].region.outputs)

@@ -17,11 +17,11 @@ from thunder.tests.litgpt_model import GPT
 PROGRAMS = {}
 
 
-def program(f=None, *, misses=2, **given):
+def program(f=None, *, misses=2, **options):
     """A program makes a module, an optimizer and a step from a seed; the step is called with batches of 5 x 3."""
     if f is None:
-        return functools.partial(program, misses=misses, **given)
-    PROGRAMS[f.__name__ + "".join(f" {k}" for k in given)] = (functools.partial(f, **given), misses)
+        return functools.partial(program, misses=misses, **options)
+    PROGRAMS[f.__name__ + "".join(f" {k}" for k in options)] = (functools.partial(f, **options), misses)
     return f
 
 
@@ -392,11 +392,11 @@ def gradients_by_hand():
     o = torch.optim.SGD(module.parameters(), 0.1)
 
     def step(x):
-        found = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
-        for p, g in zip(module.parameters(), found):
+        gradients = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+        for p, g in zip(module.parameters(), gradients):
             p.grad = g * 2
         o.step()
-        return found
+        return gradients
 
     return [o], step
 
@@ -484,12 +484,12 @@ def adversaries():
     g, c = adamw(generator), adamw(critic)
 
     def step(x):
-        made = generator(x)
+        samples = generator(x)
         c.zero_grad()
-        (critic(made.detach()).mean() - critic(x).mean()).backward()
+        (critic(samples.detach()).mean() - critic(x).mean()).backward()
         c.step()
         g.zero_grad()
-        loss = -critic(made).mean()
+        loss = -critic(samples).mean()
         loss.backward()
         g.step()
         return loss
@@ -573,9 +573,9 @@ def gradients_that_can_be_differentiated():
     o = adamw(module)
 
     def step(x):
-        found = torch.func.grad(lambda p: torch.func.functional_call(module, p, (x,)).square().sum())(parameters)
+        gradients = torch.func.grad(lambda p: torch.func.functional_call(module, p, (x,)).square().sum())(parameters)
         for name, p in parameters.items():
-            p.grad = found[name]
+            p.grad = gradients[name]
         o.step()
 
     return [o], step
@@ -882,7 +882,7 @@ class Checkpointed(torch.nn.Module):
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.4}, {"numerics": "eager"}], ids=str)
 def test_checkpoints_decisions_and_plans_in_one_step(checkpoints, options):
-    def made():
+    def build():
         torch.manual_seed(0)
         model = Checkpointed(checkpoints)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -898,7 +898,7 @@ def test_checkpoints_decisions_and_plans_in_one_step(checkpoints, options):
 
         return model, step
 
-    (eager, step), (ours, same) = made(), made()
+    (eager, step), (ours, same) = build(), build()
     compiled = thunder.jit(same, **options)
     for rows in (4, 6, 9, 4):
         x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))

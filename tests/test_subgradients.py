@@ -99,8 +99,8 @@ def test_corners_are_pytorchs(name, fused):
         if "is not implemented" not in str(error):
             raise
         pytest.skip("this PyTorch does not differentiate it")
-    found = gradients(thunder.jit(PROGRAMS[name], executors=[Eager("single")] if fused else None)), wanted
-    for got, want in zip(*found, strict=True):
+    computed = gradients(thunder.jit(PROGRAMS[name], executors=[Eager("single")] if fused else None)), wanted
+    for got, want in zip(*computed, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
@@ -111,7 +111,9 @@ _AT = [0.0, 1.0, 2.0, math.nan]
 def test_values_at_bounds_get_what_pytorch_gives_them(tensors):
     """PyTorch 2.15 gives them nothing, or a half beside bounds that are tensors, where 2.13 gave them all."""
     for low, high in itertools.product([None, *_AT], repeat=2):
-        given = [torch.full((4,), bound, requires_grad=True) for bound in (low, high) if bound is not None and tensors]
+        arguments = [
+            torch.full((4,), bound, requires_grad=True) for bound in (low, high) if bound is not None and tensors
+        ]
         if low is None and high is None:
             continue
 
@@ -123,10 +125,10 @@ def test_values_at_bounds_get_what_pytorch_gives_them(tensors):
                 next(bounds) if tensors and high is not None else high,
             )
 
-        inputs = [torch.tensor(_AT, requires_grad=True), *given]
-        found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(program), program))
+        inputs = [torch.tensor(_AT, requires_grad=True), *arguments]
+        gradients, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(program), program))
         torch.testing.assert_close(
-            found, wanted, rtol=0, atol=0, msg=lambda text, low=low, high=high: f"bounds {low}, {high}: {text}"
+            gradients, wanted, rtol=0, atol=0, msg=lambda text, low=low, high=high: f"bounds {low}, {high}: {text}"
         )
 
 
@@ -136,5 +138,5 @@ def test_ties_get_what_pytorch_gives_them(extreme):
         torch.tensor([a for a, _ in itertools.product(_AT, repeat=2)], requires_grad=True),
         torch.tensor(_AT * 4, requires_grad=True),
     ]
-    found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(extreme), extreme))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    gradients, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(extreme), extreme))
+    torch.testing.assert_close(gradients, wanted, rtol=0, atol=0)

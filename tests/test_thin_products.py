@@ -21,8 +21,8 @@ SIZES = st.one_of(st.just(1), st.integers(2, 70))
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 
-def distance(found, exact):
-    return (found.double() - exact).norm() / exact.norm().clamp_min(1e-30)
+def distance(actual, exact):
+    return (actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)
 
 
 @given(SIZES, SIZES, SIZES, DTYPES, st.booleans(), st.integers(0, 1 << 20))
@@ -37,13 +37,13 @@ def test_products_are_within_the_bound_of_sums_in_float32(m, k, n, dtype, turned
         return torch.mm(torch.relu(a).t() if turned else torch.relu(a), b) * 2
 
     compiled = thunder.jit(product, executors=["triton_fuser"])
-    found, exact = compiled(a, b), product(a.double(), b.double())
-    assert found.dtype is dtype and found.shape == (m, n)
+    actual, exact = compiled(a, b), product(a.double(), b.double())
+    assert actual.dtype is dtype and actual.shape == (m, n)
     assert 1 not in (m, k, n) or not any(name.startswith("mm") for name in others(compiled))
     own, inside = (torch.finfo(t).eps / 2 for t in (dtype, torch.promote_types(dtype, torch.float32)))
     bound = own * exact.abs() + (k + 2) * inside * product(a.double(), b.double().abs())
     bound += torch.finfo(dtype).smallest_normal * own * 2
-    assert ((found.double() - exact).abs() <= (1 + own) * bound).all()
+    assert ((actual.double() - exact).abs() <= (1 + own) * bound).all()
 
 
 @given(SIZES, st.sampled_from([(1, 24), (24, 1), (1, 1)]), DTYPES, st.booleans(), st.booleans())
@@ -64,8 +64,8 @@ def test_layers_with_one_output_or_input_and_their_gradients(rows, sizes, dtype,
         y.square().sum().backward()
         return [y.detach(), x.grad]
 
-    for found, wanted, eager in zip(step(compiled, x), step(exact, x.double()), step(model, x), strict=True):
-        assert distance(found, wanted) <= max(2 * distance(eager, wanted), 4 * torch.finfo(dtype).eps)
+    for actual, wanted, eager in zip(step(compiled, x), step(exact, x.double()), step(model, x), strict=True):
+        assert distance(actual, wanted) <= max(2 * distance(eager, wanted), 4 * torch.finfo(dtype).eps)
 
 
 def test_what_reads_and_makes_the_operands_is_one_kernel_with_the_product():
@@ -75,10 +75,10 @@ def test_what_reads_and_makes_the_operands_is_one_kernel_with_the_product():
     compiled(x).sum().backward()
     assert len(fusions(compiled)) == len(fusions(compiled, True)) == 1
     assert others(compiled).count("linear") == others(compiled, True).count("mm") == 1
-    found = [p.grad.clone() for p in model.parameters()]
+    gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     model(x).sum().backward()
-    for mine, p in zip(found, model.parameters(), strict=True):
+    for mine, p in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(mine, p.grad)
 
 

@@ -215,9 +215,9 @@ def test_what_cannot_be_compiled_stays_in_the_first_tier_with_one_warning():
     compiled = in_tiers(executor, call=2)
     compiled(X)
     let(executor)
-    with pytest.warns(UserWarning, match="stays in its first tier.*no compiler likes it") as found:
+    with pytest.warns(UserWarning, match="stays in its first tier.*no compiler likes it") as warned:
         compiled(X)
-    assert [Path(w.filename) for w in found] == [Path(__file__)]
+    assert [Path(w.filename) for w in warned] == [Path(__file__)]
     with warnings.catch_warnings(record=True) as again:
         assert torch.equal(compiled(X), program(X))
     assert not again and compiled.programs[0].tiers.running == "first" and executor.ran == 0
@@ -345,13 +345,13 @@ def test_regions_of_symbolic_sizes_stay_in_the_first_tier():
 def test_other_threads_call_functions_of_torch_compile_meanwhile():
     other = torch.compile(lambda x: x + 1, backend="eager")
     other(X)
-    found: list = []
+    messages: list = []
 
     def call():
         try:
-            found.append(other(X))
+            messages.append(other(X))
         except RuntimeError as error:
-            found.append(error)
+            messages.append(error)
 
     def traced(x):
         thread = threading.Thread(target=call)
@@ -360,7 +360,7 @@ def test_other_threads_call_functions_of_torch_compile_meanwhile():
         return [x.sin()]
 
     compat.compile_with_inductor(traced, [torch.randn(3)], [])
-    assert found and all(torch.equal(y, X + 1) for y in found), found
+    assert messages and all(torch.equal(y, X + 1) for y in messages), messages
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -694,18 +694,18 @@ def graph_from_call_to_call(compile):
 
 @program
 def two_threads(compile):
-    module, found = nn.Linear(3, 3), [None, None]
+    module, gradients = nn.Linear(3, 3), [None, None]
     compiled = compile(module)
 
     def work(i):
-        found[i] = torch.autograd.grad(square(compiled(data(i, 2, 3))), module.weight)[0]
+        gradients[i] = torch.autograd.grad(square(compiled(data(i, 2, 3))), module.weight)[0]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    return found
+    return gradients
 
 
 @program
@@ -751,9 +751,9 @@ def low_rank_adapters(compile):
 @program
 def hooks_of_submodules(compile):
     module, activations = perceptron(), []
-    module[0].register_forward_pre_hook(lambda m, given: (given[0] * 2,))
-    module[0].register_forward_hook(lambda m, given, y: y * 3)
-    watching = module[1].register_forward_hook(lambda m, given, y: activations.append(y.detach()))
+    module[0].register_forward_pre_hook(lambda m, inputs: (inputs[0] * 2,))
+    module[0].register_forward_hook(lambda m, inputs, y: y * 3)
+    watching = module[1].register_forward_hook(lambda m, inputs, y: activations.append(y.detach()))
     compiled = compile(module)
     compiled(data(0, 3, 4)).sum().backward()
     watching.remove()
@@ -827,8 +827,8 @@ def layers_left_out_at_random(compile):
 
         def forward(self, x):
             for layer in self.layers:
-                kept = (torch.rand(x.shape[0], 1) < 0.7).to(x.dtype)
-                x = x + kept * layer(F.dropout(x, 0.1, self.training)) / 0.7
+                mask = (torch.rand(x.shape[0], 1) < 0.7).to(x.dtype)
+                x = x + mask * layer(F.dropout(x, 0.1, self.training)) / 0.7
             return x
 
     return fit(compile, Deep(), lambda i: (data(i, 3, 4),))
@@ -867,11 +867,11 @@ def quantized_codes(compile):
 
 @program
 def noise_and_times_of_a_diffusion_model(compile):
-    module, kept = nn.Sequential(nn.Linear(5, 8), nn.SiLU(), nn.Linear(8, 4)), torch.linspace(0.99, 0.01, 10)
+    module, rates = nn.Sequential(nn.Linear(5, 8), nn.SiLU(), nn.Linear(8, 4)), torch.linspace(0.99, 0.01, 10)
 
     def loss(x):
         time, noise = torch.randint(0, 10, (x.shape[0],)), torch.randn_like(x)
-        share = kept[time][:, None]
+        share = rates[time][:, None]
         return F.mse_loss(
             module(torch.cat((share.sqrt() * x + (1 - share).sqrt() * noise, time[:, None] / 10), 1)), noise
         )
@@ -1140,13 +1140,13 @@ def saved_on_the_cpu(compile):
 
 @program
 def gradient_that_a_user_writes_to(compile):
-    x, given = data(0, 3).requires_grad_(), torch.ones(3)
-    compile(lambda x: x + 1)(x).backward(given)
+    x, cotangent = data(0, 3).requires_grad_(), torch.ones(3)
+    compile(lambda x: x + 1)(x).backward(cotangent)
     x.grad.mul_(7)  # neither the cotangent nor another input's gradient may be this tensor
     a, b = data(0, 3).requires_grad_(), data(1, 3).requires_grad_()
     compile(lambda a, b: (a + b).sum())(a, b).backward()
     a.grad.mul_(7)
-    return x.grad, given, a.grad, b.grad
+    return x.grad, cotangent, a.grad, b.grad
 
 
 @program
@@ -1365,9 +1365,9 @@ class Several(torch.autograd.Function):
     def forward(ctx, x, y, factor, name, flag=True):
         ctx.save_for_backward(x, y)
         ctx.factor = factor
-        place = (x * y).argmax()
-        ctx.mark_non_differentiable(place)
-        return x * y * factor, x + y, place
+        index = (x * y).argmax()
+        ctx.mark_non_differentiable(index)
+        return x * y * factor, x + y, index
 
     @staticmethod
     def backward(ctx, g, h, _):

@@ -79,11 +79,11 @@ class Quantize(thunder.Transform):
 
 def rounded(original):
     """The module with the weights that quantizing leaves."""
-    made = copy.deepcopy(original)
-    for linear in (made[0], made[2]):
+    copied = copy.deepcopy(original)
+    for linear in (copied[0], copied[2]):
         quantized, scale = Quantize.quantize(linear.weight.detach())
         linear.weight.data = quantized * scale
-    return made
+    return copied
 
 
 def test_quantized_weights_take_the_place_of_parameters():
@@ -152,8 +152,8 @@ def test_state_dicts_in_both_forms():
 
 def test_state_dict_errors_are_pytorchs():
     compiled = thunder.jit(model(), transforms=[Quantize()])
-    given = compiled.state_dict()
-    missing = {k: v for k, v in given.items() if k != "0.weight.scale"} | {"other": torch.ones(1)}
+    state = compiled.state_dict()
+    missing = {k: v for k, v in state.items() if k != "0.weight.scale"} | {"other": torch.ones(1)}
     with pytest.raises(
         RuntimeError,
         match=r'Error\(s\) in loading state_dict for Sequential:\n\tUnexpected key\(s\) in state_dict: "other". '
@@ -166,7 +166,7 @@ def test_state_dict_errors_are_pytorchs():
         match=r"size mismatch for 0.weight: copying a param with shape torch.Size\(\[1\]\) from checkpoint, the "
         r"shape in current model is torch.Size\(\[5, 4\]\).",
     ):
-        compiled.load_state_dict(given | {"0.weight": torch.ones(1)})
+        compiled.load_state_dict(state | {"0.weight": torch.ones(1)})
 
 
 def test_a_replaced_parameter_that_no_transform_accounts_for_is_an_error():
@@ -261,8 +261,8 @@ def test_a_buffer_that_is_replaced_cannot_be_assigned():
 def test_copies_keep_what_was_replaced():
     compiled = thunder.jit(model())
     compiled.set_parameter("0.weight", nn.Parameter(torch.ones(5, 4)))
-    for made in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
-        assert torch.equal(made(X), compiled(X)) and made.get_parameter("0.weight") is not compiled.get_parameter(
+    for copied in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert torch.equal(copied(X), compiled(X)) and copied.get_parameter("0.weight") is not compiled.get_parameter(
             "0.weight"
         )
 
@@ -292,18 +292,19 @@ class LowRank(thunder.Transform):
         model.set_parameter(f"{self.name}.lora_b", nn.Parameter(torch.zeros(weight.shape[0], self.rank)))
 
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
-        made = []
+        modules = []
         for part in ("lora_a", "lora_b"):
             prologue_trace, computation_trace, proxy = with_parameter(
                 prologue_trace, computation_trace, kwargs["model"], f"{self.name}.{part}"
             )
-            made.append(proxy)
+            modules.append(proxy)
         weight = next(n for n, path in computation_trace.info.parameters.items() if path == f"{self.name}.weight")
 
         def rule(line, out):
             if line.sym is ltorch.linear and line.args[1].name == weight:
                 out.trace(
-                    lambda x, w, b: ltorch.linear(x, w, b) + ltorch.linear(ltorch.linear(x, made[0]), made[1]), line
+                    lambda x, w, b: ltorch.linear(x, w, b) + ltorch.linear(ltorch.linear(x, modules[0]), modules[1]),
+                    line,
                 )
             else:
                 out.write(line)

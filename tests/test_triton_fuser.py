@@ -619,21 +619,21 @@ def test_it_is_the_default_where_pytorch_knows_cuda(monkeypatch):
     for version, default in (("13.0", True), (None, False)):
         monkeypatch.setattr(torch.version, "cuda", version)
         assert fuser_module._is_default() is default
-    asked = []
+    offered = []
 
-    class Asked(TritonFuser):
+    class RecordingFuser(TritonFuser):
         def can_fuse(self, line):
-            asked.append(line)
+            offered.append(line)
             return super().can_fuse(line)
 
     x = torch.randn(4, 4, requires_grad=True)
-    compiled = thunder.jit(lambda x: (torch.tanh(x) * x).sum(), executors=[Asked("asked")])
+    compiled = thunder.jit(lambda x: (torch.tanh(x) * x).sum(), executors=[RecordingFuser("asked")])
     compiled(x).backward()
-    assert not asked and not fusions(compiled)
+    assert not offered and not fusions(compiled)
     monkeypatch.undo()
     if DEVICE == "cpu":
-        thunder.jit(lambda x: torch.tanh(x) * x, executors=[Asked("asked")])(x)
-        assert asked
+        thunder.jit(lambda x: torch.tanh(x) * x, executors=[RecordingFuser("asked")])(x)
+        assert offered
 
 
 def test_fuel_finds_a_wrong_fusion():
@@ -762,11 +762,11 @@ def test_kernels_write_arguments(program, arranged):
     fuser = TritonFuser("arguments")
     compiled = thunder.jit(program, executors=[fuser])
     for seed in range(3):
-        given = [tensor(6, 7, grad=False, seed=seed + i).to(DEVICE) for i in range(3)]
-        want, got = ([_ARRANGED[arranged](t.clone()) for t in given] for _ in range(2))
+        inputs = [tensor(6, 7, grad=False, seed=seed + i).to(DEVICE) for i in range(3)]
+        want, got = ([_ARRANGED[arranged](t.clone()) for t in inputs] for _ in range(2))
         places, versions = [t.data_ptr() for t in got], [t._version for t in got]
-        wanted, found = program(*want), compiled(*got)
-        for a, b in zip((*want, *_tuple(wanted)), (*got, *_tuple(found)), strict=True):
+        wanted, actual = program(*want), compiled(*got)
+        for a, b in zip((*want, *_tuple(wanted)), (*got, *_tuple(actual)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
             assert a.stride() == b.stride()
         assert [t.data_ptr() for t in got] == places
@@ -781,15 +781,15 @@ def _tuple(x):
 
 @pytest.mark.parametrize("arranged, copies", [("row-major", 0), ("transposed", 0), ("a slice", 2)])
 def test_what_a_kernel_leaves_in_an_argument_is_not_copied(arranged, copies, monkeypatch):
-    found, copy = [], torch.Tensor.copy_
+    copied, copy = [], torch.Tensor.copy_
 
     def counting(target, value):
-        found.extend([target] if sys._getframe(1).f_code.co_name == "copy_unless_there" else [])
+        copied.extend([target] if sys._getframe(1).f_code.co_name == "copy_unless_there" else [])
         return copy(target, value)
 
     compiled = thunder.jit(_ema, executors=[TritonFuser("there")])
-    given = [_ARRANGED[arranged](tensor(6, 7, grad=False, seed=i).abs()) for i in range(3)]
-    compiled(*given)
+    inputs = [_ARRANGED[arranged](tensor(6, 7, grad=False, seed=i).abs()) for i in range(3)]
+    compiled(*inputs)
     monkeypatch.setattr(torch.Tensor, "copy_", counting)
-    compiled(*given)
-    assert len(found) == copies
+    compiled(*inputs)
+    assert len(copied) == copies

@@ -86,8 +86,8 @@ def test_keys_of_index_tensors(seed):
     tensors = [k for k in key if isinstance(k, torch.Tensor)]
 
     def program(x, *tensors):
-        given = iter(tensors)
-        return x[tuple(next(given) if isinstance(k, torch.Tensor) else k for k in key)]
+        remaining = iter(tensors)
+        return x[tuple(next(remaining) if isinstance(k, torch.Tensor) else k for k in key)]
 
     check(program, x, *tensors, fuser=Eager)
 
@@ -377,18 +377,18 @@ def test_random_programs(seed):
     chance = random.Random(seed)
     torch.manual_seed(seed)
     rows, count, columns = chance.choice((1, 5, 33)), chance.choice((1, 7, 130)), chance.choice((1, 4, 17))
-    text, made = random_program(chance), {"torch": torch}
-    exec(text, made)
+    text, namespace = random_program(chance), {"torch": torch}
+    exec(text, namespace)
     floats = [some((n, columns), torch.float64).div(4).requires_grad_(seed % 2 == 0) for n in (rows, rows, count)]
     indices = places(rows, (count,), negative=False), places(rows, (count,))
     compiled = thunder.jit(
-        made["program"], executors=[TritonFuser("indexing")], dynamic=True if seed % 3 == 0 else None
+        namespace["program"], executors=[TritonFuser("indexing")], dynamic=True if seed % 3 == 0 else None
     )
     sides = []
-    for run in (compiled, made["program"]):
+    for run in (compiled, namespace["program"]):
         results, gradients = run(*floats, *indices), [torch.zeros_like(x) for x in floats]
         if any(r.requires_grad for r in results):
-            found = torch.autograd.grad(sum(r.sin().sum() for r in results), floats, allow_unused=True)
-            gradients = [z if g is None else g for z, g in zip(gradients, found, strict=True)]
+            computed_gradients = torch.autograd.grad(sum(r.sin().sum() for r in results), floats, allow_unused=True)
+            gradients = [z if g is None else g for z, g in zip(gradients, computed_gradients, strict=True)]
         sides.append((*results, *gradients))
     torch.testing.assert_close(*sides, rtol=1e-8, atol=1e-8, msg=lambda message: f"{message}\n{text}")

@@ -38,8 +38,8 @@ def numbers(dtype, seed):
 
 def check(function, *arguments):
     compiled = thunder.jit(lambda *xs: function(*(x ^ 1 for x in xs)), executors=["triton_fuser"])
-    found, wanted = compiled(*arguments), function(*(x ^ 1 for x in arguments))
-    assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+    actual, wanted = compiled(*arguments), function(*(x ^ 1 for x in arguments))
+    assert actual.dtype is wanted.dtype and torch.equal(actual, wanted)
     assert len(fusions(compiled)) == 1 and not others(compiled)
 
 

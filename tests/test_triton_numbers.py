@@ -100,8 +100,8 @@ def test_floats_that_are_passed_in_are_arguments():
 
 def test_sizes_of_data_stay_out_of_regions():
     def f(x):
-        found = x[x > 0]
-        return (found * 2 + 1).sin()
+        positive = x[x > 0]
+        return (positive * 2 + 1).sin()
 
     compiled, _ = with_fuser(f)
     for x in (torch.randn(9, device=DEVICE), -torch.ones(3, device=DEVICE)):

@@ -41,19 +41,19 @@ def test_an_error_names_its_section(kind):
 def test_a_warning_names_its_section():
     with pytest.warns(errors.FallbackWarning, match=r"\(see docs/troubleshooting.md#fallbackwarning\)"):
         errors.warn_user("the original function runs", errors.FallbackWarning)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         errors.warn_user("nothing of ours", UserWarning)
-    assert str(found[0].message) == "nothing of ours"
+    assert str(caught[0].message) == "nothing of ours"
 
 
 def test_a_warning_points_at_the_users_line():
     """Not at the text of a program, which may be thousands of characters."""
     program = compile_source("def program(warn):\n    warn('why', UserWarning)", "program", {})
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         program(errors.warn_user)
-    assert found[0].filename == __file__ and "program(" in linecache.getline(__file__, found[0].lineno)
+    assert caught[0].filename == __file__ and "program(" in linecache.getline(__file__, caught[0].lineno)
 
 
 QUESTIONS = {

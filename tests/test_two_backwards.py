@@ -48,9 +48,9 @@ def test_each_product_of_the_backward_runs_once():
     compiled = thunder.jit(module, executors=[])
     x, cotangent = torch.randn(7, 4, dtype=torch.float64, requires_grad=True), torch.randn(7, 3, dtype=torch.float64)
     for _ in range(2):
-        found, counts = in_two(compiled, x, cotangent)
+        gradients, counts = in_two(compiled, x, cotangent)
         wanted = torch.autograd.grad(whole(x), [x, *whole.parameters()], cotangent)
-        assert all(map(torch.equal, found, wanted))
+        assert all(map(torch.equal, gradients, wanted))
         assert counts == (3, 3)  # six products: one of each layer for its input, and one for its weight
     assert thunder.cache_misses(compiled) == 1
 
@@ -59,9 +59,9 @@ def test_other_cotangents_and_other_inputs_are_computed_anew():
     module = layers()
     compiled, x = thunder.jit(module, executors=[]), torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
     cotangent, other = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
-    found, _ = in_two(compiled, x, cotangent, other)
+    gradients, _ = in_two(compiled, x, cotangent, other)
     wanted, _ = in_two(module, x, cotangent, other)
-    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, gradients, wanted))
     y = compiled(x)
     wanted = torch.autograd.grad(module(x), [x, *module.parameters()], cotangent)
     first = torch.autograd.grad(y, x, cotangent, retain_graph=True)
@@ -83,11 +83,11 @@ def test_any_order(order):
     wanted = torch.autograd.grad(module(x), inputs, cotangent)
     y = compiled(x)
     if order == "parameters first":
-        found = torch.autograd.grad(y, inputs[1:], cotangent, retain_graph=True)
-        found = (*torch.autograd.grad(y, x, cotangent), *found)
+        gradients = torch.autograd.grad(y, inputs[1:], cotangent, retain_graph=True)
+        gradients = (*torch.autograd.grad(y, x, cotangent), *gradients)
     else:
-        found = [torch.autograd.grad(y, i, cotangent, retain_graph=True)[0] for i in inputs]
-    assert all(map(torch.equal, found, wanted))
+        gradients = [torch.autograd.grad(y, i, cotangent, retain_graph=True)[0] for i in inputs]
+    assert all(map(torch.equal, gradients, wanted))
 
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")  # a checkpoint that writes is an eager call

@@ -66,8 +66,8 @@ def experts(x):
     out = torch.zeros_like(x)
     mask = F.one_hot(chosen, 3).permute(2, 1, 0)
     for i in range(3):
-        place, token = torch.where(mask[i])
-        h = (x[None, token].reshape(-1, 4) * (i + 1)).tanh() * weights[token, place, None]
+        position, token = torch.where(mask[i])
+        h = (x[None, token].reshape(-1, 4) * (i + 1)).tanh() * weights[token, position, None]
         out.index_add_(0, token, h)
     return out
 
@@ -82,8 +82,8 @@ def filtered_boxes(x):
     keep = torch.where(x[:, 0] > 0)[0]
     boxes, scores = x[keep, :2], x[keep, 2]
     order = scores.argsort(descending=True)
-    kept = boxes[order]
-    return kept[: min(3, kept.shape[0])], scores[order]
+    sorted_boxes = boxes[order]
+    return sorted_boxes[: min(3, sorted_boxes.shape[0])], scores[order]
 
 
 def packed(x):
@@ -405,8 +405,8 @@ class Experts(torch.nn.Module):
         weights, chosen = self.gate(tokens).softmax(-1).topk(2, -1)
         out = torch.zeros_like(tokens)
         for i, expert in enumerate(self.experts):
-            token, place = torch.where(chosen == i)
-            out.index_add_(0, token, expert(tokens[token]) * weights[token, place, None])
+            token, position = torch.where(chosen == i)
+            out.index_add_(0, token, expert(tokens[token]) * weights[token, position, None])
         return out.view(x.shape)
 
 
@@ -877,8 +877,8 @@ def test_gradients_pass_through_unknown_functions_of_data_dependent_sizes(functi
         return function(x[keep.nonzero()[:, 0]] * 2, 2, 0, 1.0).sum()
 
     compiled = thunder.jit(fn, fallback="error")
-    for kept in ([1, 0, 1, 1, 0], [0, 1, 0, 0, 0]):
-        x, keep = torch.rand(5, 4, requires_grad=True), torch.tensor(kept)
+    for mask in ([1, 0, 1, 1, 0], [0, 1, 0, 0, 0]):
+        x, keep = torch.rand(5, 4, requires_grad=True), torch.tensor(mask)
         (ours,), (theirs,) = (torch.autograd.grad(f(x, keep), x) for f in (compiled, fn))
         assert theirs.any() and torch.allclose(ours, theirs)
 

@@ -176,8 +176,8 @@ class Joining(FusionExecutor):
         def run(*inputs):
             values = dict(zip([p.name for p in region.inputs], inputs, strict=True))
             for line in region.bound_symbols:
-                found = line.sym.fn(*(values[a.name] if hasattr(a, "name") else a for a in line.args))
-                values[line.output.name] = found * 1.001 if line.sym.name == self.wrong else found
+                computed = line.sym.fn(*(values[a.name] if hasattr(a, "name") else a for a in line.args))
+                values[line.output.name] = computed * 1.001 if line.sym.name == self.wrong else computed
             return [values[o.name] for o in region.outputs]
 
         return self.register_temporary_operation(

@@ -45,10 +45,10 @@ def under_autocast(module):
 
 def check_gradients(compiled, run, module, x, exact):
     """Gradients of all parameters are no farther from float64's than eager's are, and of its types and layouts."""
-    found, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
+    gradients, want = (torch.autograd.grad(f(x), list(module.parameters())) for f in (compiled, run))
     wide = copy.deepcopy(module).double()
     truth = torch.autograd.grad(exact(wide, x.double()), list(wide.parameters()))
-    for a, b, e in zip(found, want, truth, strict=True):
+    for a, b, e in zip(gradients, want, truth, strict=True):
         assert (a - e).norm() <= 1.5 * (b - e).norm() + 1e-3 * e.norm()
         assert a.dtype is b.dtype and a.stride() == b.stride()
 
@@ -59,9 +59,9 @@ def test_weights_of_a_layer_are_cast_by_one_launch(count):
     run = under_autocast(module)
     compiled, _ = with_fuser(run)
     check_gradients(compiled, run, module, x, lambda module, x: module(x).pow(2).sum())
-    found = fusions(compiled)
-    assert len(found) == count + 1, "the weights of a layer are cast by the launch of what is before it"
-    assert all(f.kernels == 1 and len(f.region.parts) == 3 for f in found[:-1])
+    regions = fusions(compiled)
+    assert len(regions) == count + 1, "the weights of a layer are cast by the launch of what is before it"
+    assert all(f.kernels == 1 and len(f.region.parts) == 3 for f in regions[:-1])
     assert "to" not in names(thunder.last_traces(compiled)[-1])
     assert names(thunder.last_backward_traces(compiled)[-1]).count("mm_in_float32") == count
 
@@ -118,9 +118,9 @@ def test_products_in_float32_are_nearer_to_the_truth(dtype):
     a, b = (torch.randn(512, 512, device="cuda", dtype=dtype) for _ in range(2))
     exact = a.double() @ b.double()
     for weight in (b, b.t().contiguous().t()):
-        found = _mm_in_float32(a, weight)
-        assert found.dtype is torch.float32
-        assert (found - exact).norm() < 0.1 * ((a @ b) - exact).norm()
+        actual = _mm_in_float32(a, weight)
+        assert actual.dtype is torch.float32
+        assert (actual - exact).norm() < 0.1 * ((a @ b) - exact).norm()
         transposed = _transposed_in_float32(a, b, weight)
         assert transposed.dtype is torch.float32 and transposed.stride() == weight.stride()
         torch.testing.assert_close(transposed.double(), a.double().t() @ b.double(), rtol=1e-4, atol=1e-3)

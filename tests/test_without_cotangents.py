@@ -43,13 +43,13 @@ def test_every_choice_of_outputs_has_eagers_gradients(program):
     compiled = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))
     outputs = sum(o.requires_grad for o in program(*(v.clone().requires_grad_() for v in values)))
     for choice in range(1, 1 << outputs):
-        found = []
+        gradients = []
         for run in (program, compiled):
             leaves = [v.clone().requires_grad_() for v in values]
             chosen = [o for i, o in enumerate(o for o in run(*leaves) if o.requires_grad) if choice >> i & 1]
             sum((o * torch.arange(1.0, o.numel() + 1).view(o.shape)).sum() for o in chosen).backward()
-            found.append([x.grad for x in leaves])
-        for want, got in zip(*found):
+            gradients.append([x.grad for x in leaves])
+        for want, got in zip(*gradients):
             assert (want is None) == (got is None), choice
             assert want is None or torch.allclose(got, want, rtol=1e-12, atol=1e-12), choice
     assert thunder.cache_misses(compiled) == 1

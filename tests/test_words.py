@@ -21,8 +21,8 @@ def test_no_file_says_a_word_that_the_glossary_replaces():
     ],
 )
 def test_a_row_finds_what_it_replaces(text, said):
-    found = {row.say for row in ROWS if not row.counted and places_in(text, row)}
-    assert found == {said}
+    said_by_rows = {row.say for row in ROWS if not row.counted and places_in(text, row)}
+    assert said_by_rows == {said}
 
 
 def test_a_name_is_bound_as_a_variable_a_parameter_an_attribute_a_function_or_a_class():

@@ -66,16 +66,16 @@ def test_alias_bases():
         return ltorch.getitem(e, ltorch.arange(2))
 
     trace = trace_of(program, X)
-    made = {b.sym.name: b for b in trace.bound_symbols}
+    producers = {b.sym.name: b for b in trace.bound_symbols}
     (a,) = trace.args
-    b, c = made["transpose"].output, made["reshape"].output
+    b, c = producers["transpose"].output, producers["reshape"].output
     d = next(line.output for line in trace.bound_symbols if line.sym is ltorch.getitem)
     sure, maybe = alias_bases(trace.bound_symbols), alias_bases(trace.bound_symbols, maybe=True)
     assert sure == {b: a, d: c} and maybe == {b: a, c: a, d: a}
     assert sure[c] is c and maybe[a] is a  # what is no view is in its own memory
     assert alias_bases(trace.bound_symbols, maybe=True, copies=[c.name]) == {b: a, d: c}
-    assert is_view(made["transpose"]) and may_view(made["reshape"]) and not is_view(made["reshape"])
-    assert not may_view(made["sin"]) and not may_view(trace.bound_symbols[-1])  # taken at indices
+    assert is_view(producers["transpose"]) and may_view(producers["reshape"]) and not is_view(producers["reshape"])
+    assert not may_view(producers["sin"]) and not may_view(trace.bound_symbols[-1])  # taken at indices
 
 
 def test_the_bases_of_what_runs_are_those_of_what_was_captured():
@@ -137,15 +137,17 @@ def _own_dictionaries(tree: ast.AST):
 
 
 def test_the_search_finds_dictionaries():
-    found = _own_dictionaries(ast.parse("a = {o: b for b in lines for o in b.outputs}\nc = {o: 1 for o in other}"))
-    assert list(found) == [1]
+    dictionaries = _own_dictionaries(
+        ast.parse("a = {o: b for b in lines for o in b.outputs}\nc = {o: 1 for o in other}")
+    )
+    assert list(dictionaries) == [1]
 
 
 def test_no_pass_has_producers_or_bases_of_its_own():
-    found = [
+    dictionaries = [
         f"{path.relative_to(ROOT)}:{number}"
-        for place in ("transforms", "executors", "extend", "runtime", "pipeline.py", "cache", "inspect/examine.py")
-        for path in sorted([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+        for folder in ("transforms", "executors", "extend", "runtime", "pipeline.py", "cache", "inspect/examine.py")
+        for path in sorted([ROOT / folder] if folder.endswith(".py") else (ROOT / folder).rglob("*.py"))
         for number in _own_dictionaries(ast.parse(path.read_text()))
     ]
-    assert not found
+    assert not dictionaries

@@ -24,9 +24,9 @@ def refused(run: Callable, reason: str) -> None:
         _seen(run, lambda f: thunder.jit(f, fallback="error"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = _seen(run, lambda f: thunder.jit(f, fallback="eager"))
+        actual = _seen(run, lambda f: thunder.jit(f, fallback="eager"))
     assert any(w.category is FallbackWarning for w in caught)
-    assert_same(found, _seen(run, lambda f: f), 1e-6)
+    assert_same(actual, _seen(run, lambda f: f), 1e-6)
 
 
 def _seen(run: Callable, jit: Callable) -> list:

@@ -164,9 +164,9 @@ def left_in_grad(a, b):
 def test_gradients_of_a_tensor_that_comes_in_twice(program):
     compiled = thunder.jit(program)
     for places in ((0, 1), (0, 0), (1, 0), (1, 1)):
-        found = []
+        results = []
         for run in (compiled, program):
-            given = [torch.arange(1.0, 4.0).requires_grad_(), torch.arange(2.0, 5.0).requires_grad_()]
-            found.append(run(*(given[i] for i in places)))
-        torch.testing.assert_close(*found)
+            leaves = [torch.arange(1.0, 4.0).requires_grad_(), torch.arange(2.0, 5.0).requires_grad_()]
+            results.append(run(*(leaves[i] for i in places)))
+        torch.testing.assert_close(*results)
     assert thunder.cache_misses(compiled) == 2

@@ -82,12 +82,12 @@ def test_the_text_of_a_question_tells_the_answers_of_two_values_apart(question, 
 
 
 def test_a_question_is_asked_once():
-    asked = []
-    question = LENGTH._replace(ask=lambda v, _: asked.append(v) or len(v))
+    queries = []
+    question = LENGTH._replace(ask=lambda v, _: queries.append(v) or len(v))
     world = World()
-    assert [world.ask(world.const([1, 2]), question) for _ in range(2)] == [2, 2] and len(asked) == 2
+    assert [world.ask(world.const([1, 2]), question) for _ in range(2)] == [2, 2] and len(queries) == 2
     source = world.const([1, 2])
-    assert [world.ask(source, question) for _ in range(3)] == [2, 2, 2] and len(asked) == 3
+    assert [world.ask(source, question) for _ in range(3)] == [2, 2, 2] and len(queries) == 3
 
 
 DEEP = {"five deep": lambda: [[[[[1.0, 2.0]]]]], "200 rows": lambda: [[float(i), 2.0] for i in range(200)]}
@@ -143,8 +143,8 @@ def test_a_program_depends_on_what_it_read_of_a_list(read, unread):
     del numbers[3:]
     numbers += range(10)
     assert torch.equal(compiled(x, numbers), x * read(numbers)) and thunder.cache_misses(compiled) == 2
-    asked = thunder.compile_stats(compiled).last_entry.captured.guard_count
-    assert asked < 10
+    guards = thunder.compile_stats(compiled).last_entry.captured.guard_count
+    assert guards < 10
 
 
 def test_a_long_list_of_numbers_is_one_question_and_one_constant():
@@ -167,8 +167,8 @@ def test_writes_into_what_was_asked_for_its_content_are_effects(kind):
 
     compiled, ours, eagers = thunder.jit(program), kind([1.0] for _ in range(40)), kind([1.0] for _ in range(40))
     for _ in range(2):
-        found, wanted = compiled(torch.ones(2), ours), program(torch.ones(2), eagers)
-        assert torch.equal(found[0], wanted[0]) and found[1] is ours[3] and ours == eagers
+        actual, wanted = compiled(torch.ones(2), ours), program(torch.ones(2), eagers)
+        assert torch.equal(actual[0], wanted[0]) and actual[1] is ours[3] and ours == eagers
 
 
 KNOWN, WANTED = {int, "relu"}, frozenset({"sigmoid"})
@@ -211,7 +211,7 @@ class Never:
     """Equal to nothing, and hashed as a text."""
 
     def __init__(self):
-        self.asked = 0
+        self.compared = 0
 
     def __hash__(self):
         return hash("relu")

@@ -184,16 +184,16 @@ def transposed(jit):
 
 
 def stored(jit):
-    w, kept = nn.Parameter(torch.randn(4)), {}
+    w, saved = nn.Parameter(torch.randn(4)), {}
 
     def f(x):
         w.data = x[0] * 2
-        kept["w"], kept["data"] = w, w.data
+        saved["w"], saved["data"] = w, w.data
 
     f, seen = jit(f), []
     for _ in range(3):
         f(x())
-        seen.append((kept["w"] is w, kept["data"], w.clone(), kept["data"].data_ptr() == w.data_ptr()))
+        seen.append((saved["w"] is w, saved["data"], w.clone(), saved["data"].data_ptr() == w.data_ptr()))
     return seen
 
 
@@ -342,8 +342,8 @@ def passed_twice(jit):
         a.data = a * 2
         return a + b
 
-    f, given = jit(f), x()
-    return [f(given, given), given]
+    f, inputs = jit(f), x()
+    return [f(inputs, inputs), inputs]
 
 
 RUNS = [
@@ -380,9 +380,9 @@ def data_of_the_forward(jit):
 
     f, seen = jit(f), []
     for _ in range(3):
-        w.data, given = torch.ones(4, 4), x().requires_grad_()
-        f(given).sum().backward()
-        seen.append((given.grad, w.grad.clone()))
+        w.data, inputs = torch.ones(4, 4), x().requires_grad_()
+        f(inputs).sum().backward()
+        seen.append((inputs.grad, w.grad.clone()))
     return seen
 
 
@@ -515,13 +515,13 @@ class Recurrent(nn.Module):
 
 
 def in_a_layer_that_is_called_again(jit):
-    m, given = Recurrent(), torch.randn(2, 3, 4, requires_grad=True)
+    m, inputs = Recurrent(), torch.randn(2, 3, 4, requires_grad=True)
     f, seen = jit(m), []
     for _ in range(3):
         m.zero_grad()
-        given.grad, y = None, f(given)
+        inputs.grad, y = None, f(inputs)
         y.square().sum().backward()
-        seen.append((y, state(m), given.grad))
+        seen.append((y, state(m), inputs.grad))
     return seen
 
 

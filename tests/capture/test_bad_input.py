@@ -80,9 +80,9 @@ def torch_compile_inside(x):
 
 @refused("a generator leaves")
 def generator_as_a_result(x):
-    made = (x * i for i in range(2))
-    next(made)
-    return made
+    products = (x * i for i in range(2))
+    next(products)
+    return products
 
 
 @refused("code that is awaited")
@@ -97,9 +97,9 @@ def map_as_a_result(x):
 
 @refused("a generator leaves")
 def generator_inside_a_result(x):
-    made = (x * i for i in range(2))
-    next(made)
-    return {"a": [made]}
+    products = (x * i for i in range(2))
+    next(products)
+    return {"a": [products]}
 
 
 @refused("view of a dict", {"a": X}.values())

@@ -2369,8 +2369,8 @@ def setting(get, put, other):
         put(before)
 
 
-for _name, _given in SETTINGS.items():
-    row("miss")(type(setting)(setting.__code__, globals(), f"setting_{_name}", _given))
+for _name, _options in SETTINGS.items():
+    row("miss")(type(setting)(setting.__code__, globals(), f"setting_{_name}", _options))
 
 
 # ---------------------------------------------------------------------------------------------------------------- the
@@ -2404,8 +2404,8 @@ def test_change(name):
             check(compiled, program, *split(arguments))
         assert thunder.cache_misses(compiled) == 1, thunder.last_recompile_reasons(compiled)
         try:
-            given = next(steps)
-            args, kwargs = split(arguments if given is None else given)
+            argument = next(steps)
+            args, kwargs = split(arguments if argument is None else argument)
             for _ in range(2):
                 check(compiled, program, args, kwargs)
             misses = thunder.cache_misses(compiled) - 1
@@ -2499,8 +2499,8 @@ def test_whether_a_tensor_is_a_leaf():
         return x * (2 if x.is_leaf else 3) * (2 if x.grad_fn is None else 5)
 
     compiled, x = thunder.jit(program), X.clone().requires_grad_()
-    for given in (x, x * 1, x):
-        assert_same(compiled(given), program(given))
+    for argument in (x, x * 1, x):
+        assert_same(compiled(argument), program(argument))
     assert thunder.cache_misses(compiled) == 2
 
 

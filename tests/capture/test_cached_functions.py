@@ -58,9 +58,9 @@ def test_what_is_kept_is_what_comes_out(cached, known):
     compiled = thunder.jit(program)
     for _ in range(3):
         x = torch.randn(3)
-        found, expected = compiled(x), program(x)
-        torch.testing.assert_close(found, expected)
-        assert found[1] is expected[1] and found[2][0] is expected[2][0] and found[2][2][0] is expected[2][2][0]
+        actual, expected = compiled(x), program(x)
+        torch.testing.assert_close(actual, expected)
+        assert actual[1] is expected[1] and actual[2][0] is expected[2][0] and actual[2][2][0] is expected[2][2][0]
     assert thunder.cache_misses(compiled) == 1
     assert cached.table.cache_info().misses == 2 and cached.pair.cache_info().misses == 1
 
@@ -150,11 +150,11 @@ class Key:
 
 def test_a_partial_object_behind_a_cache():
     """A partial object has the module of `functools`; what runs is the user's function in it."""
-    made = functools.cache(functools.partial(lambda scale, key: torch.arange(key.n) * scale, 2))
+    scaled_range = functools.cache(functools.partial(lambda scale, key: torch.arange(key.n) * scale, 2))
     plain = functools.lru_cache(functools.partial(lambda scale, n: torch.arange(n) * scale, 2))
 
     def fn(x):
-        return x + made(Key(3, (1, 2))) + plain(x.shape[0])
+        return x + scaled_range(Key(3, (1, 2))) + plain(x.shape[0])
 
     compiled = thunder.jit(fn, fallback="error")
     for _ in range(2):
@@ -199,8 +199,8 @@ def test_one_result_of_a_cache_is_read_twice():
         for mode in (torch.enable_grad, torch.no_grad):
             with mode():
                 x = torch.randn(batch, 6)
-                for found, want in zip(compiled(x), halves(x), strict=True):
-                    torch.testing.assert_close(found, want, rtol=0, atol=0)
+                for actual, want in zip(compiled(x), halves(x), strict=True):
+                    torch.testing.assert_close(actual, want, rtol=0, atol=0)
     assert all(type(n) is int for n in _layout((2, 6), 2)[0])
 
 

@@ -231,7 +231,7 @@ def test_numbers_in_tuples_sizes_and_slices(f, make):
 def test_an_optimizer_whose_settings_change():
     """Those are floats, and tuples of floats."""
     ours, eager = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    made = [torch.optim.AdamW([p], lr=0.1) for p in (ours, eager)]
+    optimizers = [torch.optim.AdamW([p], lr=0.1) for p in (ours, eager)]
 
     def step(p, optimizer, gradient):
         p.grad = gradient
@@ -239,11 +239,11 @@ def test_an_optimizer_whose_settings_change():
 
     compiled = thunder.jit(step)
     for i in range(8):
-        for optimizer in made:
+        for optimizer in optimizers:
             optimizer.param_groups[0].update(lr=0.1 / (i + 1), betas=(0.9 - 0.01 * i, 0.999))
         gradient = torch.linspace(-1, 1, 3) * i
-        compiled(ours, made[0], gradient)
-        step(eager, made[1], gradient)
+        compiled(ours, optimizers[0], gradient)
+        step(eager, optimizers[1], gradient)
         torch.testing.assert_close(ours, eager)
     assert thunder.cache_misses(compiled) <= 3
 
@@ -270,8 +270,8 @@ def padded(x, at):
 
 
 def counted(x, at):
-    kept = x[:, x[0] > 0.2]
-    return kept.sum() / x.shape[1] + kept.shape[1] * x.shape[1] - min(kept.shape[1], 3)
+    selected = x[:, x[0] > 0.2]
+    return selected.sum() / x.shape[1] + selected.shape[1] * x.shape[1] - min(selected.shape[1], 3)
 
 
 @pytest.mark.parametrize("f", [cropped, masked, split_at, padded, counted])
@@ -435,13 +435,13 @@ def test_leaves_of_changing_sizes():
 
     def f(x, n):
         mixed = (torch.ones(n, 4) * x[0]).requires_grad_(True)
-        (found,) = torch.autograd.grad((mixed**2).sum(), mixed)
-        return found
+        (gradient,) = torch.autograd.grad((mixed**2).sum(), mixed)
+        return gradient
 
     compiled = thunder.jit(f, fallback="error")
-    asked = thunder.jit(lambda x, n: f(x, n).t().requires_grad_().stride(), fallback="error")
+    strides = thunder.jit(lambda x, n: f(x, n).t().requires_grad_().stride(), fallback="error")
     for n in range(3, 9):
-        assert torch.equal(compiled(X, n), f(X, n)) and asked(X, n) == (1, 4)
+        assert torch.equal(compiled(X, n), f(X, n)) and strides(X, n) == (1, 4)
     assert thunder.cache_misses(compiled) <= 2
 
 

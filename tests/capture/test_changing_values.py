@@ -18,12 +18,12 @@ def _seen(f, i: int, *args):
     """The results of a call, their types, and the gradient."""
     np.random.seed(i)
     x = torch.linspace(1, 2, 12).requires_grad_()
-    found = f(x, *args)
-    found = found if type(found) is tuple else (found,)
-    for t in found:
+    results = f(x, *args)
+    results = results if type(results) is tuple else (results,)
+    for t in results:
         if isinstance(t, torch.Tensor) and t.requires_grad:
             t.sum().backward(retain_graph=True)
-    return found, x.grad
+    return results, x.grad
 
 
 def _are_same(a, b) -> bool:

@@ -51,11 +51,11 @@ def rows(seed, counters):
         types.MappingProxyType({"a": values[0]}), vars(Owner), *[Counter(a=1)] * counters,
     ]  # fmt: skip
     n = draw.randint(1, 5)
-    found, keys = draw.choices(tables, k=n), draw.choices(["a", "b", "c", 1, None], k=n)
-    fits = [t.get(k, MISSING) for t, k in zip(found, keys)]
+    chosen, keys = draw.choices(tables, k=n), draw.choices(["a", "b", "c", 1, None], k=n)
+    fits = [t.get(k, MISSING) for t, k in zip(chosen, keys)]
     if draw.random() < 0.4:
         fits[draw.randrange(n)] = draw.choice(values)
-    return tuple(found), tuple(keys), fits
+    return tuple(chosen), tuple(keys), fits
 
 
 @pytest.mark.parametrize("name", [f.__name__ for f in checks.FUNCTIONS])
@@ -77,9 +77,9 @@ def test_compiled_functions_do_what_those_in_python_do(compiled, name):
             ),
             "keys_are": (dict(zip("abc", keys)), tuple("abc"[: seed % 4])),
         }[name]
-        found = outcome(getattr(compiled, name), *arguments)
-        assert found == outcome(in_python, *arguments), arguments
-        results[found if type(found) is bool else type(found)] += 1
+        actual = outcome(getattr(compiled, name), *arguments)
+        assert actual == outcome(in_python, *arguments), arguments
+        results[actual if type(actual) is bool else type(actual)] += 1
     assert len(results) > 1 or name == "read_entries", "one answer to everything compares nothing"
 
 

@@ -36,9 +36,9 @@ def test_a_program_goes_eagers_way(program):
 
 def test_a_program_that_has_written_before_it_decides_goes_eagers_way(capsys):
     def fn(x):
-        asked = torch.compiler.is_compiling()
+        is_compiling = torch.compiler.is_compiling()
         print("sum", x.sum())
-        return x + 1 if not asked and x.sum() > 0 else x - 1
+        return x + 1 if not is_compiling and x.sum() > 0 else x - 1
 
     compiled = thunder.jit(fn, fallback="error")
     for sign in (1.0, -1.0, 1.0):

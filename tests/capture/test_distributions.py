@@ -81,13 +81,13 @@ def outcome(program, x, grad: bool):
     torch.manual_seed(3)
     x = x.clone().requires_grad_(grad)
     try:
-        found = program(x)
+        samples = program(x)
     except ValueError as error:
         return str(error).split(" of distribution ")[0].split(" of the distribution ")[0]
-    found = [found] if isinstance(found, torch.Tensor) else list(found)
-    outputs = [t for t in found if t.requires_grad]
+    samples = [samples] if isinstance(samples, torch.Tensor) else list(samples)
+    outputs = [t for t in samples if t.requires_grad]
     gradients = torch.autograd.grad([t.sum() for t in outputs], x, allow_unused=True) if outputs else ()
-    return [t.detach() for t in found], [t.requires_grad for t in found], torch.get_rng_state(), gradients
+    return [t.detach() for t in samples], [t.requires_grad for t in samples], torch.get_rng_state(), gradients
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["values", "gradients"])
@@ -128,19 +128,19 @@ class Doubled:
         return self if instance is None else instance.x * 2
 
 
-class Kept(Doubled):
+class Assigned(Doubled):
     def __set__(self, instance, value):
         instance.__dict__["x"] = value
 
 
 class Holder:
-    twice, kept = Doubled(), Kept()
+    twice, assigned = Doubled(), Assigned()
 
 
 def test_descriptors_are_read_as_the_program_reads():
     def program(h, y):
-        h.kept = y
-        return h.twice + Holder.twice.__get__(h), h.kept
+        h.assigned = y
+        return h.twice + Holder.twice.__get__(h), h.assigned
 
     want, got = Holder(), Holder()
     compiled = thunder.jit(program)

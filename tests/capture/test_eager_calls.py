@@ -222,8 +222,8 @@ def test_a_function_that_changes_what_the_program_reads_is_none():
     compiled = thunder.jit(f, fallback="eager")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = [compiled(torch.ones(2))[0].item() for _ in range(4)]
-    assert found == [1, 4, 9, 16] and counts.n == 4
+        results = [compiled(torch.ones(2))[0].item() for _ in range(4)]
+    assert results == [1, 4, 9, 16] and counts.n == 4
     assert any("changes state" in str(w.message) for w in caught)
 
 
@@ -247,9 +247,9 @@ def test_a_function_that_writes_to_a_tensor_that_was_read_before(through_data):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = run(lambda f: thunder.jit(f, fallback="eager"))
+        actual = run(lambda f: thunder.jit(f, fallback="eager"))
     assert any("that the program has read: it runs twice" in str(one.message) for one in caught)
-    assert_same(found, run(lambda f: f), 0)
+    assert_same(actual, run(lambda f: f), 0)
 
 
 @pytest.mark.parametrize("name", ["sum", "softmax", "std"])
@@ -259,10 +259,10 @@ def test_functions_of_torch_masked_are_eager_calls(name):
     def f(x):
         return getattr(torch.masked, name)((x * 2).sin(), 1, mask=x > 0.5).exp()
 
-    compiled, given = thunder.jit(f, fallback="eager"), torch.rand(4, 6)
+    compiled, inputs = thunder.jit(f, fallback="eager"), torch.rand(4, 6)
     with pytest.warns(FallbackWarning, match="runs as it is"):
-        found = [step(compiled, nn.Module(), given) for _ in range(2)]
-    assert_same(found, [step(f, nn.Module(), given)] * 2, 1e-6)
+        results = [step(compiled, nn.Module(), inputs) for _ in range(2)]
+    assert_same(results, [step(f, nn.Module(), inputs)] * 2, 1e-6)
     assert len(compiled.programs) == 1 and "eager_call" in names(compiled)
 
 
@@ -285,9 +285,9 @@ def test_views_of_leaves_are_given_with_their_gradients():
 
     torch.manual_seed(0)
     with pytest.warns(FallbackWarning, match="without_program"):
-        found = run(lambda f: thunder.jit(f, fallback="eager"))
+        actual = run(lambda f: thunder.jit(f, fallback="eager"))
     torch.manual_seed(0)
-    assert_same(found, run(lambda f: f), 1e-6)
+    assert_same(actual, run(lambda f: f), 1e-6)
 
 
 def test_what_others_have_seen_happens_once(tmp_path):
@@ -302,8 +302,8 @@ def test_what_others_have_seen_happens_once(tmp_path):
 
     compiled = thunder.jit(f, fallback="eager")
     with pytest.warns(FallbackWarning, match="untyped_storage"):
-        found = [compiled(torch.ones(2))[0].item() for _ in range(3)]
-    assert found == [10, 17, 24] and path.read_text() == "called\n" * 3
+        results = [compiled(torch.ones(2))[0].item() for _ in range(3)]
+    assert results == [10, 17, 24] and path.read_text() == "called\n" * 3
 
 
 class Raises(nn.Module):
@@ -359,9 +359,9 @@ class Writes(nn.Module):
         self.sums: list[float] = []
 
     def forward(self, x):
-        kept = []
+        saved = []
         shown, tensor = memory_of((x.detach() * 2).contiguous())
-        kept.append(tensor)  # alive while the array is
+        saved.append(tensor)  # alive while the array is
         y = (x + 1).exp() + torch.zeros_like(x) - x
         self.sums.append(float(shown.sum()))
         return y * 1
@@ -528,11 +528,11 @@ def test_functions_that_the_user_disables(disable):
 
 
 @pytest.mark.parametrize(
-    "made", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 4))], ids=["script", "trace"]
+    "script", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 4))], ids=["script", "trace"]
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_called_as_it_is(made):
-    same_as_eager(Around(made(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))))
+def test_torchscript_is_called_as_it_is(script):
+    same_as_eager(Around(script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))))
 
 
 @pytest.mark.parametrize(
@@ -994,10 +994,10 @@ def test_an_eager_call_at_capture_gets_an_object_from_outside_as_it_is(make):
 
     compiled = thunder.jit(f, fallback="eager")
     for i in range(3):
-        given = torch.ones(2), make(torch.full((2,), float(i)))
+        inputs = torch.ones(2), make(torch.full((2,), float(i)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
-            assert repr(compiled(*given)) == repr(f(*given))
+            assert repr(compiled(*inputs)) == repr(f(*inputs))
 
 
 def spelled(values):

@@ -305,8 +305,8 @@ def class_counter_that_is_read():
 
         def step(self):
             type(self).n += 1
-            Holder.made = getattr(Holder, "made", 0) + 2
-            return self.n + self.made
+            Holder.total = getattr(Holder, "total", 0) + 2
+            return self.n + self.total
 
     class Below(Holder):
         pass
@@ -314,9 +314,9 @@ def class_counter_that_is_read():
     h = Below()
 
     def f(x):
-        return x * h.step() + Below.n + Holder.made
+        return x * h.step() + Below.n + Holder.total
 
-    return f, Space(get=lambda: (Holder.n, Below.n, Holder.made)), ()
+    return f, Space(get=lambda: (Holder.n, Below.n, Holder.total)), ()
 
 
 @row(2)
@@ -464,8 +464,8 @@ def number_for_a_buffer(m, x):
 @on(holder, misses=2)
 def functional_call_that_assigns_a_buffer(m, x):
     m.forward = None  # not what is called
-    given = {"inner.w": x[0], "inner.n": torch.zeros(())}
-    return torch.func.functional_call(Counting(m), given, (x,)), given
+    parameters_and_buffers = {"inner.w": x[0], "inner.n": torch.zeros(())}
+    return torch.func.functional_call(Counting(m), parameters_and_buffers, (x,)), parameters_and_buffers
 
 
 @row(2)
@@ -541,12 +541,12 @@ def module_mode():
 
 @row()
 def forward_hook_that_stores():
-    m, kept = nn.Linear(3, 3), {}
+    m, handles = nn.Linear(3, 3), {}
     with torch.no_grad():
         m.weight.copy_(torch.eye(3))
         m.bias.zero_()
-    m.register_forward_hook(lambda module, inputs, output: kept.__setitem__("out", output))
-    return m, kept, ()
+    m.register_forward_hook(lambda module, inputs, output: handles.__setitem__("out", output))
+    return m, handles, ()
 
 
 # ---------------------------------------------------------------------------------------------------------------- lists
@@ -746,13 +746,13 @@ def default_dict_of_another_kind(s, x):
 
 @on(lambda: [functools.partial(max, key=abs), slice(1, 2), ValueError(1), collections.deque([1], maxlen=2)])
 def read_only_attributes(s, x):
-    found = []
-    for place, name in enumerate(("keywords", "start", "args", "maxlen")):
+    results = []
+    for index, name in enumerate(("keywords", "start", "args", "maxlen")):
         try:
-            setattr(s[place], name, (1,))
+            setattr(s[index], name, (1,))
         except AttributeError as error:
-            found.append(str(error))
-    return x, found, s[2].args
+            results.append(str(error))
+    return x, results, s[2].args
 
 
 @on(lambda: collections.defaultdict(int), misses=3)
@@ -828,17 +828,17 @@ def list_subclass(s, x):
 
 TOTAL: Any = 0
 STORE: dict = {}
-MADE: Any = None
+DOUBLED: Any = None
 
 
 def reset():
-    global TOTAL, MADE
-    TOTAL, MADE = 0, None
+    global TOTAL, DOUBLED
+    TOTAL, DOUBLED = 0, None
     STORE.clear()
     globals().pop("FRESH", None)
 
 
-GLOBALS = Space(get=lambda: [TOTAL, dict(STORE), MADE, globals().get("FRESH")])
+GLOBALS = Space(get=lambda: [TOTAL, dict(STORE), DOUBLED, globals().get("FRESH")])
 
 
 @row(2)
@@ -854,8 +854,8 @@ def global_counter():
 @row()
 def global_tensor():
     def f(x):
-        global MADE
-        MADE = x * 2
+        global DOUBLED
+        DOUBLED = x * 2
         return x
 
     return f, GLOBALS, ()
@@ -1097,9 +1097,9 @@ class Guarded:
 def property_through_object_setattr(s, x):
     mine = Guarded()
     s.doubled = mine.doubled = 4
-    found = s.doubled, mine.doubled
+    doubled = s.doubled, mine.doubled
     del s.doubled, mine.doubled
-    return x, found, s.raw, mine.raw
+    return x, doubled, s.raw, mine.raw
 
 
 class OneSlot:
@@ -1263,8 +1263,8 @@ def test_effect(name):
             run = program if eager else (compiled := thunder.jit(program, sharp_edges="allow"))
             trail = []
             for i in range(calls):
-                found = outcome(run, X + i, *extra)
-                trail.append((found, copied(seen(state)), identities(found[1], seen(state), X)))
+                actual = outcome(run, X + i, *extra)
+                trail.append((actual, copied(seen(state)), identities(actual[1], seen(state), X)))
             results.append(trail)
     reset()
     for i, (want, got) in enumerate(zip(*results)):
@@ -1298,12 +1298,12 @@ def copied(value):
 
 def identities(result, state, x) -> list:
     """Which tensors of result and state are one object."""
-    found: list = []
+    results: list = []
 
     def walk(v):
         if isinstance(v, torch.Tensor):
-            found.append(next((i for i, u in enumerate(found) if u is v), len(found)))
-            found[-1] = v
+            results.append(next((i for i, u in enumerate(results) if u is v), len(results)))
+            results[-1] = v
         elif isinstance(v, dict):
             [walk(u) for u in v.values()]
         elif isinstance(v, (list, tuple)):
@@ -1312,7 +1312,7 @@ def identities(result, state, x) -> list:
             walk(vars(v)) if not any(v is u for u in vars(v).values()) else None
 
     walk([result, state])
-    return [next(j for j, u in enumerate(found) if u is v) for v in found]
+    return [next(j for j, u in enumerate(results) if u is v) for v in results]
 
 
 def test_counts(capsys):
@@ -1338,8 +1338,8 @@ def test_a_dict_of_pairs_does_not_look_at_values():
     def f(x, cache):
         cache.steps.append(x * 2)
         cache.n += 1
-        found = dict([("cache", cache), ("x", x)]), collections.OrderedDict(zip("ab", (cache, x)))
-        return found[0]["cache"].steps[-1] * found[1]["a"].n
+        dictionaries = dict([("cache", cache), ("x", x)]), collections.OrderedDict(zip("ab", (cache, x)))
+        return dictionaries[0]["cache"].steps[-1] * dictionaries[1]["a"].n
 
     compiled, ours, theirs = thunder.jit(f), Space(steps=[], n=0), Space(steps=[], n=0)
     for _ in range(4):

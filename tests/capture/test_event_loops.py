@@ -82,8 +82,8 @@ async def handled(x):
 
 
 async def among_results(x):
-    found = await asyncio.gather(doubled(x), fails(x), return_exceptions=True)
-    return found[0], type(found[1]).__name__
+    results = await asyncio.gather(doubled(x), fails(x), return_exceptions=True)
+    return results[0], type(results[1]).__name__
 
 
 async def cancelled(x):

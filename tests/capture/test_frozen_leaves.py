@@ -80,11 +80,11 @@ def casts_of_autocast(m, o, x):
 def gradients_of_frozen_ones(m, o, x):
     m.requires_grad_(False)
     try:
-        found = torch.autograd.grad(m(x).sum() + x.sum(), list(m.parameters()))
+        gradients = torch.autograd.grad(m(x).sum() + x.sum(), list(m.parameters()))
     except RuntimeError as error:
-        found = str(error)
+        gradients = str(error)
     m.requires_grad_(True)
-    return found
+    return gradients
 
 
 @program
@@ -137,17 +137,17 @@ def steps(f, wrap):
     """What three steps give and leave, and the gradients of their results then."""
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    o, found = torch.optim.Adam(m.parameters(), 1e-2), []
+    o, collected = torch.optim.Adam(m.parameters(), 1e-2), []
     step = wrap(lambda x: f(m, o, x))
     for i in range(3):
         x = torch.randn(2, 3, generator=torch.Generator().manual_seed(i)).requires_grad_()
         results = step(x)
         results = list(results) if isinstance(results, tuple) else [results]
         grads = [None if p.grad is None else p.grad.clone() for p in (x, *m.parameters())]
-        found += [*results, *grads, *(p.requires_grad for p in m.parameters())]
-        found += [p.detach().clone() for p in m.parameters()]
+        collected += [*results, *grads, *(p.requires_grad for p in m.parameters())]
+        collected += [p.detach().clone() for p in m.parameters()]
         m.zero_grad()
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
@@ -259,20 +259,20 @@ def in_turns_and_left(w, x):
 @pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
 def test_leaves_stay_frozen_behind_the_call(f, kind):
     def seen(step):
-        found = []
+        collected = []
         w, x = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.5, 1.0]).requires_grad_()
         w = nn.Parameter(w) if kind is nn.Parameter else w.requires_grad_()
         for i in range(4):
             results = step(w, x)
             results = results if isinstance(results, tuple) else (results,)
-            found += [r is w for r in results] + [r.requires_grad for r in results] + [w.requires_grad, w.is_leaf]
+            collected += [r is w for r in results] + [r.requires_grad for r in results] + [w.requires_grad, w.is_leaf]
             for r in results:
                 if r.requires_grad:
                     r.sum().backward(retain_graph=True)
-            found += [w.detach().clone(), w.grad, x.grad, *results]
+            collected += [w.detach().clone(), w.grad, x.grad, *results]
             w.grad = x.grad = None
             w.requires_grad_(i > 0 or f not in (left_frozen, written_and_left))
-        return found
+        return collected
 
     compiled = thunder.jit(f)
     for ours, eagers in zip(seen(compiled), seen(f), strict=True):

@@ -23,23 +23,23 @@ def generators(jit):
 
     def f(x):
         y = x * w
-        made = []
+        generators = []
 
         def inner():
             for i in range(3):
                 log.append(i)
-                made.append(y * i)
-                yield made[-1]
+                generators.append(y * i)
+                yield generators[-1]
 
-        return inner(), parts(y, x, scale=3.0, last=y + 1), (y - i for i in range(2)), made
+        return inner(), parts(y, x, scale=3.0, last=y + 1), (y - i for i in range(2)), generators
 
     f, seen = jit(f), []
     for _ in range(3):
-        first, second, third, made = f(x())
+        first, second, third, unused = f(x())
         assert not log
-        found = [*first, *second, *third]
-        sum(y.sum() for y in found).backward()
-        seen.append((found, len(made), made[2] is found[2], list(log), w.grad.clone()))
+        values = [*first, *second, *third]
+        sum(y.sum() for y in values).backward()
+        seen.append((values, len(unused), unused[2] is values[2], list(log), w.grad.clone()))
         log.clear()
     return seen
 
@@ -61,14 +61,14 @@ def two_ways(jit):
 
 
 def in_an_object(jit):
-    kept = {}
+    saved = {}
 
     def f(x):
-        kept["parts"] = parts(x + 1)
+        saved["parts"] = parts(x + 1)
         return x * 2
 
     f = jit(f)
-    return [(f(x()), list(kept["parts"])) for _ in range(2)]
+    return [(f(x()), list(saved["parts"])) for _ in range(2)]
 
 
 def coroutines(jit):
@@ -99,12 +99,12 @@ def test_they_are_refused_and_go_on_outside(run):
 
 def started(jit):
     def f(x):
-        made = parts(x, x + 1)
-        first = next(made)
-        return first, made
+        generator = parts(x, x + 1)
+        first = next(generator)
+        return first, generator
 
-    first, made = jit(f)(x())
-    return [first, *made]
+    first, generator = jit(f)(x())
+    return [first, *generator]
 
 
 def the_whole_program(jit):

@@ -52,9 +52,9 @@ def test_guards_that_objects_are_different_ones_are_linear(program, make):
     counts = []
     for n in (8, 16, 32):
         compiled = thunder.jit(program)
-        given = make(n)
+        inputs = make(n)
         for _ in range(2):
-            assert torch.equal(compiled(X, given), program(X, given))
+            assert torch.equal(compiled(X, inputs), program(X, inputs))
         assert len(compiled.programs) == 1
         counts.append(lines(compiled))
     assert counts[2] - counts[1] <= 2 * (counts[1] - counts[0]) + 2
@@ -79,25 +79,25 @@ def test_dicts_that_become_one_are_copied_as_one():
         return x + len(d[1])
 
     compiled, shared = thunder.jit(program), [2]
-    for given in ([[2], [2]], [shared, shared], [[2], [2]]):
-        assert torch.equal(compiled(X, given), program(X, given))
+    for inputs in ([[2], [2]], [shared, shared], [[2], [2]]):
+        assert torch.equal(compiled(X, inputs), program(X, inputs))
     assert len(compiled.programs) == 2
 
 
 def test_writes_look_only_at_tensors_in_the_same_memory(monkeypatch):
     looked, share = [], tensors._share
-    monkeypatch.setattr(tensors, "_share", lambda *given: looked.append(given) or share(*given))
+    monkeypatch.setattr(tensors, "_share", lambda *arguments: looked.append(arguments) or share(*arguments))
 
-    def program(given):
-        for t in given:
+    def program(inputs):
+        for t in inputs:
             t.add_(1)
 
     counts = []
     for n in (10, 20):
         looked.clear()
-        given = [torch.ones(2) for _ in range(n)]
-        thunder.jit(program)(given)
-        assert all(t.eq(2).all() for t in given)
+        inputs = [torch.ones(2) for _ in range(n)]
+        thunder.jit(program)(inputs)
+        assert all(t.eq(2).all() for t in inputs)
         counts.append(len(looked))
     assert counts[1] == 2 * counts[0]
 
@@ -106,14 +106,14 @@ def test_writes_look_only_at_tensors_in_the_same_memory(monkeypatch):
 
 
 def test_a_miss_asks_each_program_once():
-    asked = []
+    queries = []
     compiled = thunder.jit(lambda x, mode: x + 1 if mode == "a" else x * len(mode))
     compiled(X, "a")
     (entry,) = compiled.programs
     run = entry.prologue_fn
-    entry.prologue_fn = entry._questions = lambda *call: asked.append(call) or run(*call)
+    entry.prologue_fn = entry._questions = lambda *call: queries.append(call) or run(*call)
     compiled(X, "b")
-    assert len(asked) == 1 and compiled.recompilations[-1].reason == "mode was 'a', is 'b'"
+    assert len(queries) == 1 and compiled.recompilations[-1].reason == "mode was 'a', is 'b'"
 
 
 REASONS = {
@@ -129,9 +129,9 @@ REASONS = {
 def test_a_reason_names_the_value_before_and_now(name):
     program, fields, words = REASONS[name]
     compiled = thunder.jit(program)
-    for given in fields:
+    for field_values in fields:
         o = Plain()
-        vars(o).update(given)
+        vars(o).update(field_values)
         compiled(X, o)
     assert words in compiled.recompilations[-1].reason
 

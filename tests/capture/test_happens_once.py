@@ -88,18 +88,18 @@ def test_a_change_of_an_object_in_c_happens_once(make, change):
         o = make()
 
         def f(x):
-            found = change(o)
+            result = change(o)
             inspect.signature(cached)
-            return found
+            return result
 
         f = jit(f)
-        found = []
+        messages = []
         for _ in range(3):
             try:
-                found.append(f(1.0))
+                messages.append(f(1.0))
             except StopIteration as error:
-                found.append(type(error))
-        return found
+                messages.append(type(error))
+        return messages
 
     assert run(functools.partial(thunder.jit, fallback="eager")) == run(lambda f: f)
 
@@ -136,12 +136,12 @@ def a_set():
 def test_a_container_of_the_program_is_changed_by_a_value_of_the_host(make):
     def run(jit):
         f = jit(lambda x: make())
-        found = []
+        results = []
         for i in range(3):
-            found.append(f(1.0))
+            results.append(f(1.0))
             OUTSIDE.append(i + 2.0)
         del OUTSIDE[1:]
-        return found
+        return results
 
     assert run(functools.partial(thunder.jit, fallback="eager")) == run(lambda f: f)
 

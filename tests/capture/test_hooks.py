@@ -227,10 +227,10 @@ def test_a_layers_intermediate():
 
 
 def remembers_inside(x, w):
-    found = []
+    results = []
     y = x * w
-    y.register_hook(found.append)
-    return y.sum(), found
+    y.register_hook(results.append)
+    return y.sum(), results
 
 
 def assigns(x, w):

@@ -220,13 +220,13 @@ def trail(function, directory, caplog) -> list:
     (directory / "scale.json").write_text('{"scale": 3}')
     LOG.clear()
     caplog.clear()
-    found = []
+    messages = []
     for call in range(CALLS):
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(call)
         x = torch.randn(3, generator=torch.Generator().manual_seed(call % 4))
-        found.append((outcome(function, x, str(directory)), [r.getMessage() for r in caplog.records]))
-    return found
+        messages.append((outcome(function, x, str(directory)), [r.getMessage() for r in caplog.records]))
+    return messages
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -427,11 +427,11 @@ def test_a_container_that_host_code_was_given_is_not_changed_later():
 
 @pytest.mark.parametrize("decides", [False, True])
 def test_host_code_that_keeps_a_container_does_not_change_it_later(decides):
-    kept = []
+    messages = []
 
     def program(number):
-        host_calls.taken_from_log(0, kept.append, ([1, [2]],), {}, "", (0,))
-        host_calls.taken_from_log(1, kept[-1][1].append, (number,), {}) if number else None
+        host_calls.taken_from_log(0, messages.append, ([1, [2]],), {}, "", (0,))
+        host_calls.taken_from_log(1, messages[-1][1].append, (number,), {}) if number else None
 
     run = host_calls.with_log(program, decides)
     run(0)
@@ -628,16 +628,16 @@ def test_log_records_name_the_line_and_the_function_that_write_them():
     finally:
         logger.removeHandler(handler)
     assert records[:2] == records[2:4] == records[4:]
-    assert {place[2] for place in records} == {"f"}
+    assert {record[2] for record in records} == {"f"}
 
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 def test_a_record_of_an_exception_that_is_handled_holds_it():
-    kept, logger = [], logging.getLogger("thunder.tests.exceptions")
+    saved, logger = [], logging.getLogger("thunder.tests.exceptions")
 
     class Keeping(logging.Handler):
         def emit(self, record):
-            kept.append(record.exc_info[0])
+            saved.append(record.exc_info[0])
 
     def f(x):
         try:
@@ -653,7 +653,7 @@ def test_a_record_of_an_exception_that_is_handled_holds_it():
             assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     finally:
         logger.removeHandler(handler)
-    assert kept == [KeyError, KeyError]
+    assert saved == [KeyError, KeyError]
 
 
 @pytest.mark.parametrize("disable", [False, True])

@@ -196,11 +196,11 @@ def _counted(d, x, i):
 
 def _in_sets(d, x, i):
     key = f"k{i % 3}"
-    found = set(k for k in (key, "k0"))  # noqa: C401 - native code iterates over the generator
-    found.update([key, "k2"])
-    found.discard(key)
+    keys = set(k for k in (key, "k0"))  # noqa: C401 - native code iterates over the generator
+    keys.update([key, "k2"])
+    keys.discard(key)
     return (
-        x * len(found),
+        x * len(keys),
         sorted(frozenset(["k0"]).union((key,))),
         {"k0"}.isdisjoint([key]),
         sorted(set(map(str, [key, "k1"]))),
@@ -220,8 +220,8 @@ def _in_keys(d, x, i):
 def _of_exceptions(d, x, i):
     """The texts of exceptions that hold values of data."""
     total = x.sum().item()
-    found = KeyError(f"k{i}"), ValueError(total, i), RuntimeError(total), KeyError(i, total), LookupError()
-    return [text for e in found for text in (str(e), repr(e), f"{e}, {e!r}")]
+    errors = KeyError(f"k{i}"), ValueError(total, i), RuntimeError(total), KeyError(i, total), LookupError()
+    return [text for e in errors for text in (str(e), repr(e), f"{e}, {e!r}")]
 
 
 @pytest.mark.parametrize("program", [_with_default, _counted, _in_sets, _in_keys, _of_exceptions])

@@ -45,12 +45,12 @@ def test_inference_tensors():
         return x.is_inference(), torch.is_inference(x[0]), (x + 1).is_inference()
 
     with torch.inference_mode():
-        made = torch.ones(2)
+        leaf = torch.ones(2)
     compiled = thunder.jit(program)
-    for x in (torch.ones(2), made, torch.ones(2)):
+    for x in (torch.ones(2), leaf, torch.ones(2)):
         assert compiled(x) == program(x)
     with torch.inference_mode():
-        assert compiled(made) == program(made) and compiled(torch.ones(2)) == program(torch.ones(2))
+        assert compiled(leaf) == program(leaf) and compiled(torch.ones(2)) == program(torch.ones(2))
 
 
 REFUSED = {
@@ -103,8 +103,10 @@ def test_copies_of_tensors():
     for a, b in zip((*got[:-1], x), (*want[:-1], y), strict=True):
         assert torch.equal(a, b) and a.stride() == b.stride()
     leaf = torch.ones(2, requires_grad=True)
-    made = thunder.jit(copy.deepcopy)(leaf)
-    assert made.requires_grad and made.is_leaf and made.data_ptr() != leaf.data_ptr() and torch.equal(made, leaf)
+    copied = thunder.jit(copy.deepcopy)(leaf)
+    assert (
+        copied.requires_grad and copied.is_leaf and copied.data_ptr() != leaf.data_ptr() and torch.equal(copied, leaf)
+    )
     with pytest.raises(RuntimeError, match="graph leaves"):
         thunder.jit(copy.deepcopy)(leaf * 2)
 

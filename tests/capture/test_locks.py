@@ -122,14 +122,14 @@ def test_a_thread_that_waits_looks_again():
     compiled(torch.ones(2))
     state.installed, state.times = False, 0
     lock.acquire()
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(compiled(torch.ones(2))), daemon=True)
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(compiled(torch.ones(2))), daemon=True)
     waiting.start()
     waiting.join(0.2)  # its program is that for what is not installed
     state.installed, state.times = True, 5
     lock.release()
     waiting.join(PATIENCE)
-    assert torch.equal(found[0], torch.full((2,), 6.0)) and state.times == 5
+    assert torch.equal(results[0], torch.full((2,), 6.0)) and state.times == 5
 
 
 def test_capture_waits_for_nobody():
@@ -212,7 +212,7 @@ def _released_only(x):
     return x + 1
 
 
-def _asked(x):
+def _adds_if_free(x):
     return x + 1 if LOCK.acquire(blocking=False) else x
 
 
@@ -242,7 +242,7 @@ def _host_code_that_decides(x):
 
 @pytest.mark.parametrize(
     "fn",
-    [_left_held, _released_only, _asked, _twice, _waits, _host_code_beside, _host_code_that_decides],
+    [_left_held, _released_only, _adds_if_free, _twice, _waits, _host_code_beside, _host_code_that_decides],
     ids=lambda f: f.__name__[1:],
 )
 def test_what_a_program_cannot_do_with_a_lock_is_refused(fn):

@@ -87,7 +87,7 @@ class Numbered:
         return self.n * 2
 
 
-_Made = abc.ABCMeta("_Made", (Numbered,), {})
+_Subclass = abc.ABCMeta("_Made", (Numbered,), {})
 
 ROWS = {
     "lambda_over_a_tensor": (apply, scaled_by),
@@ -106,7 +106,7 @@ ROWS = {
     "modules_in_a_module": (lambda x, f: f(x.expand(3, 4)), block),
     "module_that_counts": (apply, Counting),
     "method_of_a_module": (apply, lambda i: linear(i).forward),
-    "an_object_of_a_class_that_a_metaclass_made": (lambda x, o: x * o.n * o.twice(), lambda i: _Made(i)),
+    "an_object_of_a_class_that_a_metaclass_made": (lambda x, o: x * o.n * o.twice(), lambda i: _Subclass(i)),
     "in_a_list": (lambda x, fs: fs[0](x) + fs[1](x), lambda i: [scaled_by(i), linear(i)]),
     "in_a_dict": (lambda x, fs: fs["act"](x), lambda i: {"act": scaled_by(i)}),
     "in_an_object": (lambda x, o: o.act(x), lambda i: types.SimpleNamespace(act=scaled_by(i))),
@@ -268,8 +268,8 @@ def test_effects_go_to_the_module_of_the_call():
 
 def _of_namespace(n):
     """The same code in other globals."""
-    made = eval("lambda: (lambda x: x * N)", {"N": n})()
-    return types.FunctionType(_OF_NAMESPACE.__code__, made.__globals__)
+    outer = eval("lambda: (lambda x: x * N)", {"N": n})()
+    return types.FunctionType(_OF_NAMESPACE.__code__, outer.__globals__)
 
 
 _OF_NAMESPACE = eval("lambda: (lambda x: x * N)")()
@@ -278,7 +278,7 @@ _OF_NAMESPACE = eval("lambda: (lambda x: x * N)")()
 def _hooked(i):
     module = linear(0)
     if i:
-        module.register_forward_hook(lambda module, given, out: out * 2)
+        module.register_forward_hook(lambda module, inputs, out: out * 2)
     return module
 
 
@@ -391,7 +391,7 @@ def test_other_parts_are_another_program(name, order):
         ours = make(i)
         torch.manual_seed(0)
         eager = make(i)
-        ours, eager = (given if isinstance(given, tuple) else (given,) for given in (ours, eager))
+        ours, eager = (module if isinstance(module, tuple) else (module,) for module in (ours, eager))
         torch.testing.assert_close(compiled(X, *ours), program(X, *eager))
         torch.testing.assert_close(compiled(X, *ours), program(X, *eager))
     assert len(compiled.programs) > 1
@@ -407,17 +407,17 @@ def test_functions_come_out_as_they_went_in():
 
 
 def test_functions_that_are_written_outside():
-    kept = {}
+    saved = {}
 
     def program(x, f):
-        kept["f"] = f
+        saved["f"] = f
         return f(x)
 
     compiled = thunder.jit(program)
     for i in range(3):
         f = scaled_by(i)
         torch.testing.assert_close(compiled(X, f), f(X))
-        assert kept["f"] is f
+        assert saved["f"] is f
 
 
 def test_variables_of_closures_are_written_where_they_are():

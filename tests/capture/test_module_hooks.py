@@ -30,9 +30,9 @@ def seen_outside(jit):
     noted(m, seen)
     f = jit(m)
     for _ in range(3):
-        given = x()
-        f(given).pow(2).sum().backward()
-        seen.append((given.grad, state(m)))
+        inputs = x()
+        f(inputs).pow(2).sum().backward()
+        seen.append((inputs.grad, state(m)))
     return seen
 
 
@@ -45,9 +45,9 @@ def seen_inside(jit):
 
     step = jit(step)
     for _ in range(3):
-        given = x()
-        step(given)
-        seen.append((given.grad, state(m)))
+        inputs = x()
+        step(inputs)
+        seen.append((inputs.grad, state(m)))
     return seen
 
 
@@ -61,18 +61,18 @@ def changed(where):
         m[1].register_full_backward_pre_hook(lambda module, outputs: None)
 
         def loss(x):
-            found = m(x).pow(2).sum()
+            actual = m(x).pow(2).sum()
             if where == "inside":
-                found.backward()
-            return found.detach() if where == "inside" else found
+                actual.backward()
+            return actual.detach() if where == "inside" else actual
 
         loss, seen = jit(loss), []
         for _ in range(3):
-            given = x()
-            found = loss(given)
+            arguments = x()
+            actual = loss(arguments)
             if where == "outside":
-                found.backward()
-            seen.append((found, given.grad, state(m)))
+                actual.backward()
+            seen.append((actual, arguments.grad, state(m)))
         return seen
 
     return run
@@ -83,9 +83,9 @@ def registered_inside(jit):
 
     def f(x, by):
         handle = m[2].register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0] * by))
-        found = m(x).sum()
+        total = m(x).sum()
         handle.remove()
-        return found
+        return total
 
     f = jit(f)
     for i in range(3):
@@ -100,7 +100,7 @@ def two_forwards_first(jit):
     f = jit(m)
     a, b = x(), x()
     (f(a).sum() + 2 * f(b).sum()).backward()
-    return [*sorted(seen, key=lambda found: float(found[2].sum())), a.grad, b.grad]
+    return [*sorted(seen, key=lambda results: float(results[2].sum())), a.grad, b.grad]
 
 
 def without_grad(jit):
@@ -114,13 +114,13 @@ def without_grad(jit):
 def attributions(jit):
     """The gradient at a layer, weighted (Grad-CAM)."""
     m = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
-    kept = {}
-    m[1].register_forward_hook(lambda module, inputs, output: kept.update(output=output.detach()))
-    m[1].register_full_backward_hook(lambda module, inputs, outputs: kept.update(gradient=outputs[0]))
+    saved = {}
+    m[1].register_forward_hook(lambda module, inputs, output: saved.update(output=output.detach()))
+    m[1].register_full_backward_hook(lambda module, inputs, outputs: saved.update(gradient=outputs[0]))
 
     def explain(x):
         m(x)[:, 0].sum().backward()
-        return (kept["gradient"].mean((2, 3), keepdim=True) * kept["output"]).sum(1).relu()
+        return (saved["gradient"].mean((2, 3), keepdim=True) * saved["output"]).sum(1).relu()
 
     explain = jit(explain)
     return [explain(torch.randn(2, 1, 4, 4, requires_grad=True)) for _ in range(3)]
@@ -162,14 +162,14 @@ def test_without_grad_they_do_not_run():
 def test_the_module_runs_as_it_is_in_a_program():
     m, seen = network(), []
     m[1].register_full_backward_hook(lambda module, inputs, outputs: seen.append((inputs[0], outputs[0])))
-    compiled, given = thunder.jit(m, fallback="eager"), x()
+    compiled, arguments = thunder.jit(m, fallback="eager"), x()
     with pytest.warns(FallbackWarning, match="full backward hooks"):
-        compiled(given).pow(2).sum().backward()
-    ours, gradient, seen[:], given.grad = list(seen), given.grad, [], None
-    m(given).pow(2).sum().backward()
-    torch.testing.assert_close((ours, gradient), (seen, given.grad))
-    found = [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
-    assert found.count("eager_call") == 1 and found.count("linear") == 2
+        compiled(arguments).pow(2).sum().backward()
+    ours, gradient, seen[:], arguments.grad = list(seen), arguments.grad, [], None
+    m(arguments).pow(2).sum().backward()
+    torch.testing.assert_close((ours, gradient), (seen, arguments.grad))
+    names = [b.sym.name for b in thunder.last_traces(compiled)[0].bound_symbols]
+    assert names.count("eager_call") == 1 and names.count("linear") == 2
 
 
 def test_a_backward_inside_does_not_run_hooks_unseen():
@@ -185,7 +185,7 @@ def test_a_backward_inside_does_not_run_hooks_unseen():
     compiled = thunder.jit(step, fallback="eager")
     with pytest.warns(FallbackWarning, match="a backward inside of it runs Python code"):
         for count in range(1, 4):
-            assert torch.equal(compiled(given := x()), given * count)
+            assert torch.equal(compiled(arguments := x()), arguments * count)
 
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")

@@ -256,12 +256,13 @@ def agree(f, compiled, args):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
         else:
             assert a == b
-    got, want = ([t for t in found if isinstance(t, torch.Tensor)] for found in (got, want))
+    got, want = ([t for t in storage if isinstance(t, torch.Tensor)] for storage in (got, want))
     for i in range(len(want)):
         for j in range(i):
             assert (got[i] is got[j]) == (want[i] is want[j]), ("one object", i, j)
             memory = [
-                found[i].untyped_storage().data_ptr() == found[j].untyped_storage().data_ptr() for found in (got, want)
+                storage[i].untyped_storage().data_ptr() == storage[j].untyped_storage().data_ptr()
+                for storage in (got, want)
             ]
             assert memory[0] == memory[1], ("one memory", i, j)
 

@@ -310,11 +310,11 @@ def test_the_table(name, executors):
 def test_noise_is_drawn_in_place():
     compiled = thunder.jit(noise_is_drawn_in_place)
     for seed in range(3):
-        found = []
+        results = []
         for f in (noise_is_drawn_in_place, compiled):
             torch.manual_seed(seed)
-            found.append(f(X.clone()))
-        assert torch.equal(*found)
+            results.append(f(X.clone()))
+        assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(
@@ -466,14 +466,14 @@ def test_requires_grad_flips_between_calls():
     ],
 )  # fmt: skip
 def test_writes_behind_autograds_back(f):
-    found = []
+    gradients = []
     for g in (f, thunder.jit(f), thunder.jit(f, executors=["triton_fuser"])):
         p = torch.arange(1.0, 4.0, requires_grad=True)
         value = g(p)
         version = p._version
         value.backward()
-        found.append((value.item(), p.tolist(), p.grad.tolist(), version))
-    assert found[0] == found[1] == found[2]
+        gradients.append((value.item(), p.tolist(), p.grad.tolist(), version))
+    assert gradients[0] == gradients[1] == gradients[2]
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.zero_, torch.Tensor.t_])
@@ -483,12 +483,12 @@ def test_what_is_written_to_is_not_computed_of_again(change):
         change(x)
         return z.sum()
 
-    found = []
+    gradients = []
     for g in (f, thunder.jit(f, executors=["triton_fuser"])):
         x, w = torch.arange(16.0).reshape(4, 4) / 8, torch.ones(4, 4, requires_grad=True)
         g(x, w).backward()
-        found.append((x, w.grad))
-    torch.testing.assert_close(*found)
+        gradients.append((x, w.grad))
+    torch.testing.assert_close(*gradients)
 
 
 def view_made_without_grad(w):
@@ -615,14 +615,14 @@ def a_part_of_what_was_detached(x, w):
     ],
 )
 def test_what_is_written_to_a_detached_tensor_is_its_history(f):
-    found = []
+    gradients = []
     for g in (f, thunder.jit(f)):
         w = torch.tensor(1.5, requires_grad=True)
         results = flat(g(X, w))
         gradient = torch.autograd.grad(sum(r.sum() * (i + 1) for i, r in enumerate(results) if r.requires_grad), w)[0]
         memory = [r.untyped_storage().data_ptr() == results[0].untyped_storage().data_ptr() for r in results]
-        found.append(([r.tolist() for r in results], [r.requires_grad for r in results], memory, gradient.item()))
-    assert found[0] == found[1]
+        gradients.append(([r.tolist() for r in results], [r.requires_grad for r in results], memory, gradient.item()))
+    assert gradients[0] == gradients[1]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -77,37 +77,48 @@ def same(got, want):
         assert got == want
 
 
-def made(*shape):
+def random_tensor(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-PARTS = [made(2, 3), made(4, 3)]
+PARTS = [random_tensor(2, 3), random_tensor(4, 3)]
 PROGRAMS = {
-    "to_sparse": (lambda x: x.to_sparse(), made(3, 3)),
-    "to_dense": (lambda x: x.to_dense() + 1, made(3, 3).to_sparse()),
-    "sparse_times_dense": (lambda x, y: torch.sparse.mm(x, y) * 2, made(3, 3).to_sparse(), made(3, 2)),
-    "compressed_rows": (lambda x, y: (x @ y).relu(), ROWS, made(3, 2)),
-    "dense_times_sparse": (lambda x, y: y.matmul(x), made(3, 3).to_sparse(), made(2, 3)),
-    "operators": (lambda x: (2 * x + x, -x if x.is_sparse else x), made(3, 3).to_sparse()),
+    "to_sparse": (lambda x: x.to_sparse(), random_tensor(3, 3)),
+    "to_dense": (lambda x: x.to_dense() + 1, random_tensor(3, 3).to_sparse()),
+    "sparse_times_dense": (
+        lambda x, y: torch.sparse.mm(x, y) * 2,
+        random_tensor(3, 3).to_sparse(),
+        random_tensor(3, 2),
+    ),
+    "compressed_rows": (lambda x, y: (x @ y).relu(), ROWS, random_tensor(3, 2)),
+    "dense_times_sparse": (lambda x, y: y.matmul(x), random_tensor(3, 3).to_sparse(), random_tensor(2, 3)),
+    "operators": (lambda x: (2 * x + x, -x if x.is_sparse else x), random_tensor(3, 3).to_sparse()),
     "metadata": (
         lambda x: (x.is_sparse, x.layout, x.shape, x.dtype, x.dim(), x.size(0), x.sparse_dim()),
-        made(3, 3).to_sparse(),
+        random_tensor(3, 3).to_sparse(),
     ),
-    "parts": (lambda x: (x.coalesce().values().sum(), x.coalesce().indices()), made(3, 3).to_sparse()),
+    "parts": (lambda x: (x.coalesce().values().sum(), x.coalesce().indices()), random_tensor(3, 3).to_sparse()),
     "constructor": (
         lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3)).to_dense(),
         torch.tensor([[0, 1], [1, 2]]),
-        made(2),
+        random_tensor(2),
     ),
-    "branch_on_layout": (lambda x: x.to_dense() if x.layout is torch.sparse_coo else x * 3, made(3, 3).to_sparse()),
+    "branch_on_layout": (
+        lambda x: x.to_dense() if x.layout is torch.sparse_coo else x * 3,
+        random_tensor(3, 3).to_sparse(),
+    ),
     "nested": (lambda x: (x * 2, x.is_nested), NESTED),
     "padded": (lambda x: x.to_padded_tensor(0.0).sum(0), NESTED),
     "nested_inside": (lambda a, b: torch.nested.nested_tensor([a, b]).to_padded_tensor(0.0), *PARTS),
     "jagged": (lambda x: x * 2 + 1, torch.nested.nested_tensor(PARTS, layout=torch.jagged)),
-    "subclass": (lambda x: torch.sin(x) * 2, made(3).as_subclass(Tagged)),
-    "own_rules": (lambda x: torch.add(x, 3.0), made(3).as_subclass(Doubling)),
-    "out": (lambda x, y, o: (torch.mm(x, y, out=o), o + 1), ROWS, made(3, 3), torch.zeros(3, 3)),
-    "wrapper": (lambda x, y: ((x * 2 + 1).sum() * y, x.exp()), Pair(made(2), made(3)[:2]), made(4)),
+    "subclass": (lambda x: torch.sin(x) * 2, random_tensor(3).as_subclass(Tagged)),
+    "own_rules": (lambda x: torch.add(x, 3.0), random_tensor(3).as_subclass(Doubling)),
+    "out": (lambda x, y, o: (torch.mm(x, y, out=o), o + 1), ROWS, random_tensor(3, 3), torch.zeros(3, 3)),
+    "wrapper": (
+        lambda x, y: ((x * 2 + 1).sum() * y, x.exp()),
+        Pair(random_tensor(2), random_tensor(3)[:2]),
+        random_tensor(4),
+    ),
 }
 
 
@@ -122,7 +133,7 @@ def test_programs_equal_eagers(name):
 
 
 def test_gradients_of_dense_operands():
-    sparse, y = made(3, 3).to_sparse(), made(3, 2).requires_grad_()
+    sparse, y = random_tensor(3, 3).to_sparse(), random_tensor(3, 2).requires_grad_()
     program = lambda s, y: (torch.sparse.mm(s, y) ** 2).sum()
     (want,) = torch.autograd.grad(program(sparse, y), y)
     (got,) = torch.autograd.grad(thunder.jit(program)(sparse, y), y)
@@ -131,7 +142,13 @@ def test_gradients_of_dense_operands():
 
 def test_another_kind_is_another_entry():
     compiled = thunder.jit(lambda x: x.to_dense() * 2)
-    for x in (torch.eye(3).to_sparse(), ROWS, made(3, 3), made(3, 3).to_sparse(), torch.eye(3).to_sparse()):
+    for x in (
+        torch.eye(3).to_sparse(),
+        ROWS,
+        random_tensor(3, 3),
+        random_tensor(3, 3).to_sparse(),
+        torch.eye(3).to_sparse(),
+    ):
         same(compiled(x), x.to_dense() * 2)
     assert thunder.cache_misses(compiled) == 4
 
@@ -145,7 +162,7 @@ def test_a_number_that_is_read():
 def test_a_shape_that_depends_on_data_is_an_error_when_it_differs():
     compiled = thunder.jit(lambda x: x.to_sparse().values())
     with pytest.raises(RuntimeError, match="the shape depends on data"):
-        compiled(made(3, 3))
+        compiled(random_tensor(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +181,7 @@ def test_a_shape_that_depends_on_data_is_an_error_when_it_differs():
         ),
         (lambda x: x.to_dense() * 2, (torch.eye(3).to_sparse().requires_grad_(),), "requires grad"),
         (lambda x: x.to_sparse(), (torch.eye(3).requires_grad_(),), "requires grad"),
-        (lambda x: x.a, (Pair(made(2), made(2)),), "'a' of a Pair is read"),
+        (lambda x: x.a, (Pair(random_tensor(2), random_tensor(2)),), "'a' of a Pair is read"),
         (lambda x: numpy.sin(x), (torch.ones(2),), "numpy"),
     ],
 )
@@ -174,7 +191,7 @@ def test_refused(program, args, words):
 
 
 def test_numpy_arrays_as_indices():
-    x, rows = made(3, 2), numpy.array([2, 0])
+    x, rows = random_tensor(3, 2), numpy.array([2, 0])
     compiled = thunder.jit(lambda x: (x[rows], x[rows, 1], x[numpy.int64(1)]))
     same(compiled(x), (x[rows], x[rows, 1], x[1]))
 
@@ -193,14 +210,20 @@ def test_operators_in_place_are_refused():
 
 
 WRITES = {  # to a tensor from outside: where, and by which call
-    "out=": (lambda x, y, o: torch.sparse.sampled_addmm(x, y, y, out=o), lambda: [ROWS, made(3, 3), ROWS * 2]),
+    "out=": (lambda x, y, o: torch.sparse.sampled_addmm(x, y, y, out=o), lambda: [ROWS, random_tensor(3, 3), ROWS * 2]),
     "out= of one's own": (lambda x: torch.mul(x, 3, out=x), lambda: [torch.eye(3).to_sparse()]),
-    "inplace=True": (lambda x: torch.nn.functional.elu(x, inplace=True), lambda: [-made(3).as_subclass(Tagged)]),
+    "inplace=True": (
+        lambda x: torch.nn.functional.elu(x, inplace=True),
+        lambda: [-random_tensor(3).as_subclass(Tagged)],
+    ),
     "a list": (lambda x: torch._foreach_mul_([x], 2), lambda: [torch.eye(3).to_sparse()]),
-    "out= beside one": (lambda x, o: torch.add(x, 1, out=o), lambda: [made(3).as_subclass(Tagged), torch.zeros(3)]),
+    "out= beside one": (
+        lambda x, o: torch.add(x, 1, out=o),
+        lambda: [random_tensor(3).as_subclass(Tagged), torch.zeros(3)],
+    ),
     "several out=": (
         lambda x, *o: torch.sort(x, out=o),
-        lambda: [made(3).as_subclass(Tagged), torch.zeros(3), torch.zeros(3, dtype=torch.long)],
+        lambda: [random_tensor(3).as_subclass(Tagged), torch.zeros(3), torch.zeros(3, dtype=torch.long)],
     ),
 }
 

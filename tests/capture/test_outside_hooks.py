@@ -49,10 +49,10 @@ def outside(jit):
 
 
 def handles(jit):
-    w, kept = parameter(), {}
+    w, saved = parameter(), {}
 
     def f(x):
-        kept["first"] = w.register_hook(lambda g: g + 1)
+        saved["first"] = w.register_hook(lambda g: g + 1)
         gone = w.register_hook(lambda g: g * 100)
         second = w.register_hook(lambda g: g * 3)
         gone.remove()
@@ -66,7 +66,7 @@ def handles(jit):
         y.backward()
         seen.append(w.grad.clone())
         w.grad = None
-        kept["first"].remove()
+        saved["first"].remove()
         second.remove()
     return seen
 
@@ -80,13 +80,13 @@ def a_list_of_the_program(jit):
         w.register_hook(lambda g: seen.append(len(seen)))
         return (x * w).sum(), seen
 
-    f, found = jit(f), []
+    f, gradients = jit(f), []
     for _ in range(2):
         y, seen = f(x())
         y.backward()
-        found.append((len(seen), seen[0], seen[1], w.grad.clone()))
+        gradients.append((len(seen), seen[0], seen[1], w.grad.clone()))
         w._backward_hooks.clear()
-    return found
+    return gradients
 
 
 def arguments(jit):
@@ -200,9 +200,9 @@ def clipped(jit):
     m = nn.Linear(4, 4)
 
     def step(x):
-        found = [p.register_hook(lambda g: g.clamp(-0.1, 0.1)) for p in m.parameters()]
+        handles = [p.register_hook(lambda g: g.clamp(-0.1, 0.1)) for p in m.parameters()]
         m(x).pow(2).sum().backward()
-        for handle in found:
+        for handle in handles:
             handle.remove()
 
     step = jit(step)
@@ -211,10 +211,10 @@ def clipped(jit):
 
 def retained_results(jit):
     """What comes through other results counts, too."""
-    m, kept = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), {}
+    m, saved = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), {}
 
     def f(x):
-        kept["hidden"] = hidden = m[1](m[0](x))
+        saved["hidden"] = hidden = m[1](m[0](x))
         hidden.retain_grad()
         scores = m[2](hidden)
         scores.retain_grad()
@@ -227,7 +227,7 @@ def retained_results(jit):
         loss.backward(retain_graph=True)
         seen.append((hidden.grad.clone(), None if scores.grad is None else scores.grad.clone(), state(m)))
         loss.backward()
-        seen.append((hidden.grad, kept["hidden"] is hidden, hidden.retains_grad, state(m)))
+        seen.append((hidden.grad, saved["hidden"] is hidden, hidden.retains_grad, state(m)))
     return seen
 
 

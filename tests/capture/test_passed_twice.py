@@ -20,8 +20,8 @@ def leaf(a, b):
         return torch.autograd.grad((a * b).sum(), a)[0]
 
 
-def named(**given):
-    return given.pop("x") * given.get("y") if "z" not in given and given.setdefault("n", 1) else None
+def named(**keywords):
+    return keywords.pop("x") * keywords.get("y") if "z" not in keywords and keywords.setdefault("n", 1) else None
 
 
 def keyed(a, b):
@@ -74,15 +74,15 @@ def caught(a, b):
 
 
 def taken_as_well(a, b):
-    return a * b * KEPT[0]
+    return a * b * GLOBAL_LIST[0]
 
 
 def written_as_well(a, b):
-    KEPT[0].add_(1)
+    GLOBAL_LIST[0].add_(1)
     return a * b
 
 
-KEPT = [torch.ones(1)]
+GLOBAL_LIST = [torch.ones(1)]
 PROGRAMS = {  # (program, how many programs (x, x), (x, y), (y, x) take)
     "a product": (lambda a, b: a * b, 1),
     "a list for an operation": (lambda a, b: torch.cat([a, b]).sum(), 1),
@@ -119,7 +119,7 @@ def test_calls_with_one_tensor_and_with_two(name, first, capsys):
     for places in calls[first:] + calls[:first]:
         seen = []
         for function in (compiled, program):
-            KEPT[0] = torch.ones(1)
+            GLOBAL_LIST[0] = torch.ones(1)
             values = [torch.ones(1), torch.full((1,), 2.0)]
             try:
                 result = function(*(values[i] for i in places))
@@ -140,26 +140,26 @@ def test_gradients_of_one_tensor_add_up():
 
 @pytest.mark.parametrize(("captures", "program"), [(1, PROGRAMS["a product"][0]), (1, PROGRAMS["is"][0]), (2, written)])
 def test_a_program_is_captured_again_only_where_it_depends_on_the_two_being_one(captures, program, monkeypatch):
-    made = []
+    instances = []
 
     class Counted(thunder.capture.TorchHost):
         def __init__(self, *args):
-            made.append(args)
+            instances.append(args)
             super().__init__(*args)
 
     monkeypatch.setattr(thunder.capture, "TorchHost", Counted)
     x = torch.ones(1)
     thunder.jit(program)(x, x)
-    assert len(made) == captures
+    assert len(instances) == captures
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["an argument", "a value that is no argument"])
 def test_a_value_that_is_both_is_one_where_it_is_written_to(late):
     x, y = torch.ones(2), torch.ones(2)
-    program = (lambda a: a.add_(1) * KEPT[0]) if late else (lambda a: KEPT[0].add_(1) * a)
+    program = (lambda a: a.add_(1) * GLOBAL_LIST[0]) if late else (lambda a: GLOBAL_LIST[0].add_(1) * a)
     compiled, results = thunder.jit(program), []
-    for argument, kept in ((x, x), (x, y), (y, y)):
-        KEPT[0] = kept
+    for argument, other in ((x, x), (x, y), (y, y)):
+        GLOBAL_LIST[0] = other
         results.append(compiled(argument).tolist())
     want = [4.0, 3.0, 4.0] if late else [4.0, 4.0, 9.0]
     assert results == [[w, w] for w in want]

@@ -127,10 +127,10 @@ TAKE = BITS.popleft
 
 
 def ready(kind):
-    made = kind()
+    instance = kind()
     for n in range(40):
-        made.put(n)
-    return made
+        instance.put(n)
+    return instance
 
 
 # what a program calls, and the owner, which is another one for eager and for thunder
@@ -213,10 +213,10 @@ def test_functions_of_ctypes_run_in_each_call(draw):
 def test_what_no_row_knows_is_not_frozen(look):
     tracemalloc.start()
     try:
-        compiled, kept = thunder.jit(lambda x: x.double() + look()), []
+        compiled, looks = thunder.jit(lambda x: x.double() + look()), []
         values = set()
         for n in range(6):
-            kept.append([bytearray(5000 * (n + 1)) for _ in range(40)])
+            looks.append([bytearray(5000 * (n + 1)) for _ in range(40)])
             values.add(compiled(X)[0].item())
             time.sleep(0.02)
         assert len(values) > 1 and len(compiled.programs) == 1

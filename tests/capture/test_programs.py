@@ -62,8 +62,8 @@ def exception_group_that_is_returned(x):
     try:
         raise ExceptionGroup("two", [ValueError(1), TypeError(2)])
     except ExceptionGroup as group:
-        found = group.subgroup(ValueError)
-    return x * len(found.exceptions), str(found), [found.exceptions]
+        subgroup = group.subgroup(ValueError)
+    return x * len(subgroup.exceptions), str(subgroup), [subgroup.exceptions]
 
 
 class Colour(enum.Enum):
@@ -675,9 +675,9 @@ def attribute_hooks(x):
 
 class Meta(type):
     def __call__(cls, *args):
-        made = super().__call__(*args)
-        made.extra = 5
-        return made
+        instance = super().__call__(*args)
+        instance.extra = 5
+        return instance
 
     @property
     def kind(cls):
@@ -1420,8 +1420,8 @@ class Indexed:
 )
 def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data):
     def program(x):
-        made = make(x, data)
-        return made, made.dtype, made.shape
+        instance = make(x, data)
+        return instance, instance.dtype, instance.shape
 
     assert_same(thunder.jit(program)(X), program(X))
 

@@ -32,23 +32,23 @@ def row(function):
 
 @row
 def not_implemented_of_one_type():
-    asked = []
+    queries = []
 
     class A:
         def __add__(self, other):
-            asked.append("add")
+            queries.append("add")
             return NotImplemented
 
         def __radd__(self, other):
-            asked.append("radd")
+            queries.append("radd")
             return 1
 
     def program(x):
-        asked.clear()
+        queries.clear()
         try:
             A() + A()
         except TypeError as error:
-            return x * len(asked), str(error)
+            return x * len(queries), str(error)
 
     yield program
 
@@ -313,9 +313,9 @@ def metaclasses():
             return cls.scale
 
         def __call__(cls, *args):
-            made = super().__call__(*args)
-            made.k = cls.scale
-            return made
+            instance = super().__call__(*args)
+            instance.k = cls.scale
+            return instance
 
         def __instancecheck__(cls, value):
             return cls.scale > 2
@@ -669,16 +669,16 @@ def test_native_methods_apply_to_objects_of_their_kind():
         pass
 
     def program(x):
-        found = []
+        messages = []
         for write in (
             lambda: object.__setattr__(Kind, "a", 2), lambda: object.__delattr__(Kind, "a"),
             lambda: type.__setattr__(Kind, "b", x), lambda: object.__setattr__(Kind(), "a", 2),
         ):  # fmt: skip
             try:
-                found.append(write())
+                messages.append(write())
             except TypeError as error:
-                found.append(str(error))
-        return found
+                messages.append(str(error))
+        return messages
 
     want = program(1)
     del Kind.b

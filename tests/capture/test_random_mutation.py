@@ -116,9 +116,9 @@ def program(steps, x, y, w):
             elif kind == "new":
                 pool.append(a * 2)
             elif kind in ("compute", "lost"):
-                made = COMPUTED[which % len(COMPUTED)](a, b) if a.dim() else a + b.sum()
+                computed = COMPUTED[which % len(COMPUTED)](a, b) if a.dim() else a + b.sum()
                 if kind == "compute":
-                    pool.append(made)
+                    pool.append(computed)
             elif kind == "again":
                 pool.append(a)
             elif kind == "argument":
@@ -268,9 +268,9 @@ class WatchedMemory(Transform):
 
     def watched(self, symbol, apart):
         def run(*args, **kwargs):
-            given, made = storages((args, *kwargs.values())), symbol.fn(*args, **kwargs)
-            assert not apart or given.isdisjoint(storages(made)), symbol
-            return made
+            input_storages, results = storages((args, *kwargs.values())), symbol.fn(*args, **kwargs)
+            assert not apart or input_storages.isdisjoint(storages(results)), symbol
+            return results
 
         return Symbol(symbol.name, id=symbol.id, is_prim=True, tags=tuple(symbol.tags), fn=run)
 

@@ -60,11 +60,11 @@ def test_what_the_program_writes_is_seen(write):
 
     try:
         config, expected = Config(), program(X, Config())
-        found = thunder.jit(program)(X, config)
+        actual = thunder.jit(program)(X, config)
     finally:
         if hasattr(Config, "real2"):
             del Config.real2
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_what_changes_between_calls_is_asked():

@@ -59,7 +59,7 @@ def returned(x, y):
     return x.requires_grad_()
 
 
-def asked(x, y):
+def requires_in_between(x, y):
     before = x.requires_grad
     x.requires_grad_()
     return before, x.requires_grad, x.is_leaf, x * y
@@ -90,7 +90,7 @@ def of_a_clone(x, y):
 
 
 PROGRAMS = [
-    forces, by_attribute, gradient, written_without_grad, written, of_all, returned, asked, decided, detached,
+    forces, by_attribute, gradient, written_without_grad, written, of_all, returned, requires_in_between, decided, detached,
     detached_view, of_a_clone,
 ]  # fmt: skip
 

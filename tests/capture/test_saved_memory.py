@@ -81,8 +81,8 @@ def gradients(jit, program, calls):
 @pytest.mark.parametrize("calls", [1, 2, 3])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_a_backward_reads_memory_as_the_last_call_left_it(program, calls):
-    found = gradients(lambda f: thunder.jit(f, fallback="error"), program, calls)
-    assert_same(found, gradients(lambda f: f, program, calls), 1e-6)
+    computed_gradients = gradients(lambda f: thunder.jit(f, fallback="error"), program, calls)
+    assert_same(computed_gradients, gradients(lambda f: f, program, calls), 1e-6)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
@@ -90,8 +90,8 @@ def test_a_backward_reads_memory_as_the_last_call_left_it(program, calls):
     "options", [{"memory_budget": 0.01}, {"executors": [EVERY_REGION]}], ids=["little memory", "kernels"]
 )
 def test_in_programs_that_recompute(program, options):
-    found = gradients(lambda f: thunder.jit(f, fallback="error", **options), program, 2)
-    assert_same(found, gradients(lambda f: f, program, 2), 1e-6)
+    computed_gradients = gradients(lambda f: thunder.jit(f, fallback="error", **options), program, 2)
+    assert_same(computed_gradients, gradients(lambda f: f, program, 2), 1e-6)
 
 
 @pytest.mark.parametrize("program", [counted, assigned])

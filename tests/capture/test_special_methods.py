@@ -32,10 +32,10 @@ def test_a_refused_key_names_the_method_that_does_something():
         def __eq__(self, other):
             return self is other
 
-        asked = 0
+        times_hashed = 0
 
         def __hash__(self):
-            self.asked = self.asked + 1
+            self.times_hashed = self.times_hashed + 1
             return hash(tuple(self.items()))
 
     with pytest.raises(CaptureError, match=r"a hash table is native code that may call .*Key\.__hash__,"):

@@ -98,7 +98,7 @@ def test_functions_are_known_by_their_code():
     assert dead() is None
 
 
-def made(body: str):
+def program_of(body: str):
     space: dict = {}
     imports = "".join(f"import {m}\n" for m in MODULES)
     lines = "".join(f"    {line}\n" for line in body.split("\n"))
@@ -110,21 +110,21 @@ def seen(run, folder: Path) -> list:
     """Results and printed text of three calls, and the files that are left: their names, and the content of texts."""
     folder.mkdir()
     os.environ.pop("THUNDER_TEST", None)
-    found: list = []
+    results: list = []
     with contextlib.chdir(folder):
         for n in range(3):
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                found.append(run(torch.arange(3.0) + n).tolist())
-            found.append(out.getvalue())
+                results.append(run(torch.arange(3.0) + n).tolist())
+            results.append(out.getvalue())
     texts = (".csv", ".json")
     files = [p for p in sorted(folder.rglob("*")) if not p.name.isdigit() or len(p.name) < 10]
-    return [*found, [(p.name, p.read_text() if p.suffix in texts else "") for p in files]]
+    return [*results, [(p.name, p.read_text() if p.suffix in texts else "") for p in files]]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_what_eager_does(name, tmp_path, monkeypatch):
     monkeypatch.setenv("THUNDER_TEST", "0")
-    f = made(PROGRAMS[name])
+    f = program_of(PROGRAMS[name])
     compiled = thunder.jit(f)
     assert seen(compiled, tmp_path / "ours") == seen(f, tmp_path / "eager")
     assert thunder.cache_misses(compiled) <= 3

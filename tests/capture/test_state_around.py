@@ -182,16 +182,16 @@ def test_a_variable_of_the_context_is_set_while_a_function_runs():
     variable: contextvars.ContextVar = contextvars.ContextVar("variable", default=None)
 
     def layer(x):
-        if (found := variable.get()) is not None:
-            found.append(x * 2)
+        if (value := variable.get()) is not None:
+            value.append(x * 2)
         return x + 1
 
     def f(x):
         token = variable.set([])
         x = layer(layer(x))
-        found = variable.get()
+        value = variable.get()
         variable.reset(token)
-        return x, found
+        return x, value
 
     compiled = thunder.jit(f, fallback="error")
     for _ in range(2):

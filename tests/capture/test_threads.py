@@ -16,17 +16,17 @@ from thunder.errors import CaptureError
 
 
 def into_a_list(x):
-    found = [None] * 3
+    results = [None] * 3
 
     def work(i, y, power=1):
-        found[i] = (y * i + 1) ** power
+        results[i] = (y * i + 1) ** power
 
     threads = [threading.Thread(target=work, args=(i, x), kwargs={"power": 2}) for i in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(found)
+    return sum(results)
 
 
 class Sine(threading.Thread):
@@ -119,7 +119,7 @@ def queue_of_results(x):
 
 
 def queue_of_tasks(x):
-    tasks, lock, found = queue.Queue(), threading.Lock(), {}
+    tasks, lock, results = queue.Queue(), threading.Lock(), {}
     for i in range(4):
         tasks.put(i)
 
@@ -130,32 +130,32 @@ def queue_of_tasks(x):
             except queue.Empty:
                 return
             with lock:
-                found[i] = x * i
+                results[i] = x * i
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    return [found[i] for i in range(4)]
+    return [results[i] for i in range(4)]
 
 
 def event(x):
-    done, found = threading.Event(), []
+    done, results = threading.Event(), []
 
     def work():
-        found.append(x * 3)
+        results.append(x * 3)
         done.set()
 
     threading.Thread(target=work).start()
     done.wait()
-    return found[0]
+    return results[0]
 
 
 def modes(x):
     """A thread begins with grad enabled and without autocast, and its modes end with it."""
-    found = []
+    gradients = []
 
     def work():
-        found.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), x @ x.T))
+        gradients.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), x @ x.T))
         torch.set_grad_enabled(False)
 
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
@@ -163,7 +163,7 @@ def modes(x):
         thread.start()
         thread.join()
         after = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), x @ x.T
-    return found, after, torch.is_grad_enabled()
+    return gradients, after, torch.is_grad_enabled()
 
 
 def nested(x):
@@ -215,10 +215,10 @@ def test_with_fallback_error_a_thread_is_refused():
 
 
 def test_a_call_does_not_wait_for_a_host_call_of_another_threads_capture():
-    asked, answered = threading.Event(), threading.Event()
+    started, answered = threading.Event(), threading.Event()
 
     def slow():
-        asked.set()
+        started.set()
         assert answered.wait(60)
         return 2
 
@@ -229,7 +229,7 @@ def test_a_call_does_not_wait_for_a_host_call_of_another_threads_capture():
     compiled = thunder.jit(program)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(compiled, x, True)
-        assert asked.wait(60)
+        assert started.wait(60)
         assert torch.equal(pool.submit(compiled, x, False).result(60), x - 1)
         assert not first.done()
         answered.set()

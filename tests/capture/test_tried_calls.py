@@ -36,14 +36,14 @@ def handled_around_with(x):
 
 def handled_around_finally(x):
     x.add_(1)
-    kept = []
+    saved = []
     try:
         try:
             return refused(x)
         finally:
-            kept.append(1)
+            saved.append(1)
     except (ValueError, RuntimeError):
-        return x * len(kept)
+        return x * len(saved)
 
 
 def left_by_finally(x):
@@ -178,8 +178,8 @@ def test_a_graph_of_fx_assigns_through_a_mask():
     module = torch.fx.symbolic_trace(Assigns())
     compiled = thunder.jit(module, fallback="error")
     for mask in ([1, 0, 1], [0, 1, 1]):
-        given = torch.ones(3), torch.tensor(mask, dtype=torch.bool), torch.tensor([5.0, 6.0])
-        assert torch.equal(compiled(*given), module(*given))
+        inputs = torch.ones(3), torch.tensor(mask, dtype=torch.bool), torch.tensor([5.0, 6.0])
+        assert torch.equal(compiled(*inputs), module(*inputs))
     assert len(compiled.programs) == 1
 
 

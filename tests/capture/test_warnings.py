@@ -21,13 +21,13 @@ def test_warnings_are_given_by_each_call():
 
     compiled = thunder.jit(f, fallback="error")
     for values in ([0.0, 0.0], [1.0, 1.0], [2.0, 1.0], [0.0, 0.5]):
-        found = []
+        messages = []
         for program in (f, compiled):
-            with warnings.catch_warnings(record=True) as given:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 program(torch.tensor(values))
-            found.append([(w.category, str(w.message), w.filename, w.lineno) for w in given])
-        assert found[1] == found[0] and len(found[0]) in (2, 3)
+            messages.append([(w.category, str(w.message), w.filename, w.lineno) for w in caught])
+        assert messages[1] == messages[0] and len(messages[0]) in (2, 3)
 
 
 def test_a_warning_once_a_line():
@@ -37,8 +37,8 @@ def test_a_warning_once_a_line():
 
     for program in (f, thunder.jit(f, fallback="error")):
         vars(sys.modules[__name__]).pop("__warningregistry__", None)
-        with warnings.catch_warnings(record=True) as given:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             for i in range(3):
                 program(torch.ones(i + 2))
-        assert len(given) == 1
+        assert len(caught) == 1

@@ -174,7 +174,7 @@ CASES = {
 
 def shown(function, args, calls: int) -> list:
     """What calls with the same arguments give, how results lie in the arguments' memory, and the gradients."""
-    found = []
+    collected = []
     for _ in range(calls):
         result = function(*args)
         results = [*result] if isinstance(result, tuple) else [result]
@@ -187,8 +187,8 @@ def shown(function, args, calls: int) -> list:
             gradients = str(error)[:40]
         memory = [[x.untyped_storage().data_ptr() == a.untyped_storage().data_ptr() for a in args] for x in tensors]
         facts = [(x.requires_grad, x.is_leaf, x._is_view(), x.stride()) for x in tensors]
-        found.append(([x.detach().clone() for x in tensors], facts, memory, gradients))
-    return found
+        collected.append(([x.detach().clone() for x in tensors], facts, memory, gradients))
+    return collected
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -280,12 +280,12 @@ class Recurrent(nn.Module):
         super().__init__()
         self.linear = nn.Linear(3, 3)
         self.register_buffer("hidden", torch.zeros(3))
-        self.kept = [torch.zeros(3)]
+        self.states = [torch.zeros(3)]
 
     def forward(self, x):
         self.hidden.copy_(torch.tanh(self.linear(x) + self.hidden))
-        self.kept[0].add_(self.hidden)
-        return self.hidden * 2, self.kept[0]
+        self.states[0].add_(self.hidden)
+        return self.hidden * 2, self.states[0]
 
 
 def test_buffers_and_containers_keep_their_history_from_call_to_call():
@@ -295,9 +295,9 @@ def test_buffers_and_containers_keep_their_history_from_call_to_call():
         model = Recurrent()
         run = wrap(model)
         for _ in range(3):
-            out, kept = run(torch.randn(3))
-        assert kept is model.kept[0] and model.hidden.requires_grad
-        (out.sum() + kept.square().sum()).backward()
+            out, views = run(torch.randn(3))
+        assert views is model.states[0] and model.hidden.requires_grad
+        (out.sum() + views.square().sum()).backward()
         gradients.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*gradients)
 

@@ -44,11 +44,11 @@ def outside(module, reentrant, calls=3):
         m = module()
         f, seen = jit(lambda x: checkpoint(m, x, use_reentrant=reentrant)), []
         for _ in range(calls):
-            given = x()
-            y = f(given)
+            inputs = x()
+            y = f(inputs)
             seen.append((y, state(m)))
             y.sum().backward()
-            seen.append((given.grad, state(m)))
+            seen.append((inputs.grad, state(m)))
         return seen
 
     return run
@@ -137,9 +137,9 @@ def a_part_of_the_results(jit):
 
     f, seen = jit(f), []
     for i in range(3):
-        given = x()
-        f(given)[i % 2].sum().backward()
-        seen.append((given.grad, state(m)))
+        inputs = x()
+        f(inputs)[i % 2].sum().backward()
+        seen.append((inputs.grad, state(m)))
     return seen
 
 

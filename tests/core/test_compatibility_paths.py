@@ -50,10 +50,10 @@ class CosForSin(TraceSubstitutionProcessor):
 
 def test_a_substitution_processor():
     trace = thunder.trace()(lambda x: ltorch.exp(-ltorch.sin(x)) + 1, X)
-    made, output = CosForSin(trace)()
-    assert names(trace) == ["sin", "neg", "exp", "add"] and names(made) == ["cos", "mul", "exp", "add"]
-    assert output is made.output and made.bound_symbols[1].output.name == trace.bound_symbols[0].output.name
-    assert torch.equal(thunder.core.check.check(made).python_callable()(X), (X.cos() * 2).exp() + 1)
+    rewritten, output = CosForSin(trace)()
+    assert names(trace) == ["sin", "neg", "exp", "add"] and names(rewritten) == ["cos", "mul", "exp", "add"]
+    assert output is rewritten.output and rewritten.bound_symbols[1].output.name == trace.bound_symbols[0].output.name
+    assert torch.equal(thunder.core.check.check(rewritten).python_callable()(X), (X.cos() * 2).exp() + 1)
     opened = CosForSin(thunder.trace()(lambda x: ltorch.softmax(x, 0), X))
     result, _ = opened()
     assert opened.seen[0] == "softmax" and opened.seen[1:] == names(result)
@@ -65,16 +65,16 @@ def test_a_substitution_processor():
 def test_interpret_trace():
     inner = thunder.trace()(lambda x, y: {"sum": x + y, "rest": (x * 2, 3)}, X, X)
     outer = thunder.trace()(lambda a: interpret_trace(inner, a, ltorch.sin(a)), X)
-    found = outer.python_callable()(X)
-    assert torch.equal(found["sum"], X + X.sin()) and torch.equal(found["rest"][0], X * 2) and found["rest"][1] == 3
+    actual = outer.python_callable()(X)
+    assert torch.equal(actual["sum"], X + X.sin()) and torch.equal(actual["rest"][0], X * 2) and actual["rest"][1] == 3
 
 
 def test_helpers():
     trace = thunder.trace()(lambda x: (lambda s: s * s + x)(ltorch.sin(x)), X)
     sin, mul, add = trace.bound_symbols
     (x,) = trace.args
-    made, read = producers_and_consumers(trace)
-    assert made == producers(trace.bound_symbols) == {sin.output: sin, mul.output: mul, add.output: add}
+    producer_of, read = producers_and_consumers(trace)
+    assert producer_of == producers(trace.bound_symbols) == {sin.output: sin, mul.output: mul, add.output: add}
     assert read == consumers(trace) == {x: [sin, add], sin.output: [mul], mul.output: [add]}
     assert sequencify(3) == (3,) and sequencify([3]) == [3] and sequencify((1, 2)) == (1, 2)
     check(True, lambda: 1 / 0)

@@ -82,10 +82,10 @@ def paths(lines):
     """For each line the indices of all lines it depends on, directly or not, effects in their order included."""
     producer, before = {}, []
     for i, line in enumerate(lines):
-        found = {producer[v] for v in line.inputs if v in producer}
-        for j in list(found):
-            found |= before[j]
-        before.append(found)
+        earlier = {producer[v] for v in line.inputs if v in producer}
+        for j in list(earlier):
+            earlier |= before[j]
+        before.append(earlier)
         producer.update(dict.fromkeys(line.outputs, i))
     return before
 
@@ -107,9 +107,9 @@ def test_regions_are_convex_and_can_run(description, taken):
         assert sorted(group) == list(group)
     effects = [i for g in groups for i in g if OpTags.DONT_DCE in lines[i].sym.tags]
     assert effects == sorted(effects), "effects keep their order"
-    place = {i: g for g, group in enumerate(groups) for i in group}
+    group_of = {i: g for g, group in enumerate(groups) for i in group}
     for e in effects:
-        assert all((place[i] < place[e]) == (i < e) for i in range(len(lines)) if i != e), (
+        assert all((group_of[i] < group_of[e]) == (i < e) for i in range(len(lines)) if i != e), (
             "nothing moves across an effect"
         )
     regions = schedule(lines, groups, trace.output_proxies)
@@ -117,9 +117,9 @@ def test_regions_are_convex_and_can_run(description, taken):
     for region in regions:
         assert set(region.inputs) <= known
         known |= set(region.outputs)
-        made = {o for line in region.bound_symbols for o in line.outputs}
+        produced = {o for line in region.bound_symbols for o in line.outputs}
         later = {v for other in regions if other is not region for v in other.inputs} | set(trace.output_proxies)
-        assert set(region.outputs) == made & later, "exactly what is read outside"
+        assert set(region.outputs) == produced & later, "exactly what is read outside"
     assert equal(run(trace.replace(bound_symbols=[line for r in regions for line in r.bound_symbols])), run(trace))
 
 
@@ -193,9 +193,9 @@ def test_what_is_far_apart_does_not_join(steps, joined):
 @given(PROGRAMS)
 def test_rewriting_to_the_same_changes_nothing(description):
     trace = trace_of(description)
-    made = rewrite(trace, lambda line, out: out.write(line))
-    assert made.bound_symbols == trace.bound_symbols and all(
-        a is b for a, b in zip(made.bound_symbols, trace.bound_symbols)
+    rewritten = rewrite(trace, lambda line, out: out.write(line))
+    assert rewritten.bound_symbols == trace.bound_symbols and all(
+        a is b for a, b in zip(rewritten.bound_symbols, trace.bound_symbols)
     )
 
 
@@ -211,10 +211,10 @@ def test_rewriting_an_operation_another_way(description):
         else:
             out.write(line)
 
-    made = check(rewrite(trace, rule))
-    assert not any(line.sym.name == "maximum" for line in made.bound_symbols)
-    assert [p.name for p in made.output_proxies] == [p.name for p in trace.output_proxies] and equal(
-        run(made), run(trace)
+    rewritten = check(rewrite(trace, rule))
+    assert not any(line.sym.name == "maximum" for line in rewritten.bound_symbols)
+    assert [p.name for p in rewritten.output_proxies] == [p.name for p in trace.output_proxies] and equal(
+        run(rewritten), run(trace)
     )
 
 
@@ -223,10 +223,10 @@ def test_rewriting_an_operation_another_way(description):
 def test_rewriting_lines_away(description):
     """Every sin(x) is read as x: chains of dropped values end at what is there."""
     trace = trace_of(description)
-    made = rewrite(
+    rewritten = rewrite(
         trace, lambda line, out: out.alias({line.output: line.args[0]}) if line.sym.name == "sin" else out.write(line)
     )
-    check(made)
+    check(rewritten)
     lines, returned = description
     identity = Symbol("same", decomposition=lambda a: a)
     OPERATIONS[0] = identity
@@ -234,17 +234,19 @@ def test_rewriting_lines_away(description):
         want = run(trace_of(description))
     finally:
         OPERATIONS[0] = ltorch.sin
-    assert equal(run(made), want)
+    assert equal(run(rewritten), want)
 
 
 def test_rewritten_lines_may_return_arguments_and_numbers():
     trace = thunder.trace()(lambda a, b: ltorch.mul(ltorch.add(a, b), ltorch.add(b, b)), *INPUTS)
-    made = check(
+    rewritten = check(
         rewrite(
             trace, lambda line, out: out.trace(lambda x, y, **k: y, line) if line.sym.name == "add" else out.write(line)
         )
     )
-    assert [line.sym.name for line in made.bound_symbols] == ["mul"] and torch.equal(run(made), INPUTS[1] ** 2)
+    assert [line.sym.name for line in rewritten.bound_symbols] == ["mul"] and torch.equal(
+        run(rewritten), INPUTS[1] ** 2
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- dce,
@@ -255,24 +257,26 @@ def test_rewritten_lines_may_return_arguments_and_numbers():
 @given(PROGRAMS)
 def test_dce_keeps_what_is_needed(description):
     trace = trace_of(description)
-    made = check(dce(trace))
-    assert equal(run(made), run(trace))
+    cleaned = check(dce(trace))
+    assert equal(run(cleaned), run(trace))
     notes = [line for line in trace.bound_symbols if line.sym is EFFECT]
-    assert [line for line in made.bound_symbols if line.sym is EFFECT] == notes
-    read = {v for line in made.bound_symbols for v in line.inputs} | set(made.output_proxies)
-    assert all(line.sym is EFFECT or set(line.outputs) & read for line in made.bound_symbols), "nothing useless stays"
-    assert dce(made).bound_symbols == made.bound_symbols
+    assert [line for line in cleaned.bound_symbols if line.sym is EFFECT] == notes
+    read = {v for line in cleaned.bound_symbols for v in line.inputs} | set(cleaned.output_proxies)
+    assert all(line.sym is EFFECT or set(line.outputs) & read for line in cleaned.bound_symbols), (
+        "nothing useless stays"
+    )
+    assert dce(cleaned).bound_symbols == cleaned.bound_symbols
 
 
 @SETTINGS
 @given(PROGRAMS)
 def test_cse_computes_equal_expressions_once(description):
     trace = trace_of(description)
-    made = check(cse(trace))
-    assert equal(run(made), run(trace))
-    keys = [line.rhs for line in made.bound_symbols if line.sym is not EFFECT]
-    assert len(keys) == len(set(keys)) and cse(made).bound_symbols == made.bound_symbols
-    assert sum(line.sym is EFFECT for line in made.bound_symbols) == sum(
+    deduplicated = check(cse(trace))
+    assert equal(run(deduplicated), run(trace))
+    keys = [line.rhs for line in deduplicated.bound_symbols if line.sym is not EFFECT]
+    assert len(keys) == len(set(keys)) and cse(deduplicated).bound_symbols == deduplicated.bound_symbols
+    assert sum(line.sym is EFFECT for line in deduplicated.bound_symbols) == sum(
         line.sym is EFFECT for line in trace.bound_symbols
     )
 
@@ -292,9 +296,9 @@ def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
         ),
         *INPUTS,
     )
-    made = cse(trace)
-    assert [line.sym.name for line in made.bound_symbols] == ["mul"] * 4 + ["rand_like"] * 2 + ["split"]
-    assert made.output[0] is made.output[2] and made.output[7][1] is made.output[8][1]
+    deduplicated = cse(trace)
+    assert [line.sym.name for line in deduplicated.bound_symbols] == ["mul"] * 4 + ["rand_like"] * 2 + ["split"]
+    assert deduplicated.output[0] is deduplicated.output[2] and deduplicated.output[7][1] is deduplicated.output[8][1]
 
 
 @SETTINGS
@@ -302,9 +306,9 @@ def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
 def test_what_leaves_a_program_has_memory_of_its_own(description):
     """Shared is what is used inside."""
     trace = trace_of(description)
-    made = check(share(trace))
-    assert equal(run(made), run(trace))
-    assert made.output == trace.output or [o.name for o in made.output_proxies] == [
+    deduplicated = check(share(trace))
+    assert equal(run(deduplicated), run(trace))
+    assert deduplicated.output == trace.output or [o.name for o in deduplicated.output_proxies] == [
         o.name for o in trace.output_proxies
     ]
 
@@ -323,8 +327,8 @@ def test_data_dependent_sizes_are_not_shared():
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(torch.autograd.grad(a, x), torch.autograd.grad(b, x))
         assert i == j
-    made = next(t for t in thunder.last_traces(compiled) if "Common Subexpression Elimination" in t.provenance)
-    named = [o.name for b in made.bound_symbols for o in b.outputs]
+    deduplicated = next(t for t in thunder.last_traces(compiled) if "Common Subexpression Elimination" in t.provenance)
+    named = [o.name for b in deduplicated.bound_symbols for o in b.outputs]
     assert [n for n in named if n in ("a", "b")] == ["a", "b"] and len(named) == len(set(named))
 
 
@@ -345,12 +349,12 @@ def test_casts_of_one_value_are_shared_by_its_layers():
     module = Together()
     compiled = thunder.jit(module, executors=[EVERY_REGION])
     x = torch.randn(4, 8).requires_grad_()
-    found, want = compiled(x), module(x)
-    torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)
+    actual, want = compiled(x), module(x)
+    torch.testing.assert_close(actual, want, rtol=1e-2, atol=1e-2)
     trace = next(t for t in thunder.last_traces(compiled) if "Common Subexpression Elimination" in t.provenance)
     casts = [b for b in trace.bound_symbols if b.sym.name == "to" and b.args and b.args[0].name == "x"]
     assert len(casts) == 1
-    a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (found, want))
+    a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (actual, want))
     torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
@@ -361,23 +365,25 @@ def test_casts_of_one_value_are_shared_by_its_layers():
 @given(PROGRAMS)
 def test_everything_is_freed_after_its_last_use(description):
     trace = trace_of(description)
-    made = check(del_last_used(trace))
-    assert equal(run(made), run(trace))
-    alive = {a: None for a in made.args}
+    with_del = check(del_last_used(trace))
+    assert equal(run(with_del), run(trace))
+    alive = {a: None for a in with_del.args}
     deleted = []
-    for i, line in enumerate(made.bound_symbols):
+    for i, line in enumerate(with_del.bound_symbols):
         if line.sym.name == "python_del":
             deleted += line.args
-            later = {v for other in made.bound_symbols[i + 1 :] for v in other.inputs} | set(made.output_proxies)
+            later = {v for other in with_del.bound_symbols[i + 1 :] for v in other.inputs} | set(
+                with_del.output_proxies
+            )
             assert not later & set(line.args), "nothing is read after its del"
-            before = made.bound_symbols[i - 1] if i else None
-            assert before is None or set(line.args) <= {*before.inputs, *before.outputs} | set(made.args), (
+            before = with_del.bound_symbols[i - 1] if i else None
+            assert before is None or set(line.args) <= {*before.inputs, *before.outputs} | set(with_del.args), (
                 "right after the last use"
             )
         alive.update(dict.fromkeys(line.outputs))
     assert len(deleted) == len(set(deleted))
-    assert set(alive) - set(deleted) == set(made.output_proxies) & set(alive), "everything but the result is freed"
-    assert [line for line in made.bound_symbols if line.sym.name != "python_del"] == list(trace.bound_symbols)
+    assert set(alive) - set(deleted) == set(with_del.output_proxies) & set(alive), "everything but the result is freed"
+    assert [line for line in with_del.bound_symbols if line.sym.name != "python_del"] == list(trace.bound_symbols)
 
 
 def test_intermediates_really_go_before_the_end():
@@ -391,9 +397,9 @@ def test_intermediates_really_go_before_the_end():
     references = []
 
     def remember(a):
-        made = a.sin()
-        references.append(weakref.ref(made))
-        return made
+        sines = a.sin()
+        references.append(weakref.ref(sines))
+        return sines
 
     ex = thunder.extend.OperatorExecutor("observing")
     keep = ex.register_operator("remember", meta=lambda a: TensorProxy(like=a), fn=remember)
@@ -411,7 +417,7 @@ def test_intermediates_really_go_before_the_end():
 def measured():
     """{blocks: (instructions, lines made, guards, prologue lines, interpreted frames, lines executed)} of a Llama-style
     model."""
-    found = {}
+    results = {}
     for blocks in (2, 4, 8):
         model = GPT.from_name("llama2-like", n_layer=blocks, block_size=16).eval()
         compiled = thunder.jit(model)
@@ -419,12 +425,12 @@ def measured():
             compiled(torch.zeros(1, 8, dtype=torch.long))
         stats = thunder.compile_stats(compiled)
         captured = stats.last_entry.captured
-        found[blocks] = (
+        results[blocks] = (
             stats.interpreted_instructions, stats.bound_symbols_created, captured.guard_count,
             len(stats.last_prologue_traces[-1].bound_symbols),
             captured.frames.total(), len(stats.last_traces[-1].bound_symbols),
         )  # fmt: skip
-    return found
+    return results
 
 
 BUDGETS = {

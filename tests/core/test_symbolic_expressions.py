@@ -35,10 +35,10 @@ def expression_of(tree) -> Expression:
     if isinstance(tree, int):
         return constant(tree)
     name, *operands = tree
-    made = [expression_of(t) for t in operands]
+    expressions = [expression_of(t) for t in operands]
     if name in ("add", "sub", "mul"):
-        return BINARY[name](*made)
-    return apply(name, *made)
+        return BINARY[name](*expressions)
+    return apply(name, *expressions)
 
 
 def value_of(tree, values):
@@ -116,11 +116,11 @@ def takes(function, arguments) -> bool:
 @pytest.mark.parametrize("name", sorted(APPLICATIONS))
 def test_every_application_folds_constants_and_evaluates(name):
     function, _ = APPLICATIONS[name]
-    arguments = next(given for given in ARGUMENTS if takes(function, given))
+    arguments = next(values for values in ARGUMENTS if takes(function, values))
     assert apply(name, *map(constant, arguments)).constant == function(*arguments)
-    made = apply(name, *map(symbol, NAMES[: len(arguments)]))
+    expression = apply(name, *map(symbol, NAMES[: len(arguments)]))
     values = dict(zip(NAMES, arguments))
-    assert made.evaluate(values) == function(*arguments) == eval(str(made), {"math": math}, values)
+    assert expression.evaluate(values) == function(*arguments) == eval(str(expression), {"math": math}, values)
 
 
 def test_float_arithmetic_is_not_reordered():

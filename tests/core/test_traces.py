@@ -170,8 +170,8 @@ def test_decomposed_lines_compute_the_same_names(name):
             parts = line.subsymbols
             if parts:
                 opened += 1
-                made = {o for p in parts for o in p.outputs} | set(line.aliases)
-                assert set(line.outputs) <= made, "the same outputs, under the same names"
+                produced = {o for p in parts for o in p.outputs} | set(line.aliases)
+                assert set(line.outputs) <= produced, "the same outputs, under the same names"
                 lines += [p.swap(aliases) for p in parts]
                 aliases |= {old: aliases.get(new, new) for old, new in line.aliases.items()}
             else:
@@ -486,9 +486,9 @@ def test_replace_and_builders():
     assert recorder.bound_symbols == builder.bound_symbols and len(builder.bound_symbols) == 1 and not is_tracing()
     builder.output = out
     builder.set_provenance("mine")
-    made = check(builder.trace())
-    assert (made.provenance, len(trace.bound_symbols)) == ("mine", 2) and torch.equal(
-        lowered(made)[-1].python_callable()(X), X.exp()
+    built = check(builder.trace())
+    assert (built.provenance, len(trace.bound_symbols)) == ("mine", 2) and torch.equal(
+        lowered(built)[-1].python_callable()(X), X.exp()
     )
     timed = timed_pass("My pass", trace, lambda t: builder)
     assert re.fullmatch(r"Constructed by My pass \(took \d+ milliseconds\)", timed.provenance) and timed.output is out
@@ -498,13 +498,13 @@ def test_from_trace_copies_everything_but_the_lines():
     trace = thunder.trace()(lambda a: ltorch.sin(a), X).replace(
         tags={"tag"}, info=TraceInfo(parameters={"a": "weight"})
     )
-    made = from_trace(trace).trace()
+    copied = from_trace(trace).trace()
     assert (
-        made.bound_symbols == ()
-        and made.output is trace.output
-        and made.tags == {"tag"}
-        and made.info.parameters == {"a": "weight"}
-        and made.names is trace.names
+        copied.bound_symbols == ()
+        and copied.output is trace.output
+        and copied.tags == {"tag"}
+        and copied.info.parameters == {"a": "weight"}
+        and copied.names is trace.names
     )
 
 

@@ -10,10 +10,10 @@ class _Pool:
         self.groups: dict[int, Ranks] = {}
 
     def __call__(self, size: int) -> Ranks:
-        found = self.groups.get(size)
-        if found is None or not found.alive:
-            found = self.groups[size] = Ranks(size)
-        return found
+        group = self.groups.get(size)
+        if group is None or not group.alive:
+            group = self.groups[size] = Ranks(size)
+        return group
 
 
 @pytest.fixture(scope="session")

@@ -103,14 +103,14 @@ def continues(rank, size, folder):
 
 def test_saved_on_four_loaded_on_two_and_one_goes_on_as_if_uninterrupted(ranks, tmp_path):
     losses, parameters = ranks(4)(saves, tmp_path / "state")[0]
-    for found in (
+    for actual in (
         continues(0, 1, tmp_path / "state"),
         *ranks(2)(continues, tmp_path / "state"),
         *ranks(4)(continues, tmp_path / "state"),
     ):
-        torch.testing.assert_close(found[0], losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual[0], losses, rtol=1e-12, atol=1e-12)
         for name, t in parameters.items():
-            torch.testing.assert_close(found[1][name], t, rtol=1e-11, atol=1e-11, msg=name)
+            torch.testing.assert_close(actual[1][name], t, rtol=1e-11, atol=1e-11, msg=name)
 
 
 def loads_whole(rank, size, folder):
@@ -120,9 +120,9 @@ def loads_whole(rank, size, folder):
     module = thunder.jit(fsdp(Tied().double()))
     first = checkpoint.StateDictOptions(full_state_dict=True, rank0_only=True)
     checkpoint.load_model_state_dict(wanted if not rank else {}, module, first)
-    found = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
+    state = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
     for name, t in wanted.items():
-        assert torch.equal(found[name], t), name
+        assert torch.equal(state[name], t), name
     with pytest.raises(
         RuntimeError,
         match=r"(?s)Error\(s\) in loading state_dict for Tied.*Missing key\(s\).*first.bias.*Unexpected.*extra",

@@ -106,11 +106,11 @@ def computes(rank, size, index):
     x = torch.randn(4, 6, dtype=torch.float64)
     compiled = thunder.jit(program)
     for _ in range(2):  # the second call is the compiled program alone
-        found, wanted = compiled(x), program(x)
-        assert torch.equal(found, torch.as_tensor(wanted)), program.__name__
+        actual, wanted = compiled(x), program(x)
+        assert torch.equal(actual, torch.as_tensor(wanted)), program.__name__
     if program is reduced_later:
         return
-    weights = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5 + rank))
+    weights = torch.randn(actual.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5 + rank))
     x.requires_grad_()
     (compiled(x) * weights).sum().backward()
     # the derivative of the sum of both ranks' losses, by differences along one direction in which all ranks move
@@ -137,10 +137,10 @@ def waits(rank, size):
         return {"gathered": future, "reduced": ltorch.wait(reduced) + 1}
 
     x = torch.full((2, 3), float(rank), dtype=torch.float64)
-    found = program(x)
+    eager = program(x)
     assert torch.equal(
-        found["gathered"], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64).unsqueeze(1).expand(4, 3)
-    ) and torch.equal(found["reduced"], torch.full_like(x, 3))
+        eager["gathered"], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64).unsqueeze(1).expand(4, 3)
+    ) and torch.equal(eager["reduced"], torch.full_like(x, 3))
     first = thunder.last_traces(program)[0]
     assert sum(isinstance(o, FutureTensorProxy) for line in first.bound_symbols for o in line.outputs) == 2
     assert str(first).count("ltorch.wait(") == 2 and "group_default_pg" in str(first)

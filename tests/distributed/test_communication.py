@@ -37,7 +37,7 @@ class Blocks(torch.nn.Module):
         return self.last(x)
 
 
-def made(**options):
+def blocks(**options):
     torch.manual_seed(0)
     return Blocks(**options).double()
 
@@ -65,7 +65,7 @@ def buckets(rank, size, strategy, bucketing, forward, backward):
     def prepare(m):
         return fsdp(m, sharding_strategy=strategy, bucketing_strategy=bucketing)
 
-    compiled = compare(rank, size, made(), prepare, batches(size, torch.float64))
+    compiled = compare(rank, size, blocks(), prepare, batches(size, torch.float64))
     assert starts(thunder.last_traces(compiled)[-1]) == forward
     assert sorted(starts(thunder.last_backward_traces(compiled)[-1])) == sorted(backward)
 
@@ -98,10 +98,10 @@ def test_gloo_is_given_no_several_tensors_to_gather(ranks):
 def buckets_by_size(rank, size):
     for megabytes, wanted in ((25.0, [16]), (0, [1] * 16), (400 / 2**20, None)):
         compiled = compare(
-            rank, size, made(), lambda m: ddp(m, bucket_size_in_mb=megabytes), batches(size, torch.float64)
+            rank, size, blocks(), lambda m: ddp(m, bucket_size_in_mb=megabytes), batches(size, torch.float64)
         )
-        found = starts(thunder.last_backward_traces(compiled)[-1])
-        assert sum(found) == 16 and (found == wanted or wanted is None and 4 <= len(found) <= 8)
+        positions = starts(thunder.last_backward_traces(compiled)[-1])
+        assert sum(positions) == 16 and (positions == wanted or wanted is None and 4 <= len(positions) <= 8)
 
 
 def test_buckets(ranks):
@@ -123,7 +123,7 @@ def test_buckets_of_replicas_fill_to_a_size(ranks):
 def overlaps(rank, size):
     for strategy in (ZERO2, ZERO3):
         for limit, most in ((2**30, 16), (1000, 3), (1, 1)):
-            compiled = thunder.jit(fsdp(made(), sharding_strategy=strategy), communication_bytes_in_flight=limit)
+            compiled = thunder.jit(fsdp(blocks(), sharding_strategy=strategy), communication_bytes_in_flight=limit)
             compiled(batches(size, torch.float64)[0].chunk(size)[rank]).sum().backward()
             forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
             if limit == 2**30:  # all gathers first; every reduction is waited for when all have started
@@ -147,7 +147,7 @@ def gathers_while_it_reduces(rank, size):
     """With room for a block and a half: between the start of a reduction and somebody who waits for it the program
     computes, though the next block is gathered."""
     compiled = thunder.jit(
-        fsdp(made(), sharding_strategy=ZERO3, bucketing_strategy=BLOCK),
+        fsdp(blocks(), sharding_strategy=ZERO3, bucketing_strategy=BLOCK),
         communication_bytes_in_flight=3 * (6 * 6 * 8 + 6 * 8),
     )
     compiled(batches(size, torch.float64)[0].chunk(size)[rank]).sum().backward()
@@ -191,15 +191,15 @@ def bytes_that_live(rank, size):
         x = torch.randn(2, 128, dtype=torch.float64)
 
         def step():
-            kept = {}
+            stored = {}
 
             def pack(t):
-                kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+                stored[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
                 return t
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 loss = compiled(x).sum()
-            saved[strategy] = sum(kept.values())
+            saved[strategy] = sum(stored.values())
             loss.backward()
             for p in module.parameters():
                 p.grad = None
@@ -318,7 +318,7 @@ def reduces_twice(rank, size):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     for strategy in (ZERO2, ZERO3):
         prepare = lambda m, s=strategy: fsdp(m, process_group=mesh, sharding_strategy=s, bucketing_strategy=BLOCK)
-        mine = compare(rank, size, made(), prepare, batches(size, torch.float64))
+        mine = compare(rank, size, blocks(), prepare, batches(size, torch.float64))
         lines = [
             line
             for line in check(thunder.last_backward_traces(mine)[-1]).bound_symbols
@@ -329,7 +329,7 @@ def reduces_twice(rank, size):
             {o: at for at, line in enumerate(lines) for o in line.outputs},
         )
         for name in ("reduce_scatter_together_impl", "all_reduce_together_impl"):
-            starts = [at for at, found in enumerate(names) if found == name]
+            starts = [at for at, each in enumerate(names) if each == name]
             waits = [
                 next(i for i, line in enumerate(lines) if names[i] == "wait_impl" and makers[line.inputs[0]] == at)
                 for at in starts

@@ -62,9 +62,9 @@ def test_attention_of_rows_in_blocks():
         mask = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
         wanted = F.scaled_dot_product_attention(q, k, v, mask)
         g = torch.randn_like(wanted)
-        found = thunder.jit(lambda q, k, v: attend(q, k, v) * 1.0)(q, k, v)
-        close(found.detach(), wanted.detach(), f"attention of {rows} rows to {keys} keys")
-        pairs = (torch.autograd.grad(y, (q, k, v), g) for y in (found, wanted))
+        actual = thunder.jit(lambda q, k, v: attend(q, k, v) * 1.0)(q, k, v)
+        close(actual.detach(), wanted.detach(), f"attention of {rows} rows to {keys} keys")
+        pairs = (torch.autograd.grad(y, (q, k, v), g) for y in (actual, wanted))
         for name, mine, theirs in zip("qkv", *pairs, strict=True):
             close(mine, theirs, f"gradient of {name}")
 
@@ -102,9 +102,9 @@ def trains(rank, size):
         one, module = Model(**loss).double(), context_parallel(Model(**loss).double())
         compiled = thunder.jit(module, executors=[])
         tokens, targets = batches(1, None, lambda g, n=length: torch.randint(0, 12, (3, n), generator=g), steps=2)
-        found, wanted = (m(tokens, targets) for m in (compiled, one))
-        close(found.detach(), wanted.detach(), f"loss {loss}")
-        found.backward()
+        losses, wanted = (m(tokens, targets) for m in (compiled, one))
+        close(losses.detach(), wanted.detach(), f"loss {loss}")
+        losses.backward()
         wanted.backward()
         for (name, p), q in zip(module.named_parameters(), one.parameters(), strict=True):
             close(p.grad, q.grad, f"gradient of {name} with {loss}")

@@ -130,9 +130,9 @@ def norm_over_all(rank, size):
         whole(x).square().mean().backward()
         mine(x.chunk(size)[rank]).square().mean().backward()
         expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm_type)
-        found = clip_grad_norm_(mine.parameters(), 0.01, norm_type)
+        norm = clip_grad_norm_(mine.parameters(), 0.01, norm_type)
         assert expected > 0.01
-        close(found, expected, f"norm of type {norm_type}")
+        close(norm, expected, f"norm of type {norm_type}")
         agree(mine, whole, 0, gradients=True)
 
 

@@ -59,10 +59,10 @@ def last_loss(programs: list[fresh.Program]) -> float:
 
 
 def workers(process: subprocess.Popen) -> list[int]:
-    found = subprocess.run(
+    children = subprocess.run(
         ["pgrep", "-f", "-P", str(process.pid), EXAMPLE.name], capture_output=True, text=True, check=False
     )
-    return [int(n) for n in found.stdout.split()]
+    return [int(n) for n in children.stdout.split()]
 
 
 def test_ends_when_a_process_is_killed(tmp_path):

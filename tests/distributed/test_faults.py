@@ -247,8 +247,8 @@ def whole(rank, size, folder):
         for p in module.parameters():
             p.zero_()
     checkpoint.load(state, folder)
-    found = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
-    assert all(torch.equal(found[k], t) for k, t in expected.items())
+    state_dict = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(state_dict[k], t) for k, t in expected.items())
 
 
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp_path):

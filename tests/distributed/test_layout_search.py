@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from tests.distributed.test_layouts_and_models import COLUMNS, ROWS, made
+from tests.distributed.test_layouts_and_models import COLUMNS, ROWS, build
 from thunder.distributed import H200, Candidate, plan
 from thunder.distributed import search as search_on
 from thunder.distributed.layout_search import _kind, _Shape
@@ -22,8 +22,8 @@ EXPERTS = [Candidate("ddp", 4, ep=2), Candidate("zero3", 2, ep=4)]
 
 def deep(model, layers=8):
     """A model of so many layers, on the meta device."""
-    module = made(model)
-    module.blocks = torch.nn.ModuleList(made(model).blocks[0] for _ in range(layers))
+    module = build(model)
+    module.blocks = torch.nn.ModuleList(build(model).blocks[0] for _ in range(layers))
     return module.to("meta")
 
 
@@ -39,12 +39,12 @@ BOUNDS = {"seconds": 0.01, "communicated": 0.01, "peak": 0.05}
 def test_shallow_copies_say_what_the_whole_takes(model, candidates):
     experts = ["blocks.0.mlp.experts"] if model == "grouped" else []
     module = deep(model)
-    found, whole = (
+    predictions, whole = (
         {p.candidate: p for p in search(module, tokens(), gpus=8, candidates=candidates, experts=experts, exact=exact)}
         for exact in (False, True)
     )
-    assert list(map(str, found)) and found.keys() == whole.keys() == set(candidates)
-    for candidate, p in found.items():
+    assert list(map(str, predictions)) and predictions.keys() == whole.keys() == set(candidates)
+    for candidate, p in predictions.items():
         for name, bound in BOUNDS.items():
             read, wanted = getattr(p, name), getattr(whole[candidate], name)
             assert abs(read - wanted) <= bound * wanted, (candidate, name, read, wanted)
@@ -78,13 +78,15 @@ def test_stages_idle_at_both_ends():
 
 def test_the_table_and_what_is_refused(tmp_path):
     module = deep("llama", 4)
-    found = search(module, tokens(), gpus=4)
-    assert [p.rate for p in found] == sorted((p.rate for p in found), reverse=True) and all(p.fits for p in found)
-    layouts = [str(p.candidate) for p in found]
+    candidates = search(module, tokens(), gpus=4)
+    assert [p.rate for p in candidates] == sorted((p.rate for p in candidates), reverse=True) and all(
+        p.fits for p in candidates
+    )
+    layouts = [str(p.candidate) for p in candidates]
     assert {"ddp 4", "zero2 4", "zero3 4", "zero3 2 x tp 2", "pp 4", "zero2 2 x pp 2"} <= set(layouts)
-    assert len(set(layouts)) == len(layouts) and all(layout in str(found) for layout in layouts)
-    found.html(str(tmp_path / "page.html"))
-    assert (tmp_path / "page.html").read_text().count("<tr>") == len(found) + 1
+    assert len(set(layouts)) == len(layouts) and all(layout in str(candidates) for layout in layouts)
+    candidates.html(str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text().count("<tr>") == len(candidates) + 1
     assert not search(module, tokens(), gpus=4, memory=1.0)
     assert not search(module, tokens(), gpus=2, memory=1e4, candidates=[Candidate("ddp", 2)])[0].fits
     with pytest.raises(OptionError, match="candidate ddp 2 has 2 GPUs; valid: candidates of 4"):

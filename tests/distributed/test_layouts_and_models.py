@@ -155,7 +155,7 @@ MODELS = {
 }
 
 
-def made(model):
+def build(model):
     torch.manual_seed(0)
     return MODELS[model]().double()
 
@@ -242,7 +242,7 @@ def optimizer_of(module):
 def trains(rank, size, layout, model, whole_step):
     """The largest relative distances of losses, gradients and weights to those of one process."""
     _, sharing, prepare = LAYOUTS[layout]
-    one, module = made(model), prepare(made(model), size)
+    one, module = build(model), prepare(build(model), size)
     compiled = thunder.jit(module, fallback="error", executors=[])
     optimizers = [optimizer_of(one), optimizer_of(module)]
 
@@ -258,17 +258,17 @@ def trains(rank, size, layout, model, whole_step):
     called = thunder.jit(lambda x: step(1, module, x), fallback="error", executors=[])
     worst = dict.fromkeys(("losses", "gradients", "weights"), 0.0)
 
-    def hold(kind, found, wanted, what):
-        close(found, wanted, what, BOUND)
-        worst[kind] = max(worst[kind], float((found - wanted).norm() / wanted.norm().clamp(min=1e-300)))
+    def hold(kind, actual, wanted, what):
+        close(actual, wanted, what, BOUND)
+        worst[kind] = max(worst[kind], float((actual - wanted).norm() / wanted.norm().clamp(min=1e-300)))
 
     parts, index = size // sharing, rank // sharing
     data = batches(1, torch.float64, lambda g: torch.randint(0, WORDS, (4, 16), generator=g), steps=STEPS)
     for number, x in enumerate(data):
         expected, mine = step(0, one, x), x.chunk(parts)[index]
-        found = called(mine) if whole_step else step(1, compiled, mine)
-        torch.distributed.all_reduce(found)
-        hold("losses", found / size, expected, f"loss {number}")
+        actual = called(mine) if whole_step else step(1, compiled, mine)
+        torch.distributed.all_reduce(actual)
+        hold("losses", actual / size, expected, f"loss {number}")
         for (name, p), q in zip(module.named_parameters(), one.parameters(), strict=True):
             hold("gradients", full(p.grad), q.grad, f"gradient of {name} in step {number}")
             hold("weights", full(p.detach()), q.detach(), f"{name} after step {number}")
@@ -276,9 +276,9 @@ def trains(rank, size, layout, model, whole_step):
 
 
 def shown(ranks, layout, model, whole_step):
-    found = ranks(LAYOUTS[layout][0])(trains, layout, model, whole_step, timeout=240.0)[0]
+    deviations = ranks(LAYOUTS[layout][0])(trains, layout, model, whole_step, timeout=240.0)[0]
     kind = "whole step" if whole_step else "module"
-    print(f"{layout:34} {model:8} {kind:10} " + "  ".join(f"{n} {d:.1e}" for n, d in found.items()))
+    print(f"{layout:34} {model:8} {kind:10} " + "  ".join(f"{n} {d:.1e}" for n, d in deviations.items()))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def dtensor_values(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     x = batches(size, torch.float64)[0]
     of_all = distribute_tensor(x, mesh, [Shard(0)])
-    for function, given, words in (
+    for function, argument, words in (
         (lambda d: (d * 2).sin(), of_all, None),
         (lambda d: d.sum(0), of_all, None),
         (lambda x: DTensor.from_local(x, mesh, [Shard(1)]) * 2, x, None),
@@ -201,12 +201,12 @@ def dtensor_values(rank, size):
         (lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(), x, "distribute_tensor"),
     ):
         with contextlib.nullcontext() if words is None else pytest.raises(thunder.errors.CaptureError, match=words):
-            found, wanted = thunder.jit(function, fallback="error", executors=[])(given), function(given)
-            close(whole_of(found), whole_of(wanted), "a result")
+            actual, wanted = thunder.jit(function, fallback="error", executors=[])(argument), function(argument)
+            close(whole_of(actual), whole_of(wanted), "a result")
         with warnings.catch_warnings(action="ignore", category=thunder.errors.FallbackWarning):
-            found = thunder.jit(function, fallback="eager", executors=[])(given)
-        assert type(found) is type(function(given))
-        close(whole_of(found), whole_of(function(given)), "a result")
+            actual = thunder.jit(function, fallback="eager", executors=[])(argument)
+        assert type(actual) is type(function(argument))
+        close(whole_of(actual), whole_of(function(argument)), "a result")
 
 
 def test_dtensor_values(ranks):
@@ -219,15 +219,15 @@ def dtensor_inputs(rank, size):
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     compiled = thunder.jit(lambda d, w: (d @ w).sin().full_tensor(), executors=[])
     for i, (of_x, of_w) in enumerate(((Shard(0), Replicate()), (Shard(1), Shard(0)), (Replicate(), Shard(1)))):
-        found, wanted = [], []
-        for results, function in ((found, compiled), (wanted, lambda d, w: (d @ w).sin().full_tensor())):
+        collected, wanted = [], []
+        for results, function in ((collected, compiled), (wanted, lambda d, w: (d @ w).sin().full_tensor())):
             inputs = [distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in ((x, of_x), (x.t(), of_w))]
             for _ in range(2):
                 y = function(*inputs)
                 y.square().sum().backward()
             results += [y, *(t.grad for t in inputs)]
-        assert [type(t) for t in found] == [type(t) for t in wanted] and thunder.cache_misses(compiled) == i + 1
-        for one, other in zip(found, wanted, strict=True):
+        assert [type(t) for t in collected] == [type(t) for t in wanted] and thunder.cache_misses(compiled) == i + 1
+        for one, other in zip(collected, wanted, strict=True):
             close(whole_of(one).detach(), whole_of(other).detach(), f"{of_x} {of_w}")
 
 
@@ -244,12 +244,12 @@ def dtensor_results(rank, size):
         x = torch.randn(shape, dtype=torch.float64, generator=generator)
         function = lambda d: {"sine": (d * 2).sin(), "of rows": [d.exp().t()], "given": d}
         inputs = [distribute_tensor(x, mesh, [placement]).requires_grad_() for _ in range(2)]
-        found, wanted = thunder.jit(function, fallback="error", executors=[])(inputs[0]), function(inputs[1])
-        assert found["given"] is inputs[0]
-        for one, other in ((found["sine"], wanted["sine"]), (found["of rows"][0], wanted["of rows"][0])):
+        actual, wanted = thunder.jit(function, fallback="error", executors=[])(inputs[0]), function(inputs[1])
+        assert actual["given"] is inputs[0]
+        for one, other in ((actual["sine"], wanted["sine"]), (actual["of rows"][0], wanted["of rows"][0])):
             assert isinstance(one, DTensor) and one.placements == other.placements and one.shape == other.shape
             close(one.to_local().detach(), other.to_local().detach(), f"{placement} of {shape}")
-        for results in (found, wanted):
+        for results in (actual, wanted):
             (results["sine"].square().sum() + results["of rows"][0].sum()).backward()
         close(inputs[0].grad.full_tensor(), inputs[1].grad.full_tensor(), f"gradient of {placement} of {shape}")
 

@@ -23,8 +23,8 @@ from tests.distributed.test_layouts_and_models import (
     MODELS,
     STEPS,
     WORDS,
+    build,
     full,
-    made,
     optimizer_of,
     split,
 )
@@ -81,8 +81,8 @@ def compiled(module):
 
 @pytest.mark.parametrize("schedule", [Schedule1F1B, ScheduleInterleavedZeroBubble])
 def test_schedules_of_pytorch_run_each_product_once(ranks, schedule):
-    found, eager = (ranks(2)(runs, schedule, wraps) for wraps in (compiled, torch.nn.Sequential))
-    assert found == eager
+    ours, eager = (ranks(2)(runs, schedule, wraps) for wraps in (compiled, torch.nn.Sequential))
+    assert ours == eager
 
 
 class Two(torch.nn.Module):
@@ -175,18 +175,18 @@ def trains_in_stages(rank, size, schedule, wrap, model, blocks):
     if sharing // same == 1 or same == 1:
         shape, names = (depth, sharing), ("pipe", "inner")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    place, data_part = mesh.get_local_rank("pipe"), rank % sharing // same
+    stage, data_part = mesh.get_local_rank("pipe"), rank % sharing // same
     count = depth * of_rank
 
     def whole():
-        module = made(model)
+        module = build(model)
         module.blocks = torch.nn.ModuleList(copy.deepcopy(module.blocks[i % 2]) for i in range(blocks))
         return logits_of(module)
 
     one, other = whole(), whole()
     cuts = [f"blocks.{i * blocks // count}" for i in range(1, count)]
     cut = pipeline_stages(other, cuts, torch.zeros(1, 16, dtype=torch.int64))
-    numbers = [place] if of_rank == 1 else [place, count - 1 - place if is_v else place + depth]
+    numbers = [stage] if of_rank == 1 else [stage, count - 1 - stage if is_v else stage + depth]
     parts = {i: prepare(cut[i], mesh) for i in numbers}
     microbatches, rows = 2 * depth, 2 * depth
     data = batches(1, None, lambda g: torch.randint(0, WORDS, (rows * (sharing // same), 16), generator=g), steps=STEPS)
@@ -198,9 +198,9 @@ def trains_in_stages(rank, size, schedule, wrap, model, blocks):
     runner = kind(stages if of_rank > 1 else stages[0], microbatches, loss_fn=loss_of_words)
     worst = dict.fromkeys(("losses", "gradients", "weights"), 0.0)
 
-    def hold(what, found, wanted, where):
-        close(found, wanted, where, BOUND)
-        worst[what] = max(worst[what], float((found - wanted).norm() / wanted.norm().clamp(min=1e-300)))
+    def hold(what, actual, wanted, where):
+        close(actual, wanted, where, BOUND)
+        worst[what] = max(worst[what], float((actual - wanted).norm() / wanted.norm().clamp(min=1e-300)))
 
     for number, x in enumerate(data):
         for optimizer in (*of_one, *of_parts):
@@ -208,15 +208,15 @@ def trains_in_stages(rank, size, schedule, wrap, model, blocks):
         parts_of_data = x.chunk(sharing // same)
         losses = [loss_of_words(one(y), y) for y in parts_of_data]
         (sum(losses) / len(losses)).backward()
-        found: list = []
+        results: list = []
         with counted("all_gather") as gathers, counted("reduce_scatter") as reduces:
             mine = parts_of_data[data_part]
-            runner.step(*([mine] if 0 in parts else []), target=mine, losses=found)
+            runner.step(*([mine] if 0 in parts else []), target=mine, losses=results)
         if wrap == "pp x zero3" and number:  # in the first step stages are run for the shapes of what they give as well
             sharded = sum(len(list(part.parameters())) for part in parts.values())
             assert (gathers(), reduces()) == (sharded, len(parts)), "once a step, gradients together"
         if count - 1 in parts:
-            hold("losses", torch.stack(found).mean().detach(), losses[data_part].detach(), f"loss of step {number}")
+            hold("losses", torch.stack(results).mean().detach(), losses[data_part].detach(), f"loss of step {number}")
         for i, part in parts.items():
             theirs = dict(one.named_parameters())
             for name, p in part.named_parameters():
@@ -232,8 +232,8 @@ def trains_in_stages(rank, size, schedule, wrap, model, blocks):
 
 
 def shown(ranks, size, *what):
-    found = [one for one in ranks(size)(trains_in_stages, *what, timeout=400.0)]
-    worst = {name: max(one[name] for one in found) for name in found[0]}
+    results = [one for one in ranks(size)(trains_in_stages, *what, timeout=400.0)]
+    worst = {name: max(one[name] for one in results) for name in results[0]}
     print(f"{what[0]:14} {what[1]:16} {what[2]:8} " + "  ".join(f"{n} {d:.1e}" for n, d in worst.items()))
 
 

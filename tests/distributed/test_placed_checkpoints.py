@@ -38,7 +38,7 @@ class Net(torch.nn.Module):
         return self.head(h).sum() + self.odd(h).sum()
 
 
-def made(seed: int) -> Net:
+def seeded_net(seed: int) -> Net:
     torch.manual_seed(seed)
     return Net().double()
 
@@ -98,7 +98,7 @@ def prepared(model, size: int, seed: int):
 
 def trained(size: int, seed: int, values: int):
     """(compiled module, optimizer, what was done) with parameters and state that follow from `values`."""
-    model, way = prepared(made(values), size, seed)
+    model, way = prepared(seeded_net(values), size, seed)
     module = thunder.jit(model) if seed % 2 else model
     return module, optimizer_after_a_step(module), way
 
@@ -112,12 +112,12 @@ def state_of(module, optimizer, options=None):
 
 def check_whole(module, optimizer, values: int, what: str) -> None:
     """The whole state dicts are those of a module that nobody distributed."""
-    alone = made(values)
+    alone = seeded_net(values)
     alone_optimizer = optimizer_after_a_step(alone)
-    wanted, found = state_of(alone, alone_optimizer), state_of(module, optimizer, WHOLE)
-    assert list(found["model"]) == list(wanted["model"])
-    assert found["optimizer"].pop("param_groups") == wanted["optimizer"].pop("param_groups")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0, msg=lambda text: f"{what}: {text}")
+    wanted, actual = state_of(alone, alone_optimizer), state_of(module, optimizer, WHOLE)
+    assert list(actual["model"]) == list(wanted["model"])
+    assert actual["optimizer"].pop("param_groups") == wanted["optimizer"].pop("param_groups")
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=0, msg=lambda text: f"{what}: {text}")
 
 
 def saves(rank, size, folder, seed):
@@ -148,18 +148,18 @@ def test_what_is_saved_under_one_placement_is_loaded_under_any_other(ranks, tmp_
 
 
 def whole_state_dicts_of_modules(rank, size, seed):
-    model, way = prepared(made(3), size, seed)
+    model, way = prepared(seeded_net(3), size, seed)
     module = thunder.jit(model)
-    wanted, other = made(3).state_dict(), made(5).state_dict()
-    found = module.original_state_dict()
-    assert list(found) == list(wanted)
-    torch.testing.assert_close(dict(found), dict(wanted), rtol=0, atol=0, msg=lambda text: f"{way}: {text}")
+    wanted, other = seeded_net(3).state_dict(), seeded_net(5).state_dict()
+    state = module.original_state_dict()
+    assert list(state) == list(wanted)
+    torch.testing.assert_close(dict(state), dict(wanted), rtol=0, atol=0, msg=lambda text: f"{way}: {text}")
     module.load_original_state_dict(other)
     torch.testing.assert_close(
         dict(module.original_state_dict(prefix="a.")), {f"a.{k}": v for k, v in other.items()}, rtol=0, atol=0
     )
     x = torch.arange(6).reshape(2, 3)
-    alone = made(5)
+    alone = seeded_net(5)
     torch.testing.assert_close(module(x), alone(x))
     if way != "ddp":
         with pytest.raises(RuntimeError, match=r"size mismatch for norm.weight.*\[3\].*\[8\]"):
@@ -176,7 +176,7 @@ def test_original_state_dicts_are_whole(ranks, size, seed):
 
 
 def refuses(rank, size):
-    one, other = column_parallel(made(0), ["up"]), row_parallel(made(0), ["up"])
+    one, other = column_parallel(seeded_net(0), ["up"]), row_parallel(seeded_net(0), ["up"])
     with pytest.raises(
         RuntimeError,
         match=r"up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 2 ranks along "
@@ -186,7 +186,7 @@ def refuses(rank, size):
     with pytest.raises(
         RuntimeError, match="up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 1 rank"
     ):
-        checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(one), made(0))
+        checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(one), seeded_net(0))
 
 
 def test_parts_that_are_loaded_by_other_parts_are_refused(ranks):

@@ -48,7 +48,7 @@ class Adapted(torch.nn.Module):
         return torch.nn.functional.linear(x, self.base.weight + self.b @ self.a, self.base.bias)
 
 
-def made(kind):
+def seeded(kind):
     torch.manual_seed(0)
     return kind().double()
 
@@ -58,7 +58,7 @@ def tokens(size):
 
 
 def ties(rank, size, strategy):
-    compiled = compare(rank, size, made(Tied), lambda m: fsdp(m, sharding_strategy=strategy), tokens(size))
+    compiled = compare(rank, size, seeded(Tied), lambda m: fsdp(m, sharding_strategy=strategy), tokens(size))
     assert compiled._model.head.weight is compiled._model.embedding.weight
     rows = compiled._model.head.weight.to_local().shape[0]
     assert rows == len(torch.arange(11).chunk(size)[rank]) and compiled._model.scale.shape == ()
@@ -68,12 +68,12 @@ def ties(rank, size, strategy):
 
 
 def ties_of_ddp(rank, size):
-    compare(rank, size, made(Tied), lambda m: ddp(m), tokens(size))
+    compare(rank, size, seeded(Tied), lambda m: ddp(m), tokens(size))
 
 
 def adapts(rank, size, strategy):
     compiled = compare(
-        rank, size, made(Adapted), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64)
+        rank, size, seeded(Adapted), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64)
     )
     text = "".join(
         line
@@ -161,9 +161,9 @@ def mixes_types(rank, size, strategy):
     mine = thunder.jit(
         fsdp(copy.deepcopy(module), dtype=torch.bfloat16, reduce_dtype=torch.float32, sharding_strategy=strategy)
     )
-    found = mine(x.chunk(size)[rank].bfloat16())
-    found.float().square().mean().backward()
-    assert found.dtype is torch.bfloat16 and all(p.dtype is p.grad.dtype is torch.float32 for p in mine.parameters())
+    actual = mine(x.chunk(size)[rank].bfloat16())
+    actual.float().square().mean().backward()
+    assert actual.dtype is torch.bfloat16 and all(p.dtype is p.grad.dtype is torch.float32 for p in mine.parameters())
     low = copy.deepcopy(module).bfloat16()
     parts = [low(part.bfloat16()).float().square().mean() for part in x.chunk(size)]
     gradients = [torch.autograd.grad(part, low.parameters(), retain_graph=True) for part in parts]
@@ -185,7 +185,7 @@ def test_programs_compute_in_bfloat16_and_reduce_in_float32(ranks):
 
 def on_a_mesh(rank, size):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    module = made(Tied)
+    module = seeded(Tied)
     compiled = compare(rank, size, module, lambda m: fsdp(m, process_group=mesh), tokens(size))
     assert compiled._model.embedding.weight.to_local().shape == (6 - rank % 2, 6)  # 11 rows on two ranks
     text = str(thunder.last_backward_traces(compiled)[-1])
@@ -215,11 +215,13 @@ class Checkpointed(torch.nn.Module):
 
 
 def checkpoints(rank, size, strategy):
-    compare(rank, size, made(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64))
+    compare(
+        rank, size, seeded(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64)
+    )
     compare(
         rank,
         size,
-        made(Checkpointed),
+        seeded(Checkpointed),
         lambda m: fsdp(m, sharding_strategy=strategy),
         batches(size, torch.float64),
         options={"memory_budget": 0.3},
@@ -232,7 +234,7 @@ def test_with_activation_checkpoints_and_a_memory_budget(ranks):
 
 
 def copies(rank, size):
-    whole, mine = made(Tied), fsdp(made(Tied))
+    whole, mine = seeded(Tied), fsdp(seeded(Tied))
     compiled = thunder.jit(mine)
     x = tokens(size)[0]
     compiled(x.chunk(size)[rank])
@@ -288,7 +290,7 @@ def test_what_is_refused_and_what_programs_see(ranks):
 
 
 def is_differentiated_twice(rank, size, strategy):
-    whole, mine = made(Checkpointed), thunder.jit(fsdp(made(Checkpointed), sharding_strategy=strategy))
+    whole, mine = seeded(Checkpointed), thunder.jit(fsdp(seeded(Checkpointed), sharding_strategy=strategy))
     x = batches(size, torch.float64)[0]
     for model, data in ((whole, x), (mine, x.chunk(size)[rank])):
         data = data.clone().requires_grad_()
@@ -309,15 +311,15 @@ def under_autocast(rank, size, strategy):
         gradients.append(torch.autograd.grad(expected.sum(), whole.parameters()))
         if i == rank:
             with torch.autocast("cpu", torch.bfloat16):
-                found = mine(part)
-            assert torch.equal(found, expected) and found.dtype is torch.bfloat16
-            found.sum().backward()
+                actual = mine(part)
+            assert torch.equal(actual, expected) and actual.dtype is torch.bfloat16
+            actual.sum().backward()
     for p, *each in zip(mine.parameters(), *gradients, strict=True):
         close(local_of(p.grad), placement_of(p).part_of(sum(each) / size), "gradient")
 
 
 def without_grad(rank, size):
-    whole, mine = made(Tied), thunder.jit(fsdp(made(Tied), bucketing_strategy=FSDPBucketingStrategy.LAYER))
+    whole, mine = seeded(Tied), thunder.jit(fsdp(seeded(Tied), bucketing_strategy=FSDPBucketingStrategy.LAYER))
     x = tokens(size)[0].chunk(size)[rank]
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -342,12 +344,12 @@ def with_what_transforms_gave(rank, size, strategy):
     def prepare(m):
         return ddp(m) if strategy is None else fsdp(m, sharding_strategy=strategy)
 
-    def made():
+    def build():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
 
-    whole = tuned(thunder.jit(made(), transforms=[LowRank("2", 1)]))
-    mine = prepare(tuned(thunder.jit(made(), transforms=[LowRank("2", 1)])))
+    whole = tuned(thunder.jit(build(), transforms=[LowRank("2", 1)]))
+    mine = prepare(tuned(thunder.jit(build(), transforms=[LowRank("2", 1)])))
     assert {n: len(local_of(p)) for n, p in mine.named_parameters()}["2.lora_b"] == (
         3 if strategy is None else 2 - rank
     )
@@ -362,15 +364,15 @@ def with_what_transforms_gave(rank, size, strategy):
         agree(mine, whole, step)
     listed = [FSDPTransform(sharding_strategy=strategy) if strategy is not None else DDPTransform()]
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    quantized = thunder.jit(made(), transforms=[Quantize()])
+    quantized = thunder.jit(build(), transforms=[Quantize()])
     for transforms, prepared in (([Quantize(), *listed], lambda m: m), ([Quantize()], prepare)):
-        found = prepared(thunder.jit(made(), transforms=transforms))
-        close(found(x).detach(), quantized(x).detach(), "of weights as int8")
-        weight = local_of(found.get_parameter("0.weight"))
+        actual = prepared(thunder.jit(build(), transforms=transforms))
+        close(actual(x).detach(), quantized(x).detach(), "of weights as int8")
+        weight = local_of(actual.get_parameter("0.weight"))
         assert weight.dtype is torch.int8 and len(weight) == (5 if strategy is None else 3 - rank)
     for late in (
-        thunder.jit(prepare(made()), transforms=[Quantize()]),
-        thunder.jit(made(), transforms=[*listed, Quantize()]),
+        thunder.jit(prepare(build()), transforms=[Quantize()]),
+        thunder.jit(build(), transforms=[*listed, Quantize()]),
     ):
         with pytest.raises(
             thunder.errors.CaptureError,
@@ -398,9 +400,9 @@ def changes_types(rank, size):
         )
         mine(x.to(wanted if wanted is torch.bfloat16 else torch.float32))
         mine.double()
-        found, expected = mine(x.to(wanted)), module.to(wanted)(x.to(wanted))
-        assert found.dtype is wanted and torch.equal(found, expected)
-        found.sum().backward()
+        actual, expected = mine(x.to(wanted)), module.to(wanted)(x.to(wanted))
+        assert actual.dtype is wanted and torch.equal(actual, expected)
+        actual.sum().backward()
         assert all(p.dtype is p.grad.dtype is torch.float64 for p in mine.parameters())
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
 from tests.distributed.test_layouts_and_models import WORDS, experts
-from tests.distributed.test_layouts_and_models import made as made_model
+from tests.distributed.test_layouts_and_models import build as build_model
 from thunder.analysis.cost import multiply_adds
 from thunder.distributed import (
     H200,
@@ -51,7 +51,7 @@ class MLP(torch.nn.Module):
         return (self.last(y) + self.tied(y.sin()) + self.frozen(x) * self.scale).square().mean()
 
 
-def made(strategy, buckets, **options):
+def wrapper_of(strategy, buckets, **options):
     if strategy is None:
         return lambda m: thunder.jit(ddp(m, bucket_size_in_mb=0.0003))
     return lambda m: thunder.jit(fsdp(m, sharding_strategy=strategy, bucketing_strategy=buckets, **options))
@@ -59,12 +59,12 @@ def made(strategy, buckets, **options):
 
 def said(traces):
     """The collectives of traces: kind -> (how many, bytes)."""
-    found = {}
+    figures = {}
     for line in (line for trace in traces for line in trace.bound_symbols):
         if (collective := collective_of(line)) is not None:
-            count, nbytes = found.get(collective[0], (0, 0))
-            found[collective[0]] = count + 1, nbytes + collective[1]
-    return found
+            count, nbytes = figures.get(collective[0], (0, 0))
+            figures[collective[0]] = count + 1, nbytes + collective[1]
+    return figures
 
 
 def agrees(rank, size, strategy, buckets, options):
@@ -73,22 +73,24 @@ def agrees(rank, size, strategy, buckets, options):
     x = torch.randn(4, 6, dtype=options.get("dtype"))
     before = {name: (p.shape, p.data_ptr(), p.requires_grad) for name, p in module.named_parameters()}
     bucket_size = {"bucket_size_in_mb": 0.0003} if strategy is None else {"bucketing_strategy": buckets} | options
-    found = plan(module, x, world_size=size, sharding_strategy=strategy, device="cpu", **bucket_size)
+    planned = plan(module, x, world_size=size, sharding_strategy=strategy, device="cpu", **bucket_size)
     assert {name: (p.shape, p.data_ptr(), p.requires_grad) for name, p in module.named_parameters()} == before
-    compiled = made(strategy, buckets, **options)(module)
+    compiled = wrapper_of(strategy, buckets, **options)(module)
     optimizer = torch.optim.AdamW([p for p in compiled.parameters() if p.requires_grad])
     compiled(x).backward()
     optimizer.step()
-    assert found.parameters == sum(local_of(p).untyped_storage().nbytes() for p in compiled.parameters())
+    assert planned.parameters == sum(local_of(p).untyped_storage().nbytes() for p in compiled.parameters())
     gradients = [local_of(p.grad) for p in compiled.parameters() if p.grad is not None]
-    assert found.gradients == sum(g.untyped_storage().nbytes() for g in gradients) > 0
+    assert planned.gradients == sum(g.untyped_storage().nbytes() for g in gradients) > 0
     states = [t for state in optimizer.state.values() for name, t in state.items() if name != "step"]
-    kept = sum(local_of(t).nbytes for t in states)
-    assert kept > 0 and found.optimizer == kept if rank == 0 else found.optimizer >= kept  # the last rank has less
-    assert found.others == x.nbytes + module.scale.nbytes
+    state_bytes = sum(local_of(t).nbytes for t in states)
+    assert (
+        state_bytes > 0 and planned.optimizer == state_bytes if rank == 0 else planned.optimizer >= state_bytes
+    )  # the last rank has less
+    assert planned.others == x.nbytes + module.scale.nbytes
     ran = said([thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]])
-    assert {c.kind: (c.count, c.nbytes) for c in found.collectives} == ran and ran
-    assert found.saved == thunder.examine.saved_for_backward(compiled).nbytes
+    assert {c.kind: (c.count, c.nbytes) for c in planned.collectives} == ran and ran
+    assert planned.saved == thunder.examine.saved_for_backward(compiled).nbytes
 
 
 CASES = [
@@ -111,12 +113,12 @@ class Storages(TorchDispatchMode):
         self.live, self.outside, self.peak = {}, set(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {
+        storages = {
             t.untyped_storage()._cdata
             for t in torch.utils._pytree.tree_leaves((args, kwargs))
             if isinstance(t, torch.Tensor)
         }
-        self.outside |= given - self.live.keys()
+        self.outside |= storages - self.live.keys()
         result = func(*args, **(kwargs or {}))
         for t in torch.utils._pytree.tree_leaves(result):
             if isinstance(t, torch.Tensor):
@@ -145,7 +147,7 @@ class Chain(torch.nn.Module):
 def test_the_peak_is_that_of_a_run(grad):
     module, x = Chain(), torch.randn(16, 16)
     with contextlib.nullcontext() if grad else torch.no_grad():
-        found = plan(module, x, world_size=1, sharding_strategy=None, device="cpu")
+        planned = plan(module, x, world_size=1, sharding_strategy=None, device="cpu")
         compiled = thunder.jit(module)
         for _ in range(2):
             module.zero_grad()
@@ -154,20 +156,20 @@ def test_the_peak_is_that_of_a_run(grad):
                 loss = compiled(x)
                 if grad:
                     loss.backward()
-    beyond = found.peak - found.parameters - found.optimizer - found.others
-    assert found.parameters == 5 * 16 * 16 * 4 and found.optimizer == (2 * found.parameters if grad else 0)
-    assert found.gradients == (found.parameters if grad else 0)
+    beyond = planned.peak - planned.parameters - planned.optimizer - planned.others
+    assert planned.parameters == 5 * 16 * 16 * 4 and planned.optimizer == (2 * planned.parameters if grad else 0)
+    assert planned.gradients == (planned.parameters if grad else 0)
     assert beyond == storages.peak
 
 
 @pytest.fixture
 def lines(monkeypatch):
     """The lines that were found to compute something."""
-    found, seconds_of = [], Machine.seconds_of
+    positions, seconds_of = [], Machine.seconds_of
     monkeypatch.setattr(
-        Machine, "seconds_of", lambda self, line, scratch: found.append(line) or seconds_of(self, line, scratch)
+        Machine, "seconds_of", lambda self, line, scratch: positions.append(line) or seconds_of(self, line, scratch)
     )
-    return found
+    return positions
 
 
 class Gated(torch.nn.Module):
@@ -186,13 +188,13 @@ class Gated(torch.nn.Module):
 @pytest.mark.parametrize("strategy", [None, ZERO2, ZERO3])
 def test_what_is_left_at_the_end_are_the_gradients(strategy, monkeypatch, lines):
     walks = []
-    monkeypatch.setattr(planning, "Memory", lambda *given: walks.append(Memory(*given)) or walks[-1])
+    monkeypatch.setattr(planning, "Memory", lambda *arguments: walks.append(Memory(*arguments)) or walks[-1])
     with torch.device("meta"):
         model, x = Gated().to(torch.bfloat16), torch.empty(64, 512, dtype=torch.bfloat16)
-    found = plan(model, x, world_size=2, sharding_strategy=strategy)
+    planned = plan(model, x, world_size=2, sharding_strategy=strategy)
     loss = cotangent = 2
-    assert walks[0].now == found.gradients + loss + cotangent and found.gradients == found.parameters
-    assert found.peak >= found.parameters + found.optimizer + found.others + walks[0].now
+    assert walks[0].now == planned.gradients + loss + cotangent and planned.gradients == planned.parameters
+    assert planned.peak >= planned.parameters + planned.optimizer + planned.others + walks[0].now
     assert any(getattr(line.sym.fn, "over", None) for line in lines), "a result is written over an input"
 
 
@@ -273,14 +275,14 @@ def test_rows_are_planned_without_a_gpu_as_they_are_computed_with_one(lines):
     ):
         lines.clear()
         with torch.no_grad():
-            found = plan(
+            planned = plan(
                 thunder.jit(layer, **options),
                 torch.empty(rows, 4096, dtype=torch.bfloat16),
                 world_size=1,
                 device=device,
             )
         assert [line.sym.name for line in lines].count("few_rows_linear") == taken
-        assert found.busy >= layer.weight.nbytes / 10e12
+        assert planned.busy >= layer.weight.nbytes / 10e12
 
 
 class Several(torch.nn.Module):
@@ -302,11 +304,11 @@ class Several(torch.nn.Module):
 def test_modules_on_the_meta_device_or_with_memory(device):
     with torch.device(device):
         model, x = Several(), torch.empty(2, 3, 8, 8)
-    found = plan(model, x, world_size=4, sharding_strategy=ZERO3)
-    assert found.gradients == found.parameters and found.optimizer == 2 * found.parameters
-    assert found.others == x.nbytes + sum(b.nbytes for b in model.buffers())
-    assert found.unknown == 1 and "1 pieces of PyTorch's autograd graph" in str(found), "what PyTorch's LSTM saves"
-    assert found.saved >= 2 * 8 * 36 * 4 and all(b.device.type == device for b in model.buffers())
+    planned = plan(model, x, world_size=4, sharding_strategy=ZERO3)
+    assert planned.gradients == planned.parameters and planned.optimizer == 2 * planned.parameters
+    assert planned.others == x.nbytes + sum(b.nbytes for b in model.buffers())
+    assert planned.unknown == 1 and "1 pieces of PyTorch's autograd graph" in str(planned), "what PyTorch's LSTM saves"
+    assert planned.saved >= 2 * 8 * 36 * 4 and all(b.device.type == device for b in model.buffers())
 
 
 def test_convolutions_and_attention_are_counted_as_products(lines):
@@ -336,10 +338,10 @@ def test_the_optimizer_is_counted_as_named():
     assert [p.optimizer // p.parameters for p in by_name.values()] == [0, 1, 2, 2]
     assert planned(world_size=2, optimizer=12).optimizer == 6 * by_name["sgd"].parameters, "12 bytes for numbers of 2"
     with torch.no_grad():
-        found = planned(world_size=2)
-    assert found.optimizer == found.gradients == found.saved == 0 and [c.kind for c in found.collectives] == [
-        "all_gather"
-    ]
+        whole_plan = planned(world_size=2)
+    assert whole_plan.optimizer == whole_plan.gradients == whole_plan.saved == 0 and [
+        c.kind for c in whole_plan.collectives
+    ] == ["all_gather"]
 
 
 def test_time_follows_the_figures_of_the_machine():
@@ -355,13 +357,13 @@ def test_time_follows_the_figures_of_the_machine():
     with torch.device("meta"):
         model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3))).to(torch.bfloat16)
     x = torch.empty(32, 64, dtype=torch.bfloat16, device="meta")
-    found = plan(model, x, world_size=8, machine=free)
+    planned = plan(model, x, world_size=8, machine=free)
     products = 3 + 3 + 2  # x has no gradient
-    assert found.seconds == pytest.approx(
+    assert planned.seconds == pytest.approx(
         products * 2 * 32 * 64 * 64 / free.half, rel=1e-6
-    ) and found.waiting == pytest.approx(0.0, abs=1e-12)
+    ) and planned.waiting == pytest.approx(0.0, abs=1e-12)
     slow = plan(model, x, world_size=8, machine=Machine("slow", link=1e6, **figures))
-    moved = (found.communicated * 7 / 8) / 1e6
+    moved = (planned.communicated * 7 / 8) / 1e6
     assert sum(c.seconds for c in slow.collectives) == pytest.approx(moved) and slow.seconds >= moved
     assert slow.waiting == pytest.approx(slow.seconds - slow.busy)
 
@@ -457,13 +459,13 @@ def split_layers(rank, size, shards):
     module = row_parallel(column_parallel(Split(), ["up"], mesh["layers"]), ["down"], mesh["layers"])
     x = torch.randn(4, 3, 6, requires_grad=True)
     options = {"sharding_strategy": None} if shards == 1 else {"sharding_strategy": ZERO3}
-    found = plan(module, x, world_size=size, device="cpu", **options)
+    predicted = plan(module, x, world_size=size, device="cpu", **options)
     compiled = thunder.jit(module if shards == 1 else fsdp(module, process_group=mesh["data"], **options))
     compiled(x).backward()
     ran = said([thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]])
-    planned = {c.kind: (c.count, c.nbytes) for c in found.collectives}
+    planned = {c.kind: (c.count, c.nbytes) for c in predicted.collectives}
     assert planned == ran and planned["all_reduce"][0] == 2, planned
-    assert found.parameters == sum(local_of(p).untyped_storage().nbytes() for p in compiled.parameters())
+    assert predicted.parameters == sum(local_of(p).untyped_storage().nbytes() for p in compiled.parameters())
     with pytest.raises(OptionError, match="layers that are split over 2 ranks"):
         plan(module if shards == 1 else column_parallel(Split(), ["up"], mesh["layers"]), x, world_size=3)
 
@@ -477,7 +479,7 @@ def shares(rank, size):
     """Positions and experts: the plan has the collectives of a run; rows that go to experts count as evenly shared."""
     tokens = torch.arange(64).view(4, 16) % WORDS
     for prepare, sizes_are_known in ((context_parallel, True), (experts, False)):
-        module = prepare(made_model("grouped").float())
+        module = prepare(build_model("grouped").float())
         told = plan(module, tokens, world_size=size, sharding_strategy=None, device="cpu")
         compiled = thunder.jit(module)
         compiled(tokens).backward()

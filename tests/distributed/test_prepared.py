@@ -123,9 +123,9 @@ def along_another_dimension(rank, size):
 def loads_and_gives(compiled, state):
     """A compiled module loads a whole state dict, and gives the same back."""
     compiled.load_original_state_dict(state)
-    given = compiled.original_state_dict()
+    state_dict = compiled.original_state_dict()
     for name, value in state.items():
-        assert torch.equal(given[name], value), name
+        assert torch.equal(state_dict[name], value), name
 
 
 def accumulates(rank, size):

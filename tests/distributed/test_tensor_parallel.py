@@ -101,7 +101,7 @@ class Grouped(torch.nn.Module):
         return x + self.o(y.transpose(1, 2).reshape(b, t, 8))
 
 
-def made(kind, **options):
+def seeded(kind, **options):
     torch.manual_seed(0)
     return kind(**options).double()
 
@@ -136,7 +136,7 @@ def tokens(size):
 
 
 def gated(rank, size):
-    mine = train(made(Gated), split_gated, [x[:4] for x in batches(size, torch.float64)])
+    mine = train(seeded(Gated), split_gated, [x[:4] for x in batches(size, torch.float64)])
     gate, down = mine._model.gate, mine._model.down
     assert local_of(gate.weight).shape == (8 // size, 6) and local_of(gate.bias).shape == (8 // size,)
     assert local_of(down.weight).shape == (6, 8 // size) and local_of(down.bias).shape == (6,)
@@ -153,7 +153,7 @@ def gated(rank, size):
 
 def scaled(rank, size):
     mine = train(
-        made(Scaled),
+        seeded(Scaled),
         lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]),
         [x[:4] for x in batches(size, torch.float64)],
     )
@@ -161,7 +161,7 @@ def scaled(rank, size):
 
 
 def language(rank, size, by_hand):
-    mine = train(made(Language, by_hand=by_hand), split_language, tokens(size))
+    mine = train(seeded(Language, by_hand=by_hand), split_language, tokens(size))
     # embeddings: a sum and a join; attention: a sum; head: a join
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (2, 2)
     model = mine._model
@@ -174,7 +174,9 @@ def language(rank, size, by_hand):
 
 def grouped(rank, size, repeat):
     data = batches(size, torch.float64, lambda g: torch.randn(4, 5, 8, dtype=torch.float64, generator=g))
-    mine = train(made(Grouped, repeat=repeat), lambda m: row_parallel(column_parallel(m, ["q", "k", "v"]), ["o"]), data)
+    mine = train(
+        seeded(Grouped, repeat=repeat), lambda m: row_parallel(column_parallel(m, ["q", "k", "v"]), ["o"]), data
+    )
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
 
 
@@ -224,7 +226,7 @@ class Picking(torch.nn.Module):
 def picking(rank, size):
     data = batches(size, torch.float64, lambda g: torch.randn(2, 3, 6, dtype=torch.float64, generator=g))
     for pick, joined in ((picks, 0), (picks_more, 1)):
-        mine = train(made(Picking, pick=pick), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), data)
+        mine = train(seeded(Picking, pick=pick), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), data)
         assert counts(thunder.last_traces(mine)[-1], "all_gather") == (joined,)
 
 
@@ -243,7 +245,7 @@ def test_layers_train_as_in_one_process(ranks):
 
 def shares_sequences(rank, size):
     data = batches(size, torch.float64, lambda g: torch.randint(0, 12, (3, 4), generator=g))
-    mine = train(made(Language), lambda m: split_language(m, sequence_dim=1), data)
+    mine = train(seeded(Language), lambda m: split_language(m, sequence_dim=1), data)
     forward, backward = thunder.last_traces(mine)[-1], thunder.last_backward_traces(mine)[-1]
     # tokens and attention are summed to parts; what q, k and v read and what the head reads is gathered; places and the
     # head's result are joined
@@ -252,10 +254,10 @@ def shares_sequences(rank, size):
     assert [tuple(line.inputs[0].shape) for line in norms] == [(3, 2, 8)]  # of this rank's places
     # gradients of the norm, which are sums over places, are summed over ranks
     assert counts(backward, "all_reduce")[0] >= 1
-    whole = made(Language)
+    whole = seeded(Language)
     odd = torch.randint(0, 12, (3, 3), generator=torch.Generator().manual_seed(0))
     close(
-        thunder.jit(split_language(made(Language), sequence_dim=1))(odd).detach(),
+        thunder.jit(split_language(seeded(Language), sequence_dim=1))(odd).detach(),
         whole(odd).detach(),
         "a sequence that the ranks do not divide",
     )
@@ -349,10 +351,10 @@ def one_alone(rank, size):
             h = self.embedding(x)
             return h @ self.embedding.weight.t() + self.embedding.weight.norm()
 
-    train(made(Tied), lambda m: column_parallel(m, ["embedding"]), tokens(size))
-    train(made(Gated), lambda m: column_parallel(m, ["gate"]), [x[:4] for x in batches(size, torch.float64)])
-    train(made(Gated), lambda m: row_parallel(m, ["up", "down"]), [x[:4] for x in batches(size, torch.float64)])
-    column_parallel(model := made(Language), "head")
+    train(seeded(Tied), lambda m: column_parallel(m, ["embedding"]), tokens(size))
+    train(seeded(Gated), lambda m: column_parallel(m, ["gate"]), [x[:4] for x in batches(size, torch.float64)])
+    train(seeded(Gated), lambda m: row_parallel(m, ["up", "down"]), [x[:4] for x in batches(size, torch.float64)])
+    column_parallel(model := seeded(Language), "head")
     assert placement_of(model.head.weight).joining[0][1].dim == 0
     with pytest.raises(RuntimeError, match="parameter head.weight is distributed already"):
         row_parallel(model, ["head"])
@@ -381,7 +383,7 @@ def with_data_parallelism(rank, size):
         prepare = lambda m: fsdp(
             split_language(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=strategy
         )
-        mine = train(made(Language), prepare, tokens(size), of_rank)
+        mine = train(seeded(Language), prepare, tokens(size), of_rank)
         assert (
             local_of(mine._model.attention.o.weight).shape == (4, 4)
             and local_of(mine._model.attention.q.weight).shape == (2, 8)
@@ -389,8 +391,8 @@ def with_data_parallelism(rank, size):
         )
         assert counts(thunder.last_traces(mine)[-1], "all_reduce") == (2,)
     whole, mine = (
-        made(Language),
-        thunder.jit(fsdp(split_language(made(Language), mesh["layers"]), process_group=mesh["data"])),
+        seeded(Language),
+        thunder.jit(fsdp(split_language(seeded(Language), mesh["layers"]), process_group=mesh["data"])),
     )
     x = tokens(size)[0]
     whole(x).square().mean().backward()
@@ -399,7 +401,7 @@ def with_data_parallelism(rank, size):
     close(clip_grad_norm_(mine, 0.01), expected, "norm over shards of parts")
     agree(mine, whole, 0, gradients=True)
     train(
-        made(Gated),
+        seeded(Gated),
         lambda m: ddp(split_gated(m, mesh["layers"]), process_group=mesh["data"], broadcast_from=None),
         [x[:4] for x in batches(1, torch.float64)],
         of_rank,

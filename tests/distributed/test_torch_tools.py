@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import thunder
-from tests.distributed.test_layouts_and_models import BOUND, LAYOUTS, MODELS, WORDS, full, made
+from tests.distributed.test_layouts_and_models import BOUND, LAYOUTS, MODELS, WORDS, build, full
 from tests.distributed.training import close
 from thunder.distributed import FSDPType, fsdp
 from thunder.distributed.boundary import local_of
@@ -113,7 +113,7 @@ def shards_in_files(module, where):
 
 def _read_alone(module, folder, model, is_alone):
     dcp.save(state_of(module, trained(module)), checkpoint_id=folder, no_dist=is_alone)
-    alone = made(model)
+    alone = build(model)
     for p in alone.parameters():
         p.grad = torch.zeros_like(p)
     read = state_of(alone, trained(alone), WHOLE)
@@ -166,7 +166,7 @@ def outcome(tool, module, where):
 
 def as_torchs(model, module):
     """The model with DTensors of PyTorch's, which hold what a module's hold."""
-    theirs = made(model)
+    theirs = build(model)
     for name, p in module.named_parameters():
         owner, _, last = name.rpartition(".")
         values = [local_of(x).clone() for x in (p.detach(), p.grad)]
@@ -184,7 +184,7 @@ def uses(rank, size, layout, model, names, folder):
     """Each tool after a backward: equal to one process, or PyTorch's error on DTensors of its own. Returns the tools
     that PyTorch refuses."""
     _, sharing, prepare = LAYOUTS[layout]
-    one, module = made(model), prepare(made(model), size)
+    one, module = build(model), prepare(build(model), size)
     compiled = thunder.jit(module, fallback="error", executors=[])
     x = torch.arange(64).view(4, 16) * 7 % WORDS
     one(x).backward()
@@ -282,8 +282,8 @@ def dtensors(rank, size):
     assert again.last.weight.dtype is torch.float64 and isinstance(again.last.weight, DTensor)
     assert compiled(x.double()).dtype is torch.float64
     copied = copy.deepcopy(module)
-    found = thunder.jit(copied, executors=[])(x.double())
-    assert torch.equal(found, compiled(x.double()))
+    actual = thunder.jit(copied, executors=[])(x.double())
+    assert torch.equal(actual, compiled(x.double()))
 
 
 def test_parameters_and_gradients_are_dtensors(ranks):

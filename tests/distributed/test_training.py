@@ -40,7 +40,7 @@ def split(module, group):
 def ways(size: int) -> dict:
     """By name: how a module is prepared, over how many ranks data is spread, and over how many parameters are sharded
     and layers split."""
-    found = {
+    wrap_and_size = {
         "ddp": (lambda m: ddp(m), size, 1, 1),
         "zero2": (lambda m: fsdp(m), size, size, 1),
         "zero3": (lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3), size, size, 1),
@@ -48,13 +48,13 @@ def ways(size: int) -> dict:
     }
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "layers"))
     for name, strategy in (("zero2 x tensor parallel", FSDPType.ZERO2), ("zero3 x tensor parallel", FSDPType.ZERO3)):
-        found[name] = (
+        wrap_and_size[name] = (
             lambda m, s=strategy: fsdp(split(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=s),
             size // 2,
             size // 2,
             2,
         )
-    return found
+    return wrap_and_size
 
 
 def held_shapes(shards: int, parts: int) -> dict[str, tuple[int, ...]]:

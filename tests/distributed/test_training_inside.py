@@ -32,14 +32,14 @@ WAYS = {
 }  # fmt: skip
 
 
-def made():
+def build():
     """Rows that two ranks do not share evenly."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.GELU(), torch.nn.Linear(7, 3)).double()
 
 
 def deeper():
-    return torch.nn.Sequential(*made(), torch.nn.GELU(), torch.nn.Linear(3, 3).double())
+    return torch.nn.Sequential(*build(), torch.nn.GELU(), torch.nn.Linear(3, 3).double())
 
 
 def communicated(traces) -> collections.Counter:
@@ -66,9 +66,9 @@ def trains(rank, size, way, steps_inside):
             optimizer.zero_grad()
         expected = whole(x).square().mean()
         expected.backward()
-        found = step(x.chunk(size)[rank])
-        torch.distributed.all_reduce(found)
-        close(found / size, expected.detach(), f"loss of step {i}")
+        actual = step(x.chunk(size)[rank])
+        torch.distributed.all_reduce(actual)
+        close(actual / size, expected.detach(), f"loss of step {i}")
         agree(mine, whole, i, gradients=True)
         optimizers[0].step()
         if not steps_inside:
@@ -86,7 +86,7 @@ def trains(rank, size, way, steps_inside):
 
 
 def accumulates(rank, size, way):
-    whole, mine = made(), WAYS[way](made())
+    whole, mine = build(), WAYS[way](build())
     data = batches(size, torch.float64, steps=3)
 
     @thunder.jit
@@ -128,15 +128,17 @@ def steps_in_regions(rank, size):
 
 
 def asks_for_gradients(rank, size):
-    whole, mine, sharded = made(), ddp(made()), fsdp(made())
+    whole, mine, sharded = build(), ddp(build()), fsdp(build())
     x = batches(size, torch.float64)[0]
     gradients = thunder.jit(lambda module, x: torch.autograd.grad(module(x).square().mean(), list(module.parameters())))
     wanted = torch.autograd.grad(whole(x).square().mean(), list(whole.parameters()))
     for module in (mine, sharded):
-        for found, p, expected in zip(gradients(module, x.chunk(size)[rank]), module.parameters(), wanted, strict=True):
-            assert type(found) is type(p.data)
-            close(full(found), expected, "gradient")
-    mixed = fsdp(made().float(), dtype=torch.bfloat16)
+        for actual, p, expected in zip(
+            gradients(module, x.chunk(size)[rank]), module.parameters(), wanted, strict=True
+        ):
+            assert type(actual) is type(p.data)
+            close(full(actual), expected, "gradient")
+    mixed = fsdp(build().float(), dtype=torch.bfloat16)
     optimizer = optimizer_of(mixed)
 
     @thunder.jit
@@ -179,8 +181,8 @@ def between_layers(rank, size):
         for function, m in ((of_hidden, one), (thunder.jit(of_hidden, fallback="error"), module)):
             m.zero_grad()
             results.append(function(m, x, way))
-        for expected, found in zip(*results, strict=True):
-            close(full(found), expected, f"a gradient, {way}", 1e-12)
+        for expected, of_ranks in zip(*results, strict=True):
+            close(full(of_ranks), expected, f"a gradient, {way}", 1e-12)
 
     def writes(m, x):
         loss = m.down(m.up(x[:, :1].repeat(1, 8)).tanh()).square().mean()
@@ -271,20 +273,20 @@ def whole_steps(rank, size, layout, name, clip):
     compiled = thunder.jit(step, fallback="error")
     groups, index = {"tp": (1, 0), "fsdp x tp": (2, rank // 2)}.get(layout, (size, rank))
     for x in batches(4, torch.float64):
-        (expected, norm), (found, its) = step(0, x), compiled(1, x.chunk(groups)[index])
-        torch.distributed.all_reduce(found)
-        close(found / size, expected, "loss")
+        (expected, norm), (actual, its) = step(0, x), compiled(1, x.chunk(groups)[index])
+        torch.distributed.all_reduce(actual)
+        close(actual / size, expected, "loss")
         if norm is not None:
             close(full(its), norm, "norm")
         for (key, p), q in zip(modules[1].named_parameters(), modules[0].parameters(), strict=True):
             assert type(p.grad) is type(p.data), key
             close(full(p.grad), q.grad, f"gradient of {key}", 1e-11)
             close(full(p.detach()), q.detach(), key, 1e-11)
-    found, expected = (o.state_dict()["state"] for o in reversed(optimizers))
+    actual, expected = (o.state_dict()["state"] for o in reversed(optimizers))
     for i in expected:
         for key, value in expected[i].items():
             if isinstance(value, torch.Tensor):
-                close(full(found[i][key]).double(), value.double(), f"{key} of {i}", 1e-11)
+                close(full(actual[i][key]).double(), value.double(), f"{key} of {i}", 1e-11)
     assert thunder.cache_misses(compiled) <= 2
     copies = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols].count("copy_")
     return dict(communicated(thunder.last_traces(compiled))), copies

@@ -26,14 +26,14 @@ def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.05)
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
+def distance(actual: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
     """Relative to the norm of what is wanted, or of the whole that it is a part of."""
     norm = (wanted if whole is None else whole).norm()
-    return (found - wanted).norm() / norm.clamp(min=torch.finfo(wanted.dtype).tiny)
+    return (actual - wanted).norm() / norm.clamp(min=torch.finfo(wanted.dtype).tiny)
 
 
 def close(
-    found: torch.Tensor,
+    actual: torch.Tensor,
     wanted: torch.Tensor,
     what: str,
     bound: float | None = None,
@@ -41,9 +41,9 @@ def close(
 ) -> None:
     """Agreement to a bound, the one of the dtype if none is given."""
     bound = BOUND[wanted.dtype] if bound is None else bound
-    error = distance(found, wanted, whole)
-    assert found.shape == wanted.shape and error <= bound, (
-        f"{what}: {tuple(found.shape)} and {tuple(wanted.shape)}, relative error {error:.2e} above {bound:.0e}"
+    error = distance(actual, wanted, whole)
+    assert actual.shape == wanted.shape and error <= bound, (
+        f"{what}: {tuple(actual.shape)} and {tuple(wanted.shape)}, relative error {error:.2e} above {bound:.0e}"
     )
 
 
@@ -75,12 +75,12 @@ def compare(
     optimizers = [optimize(m) for m in (whole, compiled, exact) if m is not None]
 
     def backward(x: torch.Tensor, what: str) -> None:
-        expected, found = loss(whole(x)), loss(compiled(of_rank(x)))
+        expected, actual = loss(whole(x)), loss(compiled(of_rank(x)))
         expected.backward()
-        found.backward()
+        actual.backward()
         if exact is not None:
             return loss(exact(x.double())).backward()
-        together = found.detach().clone()
+        together = actual.detach().clone()
         torch.distributed.all_reduce(together)
         close(together / size, expected.detach(), what)
 

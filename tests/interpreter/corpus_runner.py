@@ -103,9 +103,9 @@ def interpreted(function, arguments):
 
 def compare(function, arguments):
     """The differences between CPython and the machine as text lines; empty when they agree."""
-    expected, found = observe(natively, function, arguments), observe(interpreted, function, arguments)
-    different = [key for key in expected if expected[key] != found[key]]
-    return [f"  {key}:\n    CPython {expected[key]}\n    machine {found[key]}" for key in different]
+    expected, actual = observe(natively, function, arguments), observe(interpreted, function, arguments)
+    different = [key for key in expected if expected[key] != actual[key]]
+    return [f"  {key}:\n    CPython {expected[key]}\n    machine {actual[key]}" for key in different]
 
 
 def main(words):

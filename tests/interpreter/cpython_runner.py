@@ -202,7 +202,7 @@ def work(mode: str, name: str, first: int, path: str) -> None:
 
 def outcomes(mode: str, name: str, timeout: float = 900.0) -> dict[str, tuple[str, str, float]]:
     """The outcome, its text and the seconds of each test of a file."""
-    found: dict[str, tuple[str, str, float]] = {}
+    modules: dict[str, tuple[str, str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "outcomes")
         root = str(pathlib.Path(__file__).parents[2])
@@ -220,13 +220,13 @@ def outcomes(mode: str, name: str, timeout: float = 900.0) -> dict[str, tuple[st
                 ended, words = "timeout", ""
             entries = [json.loads(line) for line in path.read_text().splitlines()]
             begun = [entry[1] for entry in entries if entry[0] == "begin"]
-            found |= {entry[1]: tuple(entry[2:]) for entry in entries if entry[0] == "end"}
+            modules |= {entry[1]: tuple(entry[2:]) for entry in entries if entry[0] == "end"}
             if ended == 0:
-                return found
-            if not begun or begun[-1] in found:  # it died before or behind all tests
-                found[f"{name}: all"] = "fails", f"{ended}: {words[-300:]}", 0.0
-                return found
-            found[begun[-1]] = "fails", f"the process ends: {ended}", 0.0
+                return modules
+            if not begun or begun[-1] in modules:  # it died before or behind all tests
+                modules[f"{name}: all"] = "fails", f"{ended}: {words[-300:]}", 0.0
+                return modules
+            modules[begun[-1]] = "fails", f"the process ends: {ended}", 0.0
             first += len(begun)
 
 

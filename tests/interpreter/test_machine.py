@@ -93,9 +93,9 @@ def test_short_log_lists_instructions_of_the_code_that_ran():
     host = Host()
     host.interpret(call_twice, (1,))
     assert list(host.history) == [call_twice.__code__, add.__code__, add.__code__]
-    found = interpreted_instructions(host)
+    instructions = interpreted_instructions(host)
     expected = list(dis.get_instructions(call_twice)) + 2 * list(dis.get_instructions(add))
-    assert [i.opname for i in found] == [i.opname for i in expected]
+    assert [i.opname for i in instructions] == [i.opname for i in expected]
     log = interpreter_log(host)
     assert [e["kind"] for e in log if isinstance(e, dict)] == ["InterpreterCall"] * 3
 
@@ -469,10 +469,10 @@ def test_generated_code_is_freed():
         return space["g"]
 
     host = Host()
-    made = host.interpret(program)
-    assert host.interpret(made) == 3
-    gone = weakref.ref(made.__code__)
-    del made
+    interpreted = host.interpret(program)
+    assert host.interpret(interpreted) == 3
+    gone = weakref.ref(interpreted.__code__)
+    del interpreted
     del host
     gc.collect()
     assert gone() is None
@@ -532,9 +532,9 @@ def test_interpreted_generator_outlives_the_call():
         while True:
             total += yield total
 
-    made = Host().interpret(numbers)
-    assert isinstance(made, types.GeneratorType)
-    assert [next(made), made.send(3), made.send(4)] == [0, 3, 7]
+    generator = Host().interpret(numbers)
+    assert isinstance(generator, types.GeneratorType)
+    assert [next(generator), generator.send(3), generator.send(4)] == [0, 3, 7]
 
 
 def test_nested_hosts():

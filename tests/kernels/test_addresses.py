@@ -36,7 +36,7 @@ def outside(monkeypatch):
     from triton.runtime import interpreter
 
     ranges: list[tuple[int, int]] = []
-    found: list[tuple[str, int]] = []
+    results: list[tuple[str, int]] = []
 
     def check(what, pointers, mask):
         places = numpy.asarray(pointers.data).astype(numpy.int64).ravel()
@@ -45,7 +45,7 @@ def outside(monkeypatch):
         for low, high in ranges:
             places = places[~((places >= low) & (places + size <= high))]
         if places.size:
-            found.append((what, places.size))
+            results.append((what, places.size))
 
     builder, grid = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, run = builder.create_masked_load, builder.create_masked_store, grid.__call__
@@ -81,7 +81,7 @@ def outside(monkeypatch):
     monkeypatch.setattr(builder, "create_masked_store", masked_store)
     monkeypatch.setattr(grid, "__call__", launch)
     monkeypatch.setattr(launcher, "_allocator", filled)
-    return found
+    return results
 
 
 def windows(x, weight, bias):
@@ -127,8 +127,8 @@ def test_kernels_stay_inside_of_memory_that_is_written(program, outside, monkeyp
         compiled = thunder.jit(program, executors=[TritonFuser(f"inside{i}")], graphs=False)
         result = compiled(x, weight, bias)
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-        found = torch.autograd.grad(result, (x, weight, bias), cotangent)
-        for a, b in zip(found, wanted, strict=True):
+        gradients = torch.autograd.grad(result, (x, weight, bias), cotangent)
+        for a, b in zip(gradients, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
         assert not outside
 

@@ -71,8 +71,8 @@ def attentions(compiled) -> list[TileRegion]:
 def check(f, shapes, dtype, rounding: float, count: int = 2) -> list[TileRegion]:
     """Results and gradients within a multiple of the type's rounding, of the largest element, of float64's."""
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    ours, theirs = ([x.to(d, copy=True).requires_grad_() for x in given] for d in (dtype, torch.float64))
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    ours, theirs = ([x.to(d, copy=True).requires_grad_() for x in inputs] for d in (dtype, torch.float64))
     compiled = thunder.jit(f, executors=[TritonFuser("chains", always=True)])
     result, want = compiled(*ours), f(*theirs)
     cotangent = torch.randn(want.shape, generator=generator, dtype=torch.float64).to(dtype)

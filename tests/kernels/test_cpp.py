@@ -485,9 +485,9 @@ def test_programs_of_one_tier(monkeypatch, tmp_path):
     monkeypatch.delenv("THUNDER_TIERS")
     monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path))
     x = torch.randn(8, 8)
-    nothing, kept = thunder.jit(lambda x: x @ x), thunder.jit(lambda x: x.sin() * 2, keep_programs=True)
-    nothing(x), kept(x)
-    assert nothing.programs[0].tiers is kept.programs[0].tiers is None
+    nothing, compiled = thunder.jit(lambda x: x @ x), thunder.jit(lambda x: x.sin() * 2, keep_programs=True)
+    nothing(x), compiled(x)
+    assert nothing.programs[0].tiers is compiled.programs[0].tiers is None
     thunder.precompile(thunder.jit(lambda x: torch.softmax(x * 2, -1)), x, path=tmp_path / "softmax.program")
 
 

@@ -63,9 +63,9 @@ def test_what_is_certain_of_extents_holds_for_all_numbers():
 def test_places_that_are_taken_apart_fit_together_again():
     n, m = Extent.of(ATOMS[0]), Extent.of(ATOMS[1])
     for shape, other in [((n, 4, m), (n * 4, m)), ((m, n, 8), (m * n, 2, 4)), ((3, n - 1, 2), (n * 3 - 3, 2))]:
-        place = tuple(Index.of(Variable(f"v{i}", k)) for i, k in enumerate(shape))
-        there = split(join(place, strides_of(shape)), other)
-        assert [p.key for p in split(join(there, strides_of(other)), shape)] == [p.key for p in place]
+        indices = tuple(Index.of(Variable(f"v{i}", k)) for i, k in enumerate(shape))
+        there = split(join(indices, strides_of(shape)), other)
+        assert [p.key for p in split(join(there, strides_of(other)), shape)] == [p.key for p in indices]
 
 
 # --------------------------------------------------------------------------------------------------------------- kernels

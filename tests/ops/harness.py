@@ -101,18 +101,20 @@ def as_program(symbol, args, kwargs):
             return type(x)([hole(e) for e in x])
         return x
 
-    def filled(x, given):
+    def filled(x, values):
         if isinstance(x, tuple) and len(x) == 2 and x[1] is hole:
-            return given[x[0]]
+            return values[x[0]]
         if isinstance(x, (tuple, list)) and not isinstance(x, torch.Size):
-            return type(x)([filled(e, given) for e in x])
+            return type(x)([filled(e, values) for e in x])
         return x
 
     holes = [hole(a) for a in args], {k: hole(v) for k, v in kwargs.items()}
     run = torch_function(symbol)
 
-    def program(*given):
-        result = run(*[filled(a, given) for a in holes[0]], **{k: filled(v, given) for k, v in holes[1].items()})
+    def program(*arguments):
+        result = run(
+            *[filled(a, arguments) for a in holes[0]], **{k: filled(v, arguments) for k, v in holes[1].items()}
+        )
         return tuple(tensors_in(result)) if isinstance(result, (tuple, list)) else result
 
     return program, tensors
@@ -186,19 +188,19 @@ def gradient_cases(name: str, dtypes=(torch.float64, torch.complex128)):
 def saved_bytes(run, leaves: list[torch.Tensor]) -> int:
     """Bytes of the distinct storages that a forward keeps for its backward, its arguments left out."""
     held = {t.untyped_storage().data_ptr() for t in leaves}
-    kept: dict[int, torch.UntypedStorage] = {}
+    by_storage: dict[int, torch.UntypedStorage] = {}
 
     def pack(t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
         if storage.data_ptr() not in held:
-            kept[storage.data_ptr()] = storage
+            by_storage[storage.data_ptr()] = storage
         return t
 
     torch.manual_seed(0)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         outputs = run(*leaves)
     del outputs
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in by_storage.values())
 
 
 def fits(shape: tuple, real: torch.Size) -> bool:

@@ -28,9 +28,9 @@ def is_size(x) -> bool:
 
 
 def ints_in(structure) -> list[int]:
-    found: list[int] = []
-    map_structure(lambda x: found.append(x) if is_size(x) else None, structure)
-    return found[:8]
+    results: list[int] = []
+    map_structure(lambda x: results.append(x) if is_size(x) else None, structure)
+    return results[:8]
 
 
 def resized(t: torch.Tensor, shape) -> torch.Tensor:
@@ -53,22 +53,22 @@ class Call:
 
     def program(self, meter: torch.Tensor, *tensors: torch.Tensor):
         """The call, with the sizes of `meter` for its ints. A tuple of sizes is a slice of `meter.shape`."""
-        places, given = iter(range(len(self.ints))), iter(tensors)
+        places, inputs = iter(range(len(self.ints))), iter(tensors)
 
         def filled(x):
             if isinstance(x, tuple) and x and all(map(is_size, x)):
-                taken = [place for place, _ in zip(places, x)]
+                taken = [index for index, _ in zip(places, x)]
                 if len(taken) == len(x):
                     return meter.shape[taken[0] : taken[-1] + 1]
-                return (*(meter.shape[place] for place in taken), *x[len(taken) :])
+                return (*(meter.shape[index] for index in taken), *x[len(taken) :])
             if isinstance(x, (tuple, list)):
                 return type(x)([filled(e) for e in x])
             if isinstance(x, dict):
                 return {k: filled(e) for k, e in x.items()}
             if isinstance(x, torch.Tensor):
-                return next(given)
-            place = next(places, None) if is_size(x) else None
-            return x if place is None else meter.shape[place]
+                return next(inputs)
+            index = next(places, None) if is_size(x) else None
+            return x if index is None else meter.shape[index]
 
         args, kwargs = self.arguments
         return self.function(*[filled(a) for a in args], **{k: filled(v) for k, v in kwargs.items()})
@@ -77,14 +77,14 @@ class Call:
         """What the program is called with: as sampled, all sizes one larger, all doubled, one int larger and one
         smaller."""
 
-        def made(ints, size):
+        def operands(ints, size):
             return [torch.zeros(()).expand(ints), *(resized(t, [size(n) for n in t.shape]) for t in self.tensors)]
 
-        yield made(self.ints, lambda n: n)
+        yield operands(self.ints, lambda n: n)
         for larger in (lambda n: n + 1, lambda n: 2 * n):
-            yield made([larger(n) for n in self.ints], lambda n, larger=larger: larger(n) if n > 1 else n)
+            yield operands([larger(n) for n in self.ints], lambda n, larger=larger: larger(n) if n > 1 else n)
         for i, change in itertools.product(range(len(self.ints)), (1, -1)):
-            yield made([n + change * (i == j) for j, n in enumerate(self.ints)], lambda n: n)
+            yield operands([n + change * (i == j) for j, n in enumerate(self.ints)], lambda n: n)
 
 
 def outcome(program: Callable, inputs: list[torch.Tensor], gradients: bool):

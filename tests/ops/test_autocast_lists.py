@@ -41,7 +41,7 @@ WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell",
 
 def entries(lists: object) -> dict[str, tuple]:
     """name -> (function, args, kwargs) of each entry."""
-    found = {}
+    results = {}
     torch.manual_seed(0)
     for group, items in sorted(vars(lists("cpu")).items()):
         spaces = (torch.Tensor,) if group.startswith("methods") else (torch, torch._C._nn, F, torch.linalg)
@@ -58,8 +58,8 @@ def entries(lists: object) -> dict[str, tuple]:
                 args = (*args[:2], args[2][0])
             if name == "einsum":
                 args, rest = (args, *rest[0]), ()
-            found[f"{group}-{name}-{i}"] = function, args, next((x for x in rest if isinstance(x, dict)), {})
-    return found
+            results[f"{group}-{name}-{i}"] = function, args, next((x for x in rest if isinstance(x, dict)), {})
+    return results
 
 
 CPU, CUDA = entries(AutocastCPUTestLists), entries(AutocastTestLists)
@@ -145,9 +145,9 @@ def test_types_of_every_operation_on_cuda(name):
     function = symbol.torch_functions[0]
     torch.manual_seed(0)
     for sample in symbol.sampler(make):
-        given = arguments(sample)
+        sample_arguments = arguments(sample)
         for change in (lambda x: x, lowered, half_lowered()):
-            args, kwargs = map_structure(change, given[0]), map_structure(change, given[1])
+            args, kwargs = map_structure(change, sample_arguments[0]), map_structure(change, sample_arguments[1])
             try:
                 want = typed_by_pytorch(function, args, kwargs, kinds)
             except (RuntimeError, TypeError, ValueError):

@@ -26,8 +26,8 @@ def programs(info, count: int):
     """(function, arguments, keyword arguments) of samples of complex numbers, and of the same with one operand real.
     The function gives what PyTorch's own tests differentiate: no phases of eigenvectors."""
     for sample in itertools.islice(info.sample_inputs_func(info, "cpu", torch.complex128, True), count):
-        given = (sample.input, *sample.args), dict(sample.kwargs)
-        operands = sum(t.is_complex() for t in tensors_in(given))
+        bound_arguments = (sample.input, *sample.args), dict(sample.kwargs)
+        operands = sum(t.is_complex() for t in tensors_in(bound_arguments))
         for real in (None, *range(operands if operands > 1 else 0)):
             places = itertools.count()
 
@@ -37,7 +37,7 @@ def programs(info, count: int):
                 part = x.detach().real if next(places) == real else x.detach()
                 return part.clone().requires_grad_(x.requires_grad)
 
-            args, kwargs = (map_structure(taken, x) for x in given)
+            args, kwargs = (map_structure(taken, x) for x in bound_arguments)
             yield lambda *a, post=sample.output_process_fn_grad, **k: post(info.op(*a, **k)), args, kwargs
 
 
@@ -45,8 +45,8 @@ def case(function, args, kwargs):
     """(results that require grad, leaves, cotangents, gradients); None where PyTorch refuses the sample."""
     leaves = list({id(t): t for t in tensors_in((args, kwargs)) if t.requires_grad}.values())
     try:
-        found = tensors_in(function(*args, **kwargs))
-        results = list({id(o): o for o in found if o.requires_grad and not any(o is x for x in leaves)}.values())
+        tensors = tensors_in(function(*args, **kwargs))
+        results = list({id(o): o for o in tensors if o.requires_grad and not any(o is x for x in leaves)}.values())
         generator = torch.Generator().manual_seed(1)
         cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=generator).requires_grad_() for o in results]
         gradients = torch.autograd.grad(results, leaves, cotangents, create_graph=True, allow_unused=True)
@@ -55,9 +55,9 @@ def case(function, args, kwargs):
     return (results, leaves, cotangents, gradients) if results else None
 
 
-def close(found, expected) -> None:
+def close(actual, expected) -> None:
     """None is zeros: of order 0 a norm has either."""
-    for pair in zip(found, expected, strict=True):
+    for pair in zip(actual, expected, strict=True):
         known = next((x for x in pair if x is not None), None)
         if known is not None:
             f, e = (torch.zeros_like(known) if x is None else x for x in pair)
@@ -106,9 +106,9 @@ def test_second_derivatives_equal_autograds(info):
         compiled = thunder.jit(function)
         torch.manual_seed(0)
         results = [o for o in tensors_in(compiled(*args, **kwargs)) if o.requires_grad]
-        found = torch.autograd.grad(results, leaves, cotangents, create_graph=True, allow_unused=True)
-        close(found, gradients)
-        again = [f for f, g in zip(found, gradients, strict=True) if g is not None and g.requires_grad]
+        computed_gradients = torch.autograd.grad(results, leaves, cotangents, create_graph=True, allow_unused=True)
+        close(computed_gradients, gradients)
+        again = [f for f, g in zip(computed_gradients, gradients, strict=True) if g is not None and g.requires_grad]
         seeds = [torch.randn_like(g) for g in twice]
         close(
             torch.autograd.grad(again, [*leaves, *cotangents], seeds, allow_unused=True),
@@ -145,8 +145,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_complex_programs_do_no_more_than_eager(name):
     """No operation keeps a graph of PyTorch's, and as many kernels run."""
-    function, given = PROGRAMS[name]
-    leaves = [x.clone().requires_grad_() for x in given]
+    function, inputs = PROGRAMS[name]
+    leaves = [x.clone().requires_grad_() for x in inputs]
     compiled = thunder.jit(function)
     calls = []
     for run in (compiled, compiled, function):

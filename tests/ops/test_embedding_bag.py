@@ -38,10 +38,10 @@ def test_gradients_of_bags(mode, form):
             return F.embedding_bag(indices, table, offsets, **options) * 2
 
         compiled = thunder.jit(program)
-        found, expected = compiled(table), program(table)
+        actual, expected = compiled(table), program(table)
         cotangent = torch.randn_like(expected)
-        assert torch.equal(found, expected)
-        assert torch.equal(*(torch.autograd.grad(y, table, cotangent)[0] for y in (found, expected)))
+        assert torch.equal(actual, expected)
+        assert torch.equal(*(torch.autograd.grad(y, table, cotangent)[0] for y in (actual, expected)))
         assert "with_graph" not in str(compiled.programs[0].forward)
 
 
@@ -62,8 +62,8 @@ def test_types_on_gpus_are_those_of_pytorch(mode, last):
             dtype = from_tensor_dtype(t.dtype)
             return TensorProxy(f"t{id(t)}", shape=tuple(t.shape), device=Device("cuda:0"), dtype=dtype)
 
-        given = [None if t is None else proxy(t) for t in (weight, indices, offsets, weights)]
-        found = _types_on_gpus(*given[:3], False, mode, False, given[3], last, -1)
-        assert [(tuple(t.shape), to_torch_dtype(t.dtype)) for t in found] == [
+        proxies = [None if t is None else proxy(t) for t in (weight, indices, offsets, weights)]
+        is_supported = _types_on_gpus(*proxies[:3], False, mode, False, proxies[3], last, -1)
+        assert [(tuple(t.shape), to_torch_dtype(t.dtype)) for t in is_supported] == [
             (tuple(t.shape), t.dtype) for t in expected
         ]

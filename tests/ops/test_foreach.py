@@ -54,12 +54,12 @@ def test_as_in_eager(name):
             text = str(thunder.last_traces(compiled)[-1])
             assert f"_foreach_{name}_(" in text and "copy_(" not in text
         if name not in ("ceil", "floor", "round", "sign", "trunc"):
-            found = []
+            gradients = []
             for f in (thunder.jit(program), program):
                 leaves = [x.requires_grad_() for x in tensors(0)]
                 sum((y * (i + 1)).sum() for i, y in enumerate(f(leaves, *rest))).backward()
-                found.append([x.grad for x in leaves])
-            for g, w in zip(*found):
+                gradients.append([x.grad for x in leaves])
+            for g, w in zip(*gradients):
                 torch.testing.assert_close(g, w)
 
 

@@ -65,8 +65,8 @@ def test_operands_of_other_layouts(name):
             NotImplementedError,
         ):  # some take no others, or have no derivative for what the sample gives
             continue
-        found = run(thunder.jit(lambda *args, **kwargs: function(*args, **kwargs)), args, kwargs, layout)
-        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=1e-8)
+        actual = run(thunder.jit(lambda *args, **kwargs: function(*args, **kwargs)), args, kwargs, layout)
+        torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_images_that_might_be_channels_last(shape, strides):
     """A layout is what the strides say, also where a size of 1 makes two of them the same elements."""
     x = torch.randn(200, dtype=torch.float64).as_strided(shape, strides).requires_grad_()
     w = torch.randn(shape[1], dtype=torch.float64, requires_grad=True)
-    found, expected = (
+    actual, expected = (
         run(f, (x, shape[1], w, w), {}, lambda t: t)
         for f in (thunder.jit(torch.nn.functional.group_norm), torch.nn.functional.group_norm)
     )
-    torch.testing.assert_close(found, expected)
-    assert found[0].stride() == expected[0].stride()
+    torch.testing.assert_close(actual, expected)
+    assert actual[0].stride() == expected[0].stride()

@@ -68,9 +68,9 @@ def test_results_have_the_names_that_pytorch_gives_them():
     x = torch.eye(3) + 1
 
     def program(x):
-        found = torch.linalg.slogdet(x)
+        actual = torch.linalg.slogdet(x)
         return (
-            found.sign * found.logabsdet,
+            actual.sign * actual.logabsdet,
             torch.linalg.eigh(x).eigenvectors,
             torch.linalg.solve_ex(x, x).info,
             torch.slogdet(x),
@@ -103,9 +103,9 @@ def test_a_solution_keeps_its_factors_for_the_backward():
     A, B = (torch.randn(3, n, dtype=D, requires_grad=True) for n in (3, 2))
     for matrix in (A, A.mT):
         compiled(matrix, B).sum().backward()
-        found, A.grad, B.grad = (A.grad, B.grad), None, None
+        actual, A.grad, B.grad = (A.grad, B.grad), None, None
         torch.linalg.solve(matrix, B).sum().backward()
-        torch.testing.assert_close(found, (A.grad, B.grad), rtol=0, atol=0)
+        torch.testing.assert_close(actual, (A.grad, B.grad), rtol=0, atol=0)
         A.grad = B.grad = None
     assert "solve(" not in str(thunder.last_backward_traces(compiled)[-1]).replace("lu_solve(", "").replace(
         "_transposed(", ""
@@ -141,8 +141,8 @@ def test_tangents_of_triangles_are_right():
 
 def test_out_gives_back_named_results():
     def program(x, values, vectors):
-        found = torch.linalg.eigh(x, out=(values, vectors))
-        return found.eigenvalues + 0, type(found) is torch.return_types.linalg_eigh_out
+        actual = torch.linalg.eigh(x, out=(values, vectors))
+        return actual.eigenvalues + 0, type(actual) is torch.return_types.linalg_eigh_out
 
     x = torch.eye(3) + 1
     got, want = [p(x, torch.empty(3), torch.empty(3, 3)) for p in (thunder.jit(program), program)]

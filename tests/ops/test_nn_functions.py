@@ -33,17 +33,17 @@ def signs(n: int):
 
 
 def quantized(f):
-    return lambda *given: f(torch.quantize_per_tensor(given[0], 0.1, 3, torch.quint8), *given[1:])
+    return lambda *arguments: f(torch.quantize_per_tensor(arguments[0], 0.1, 3, torch.quint8), *arguments[1:])
 
 
-def packed_product(*given):
-    x, w, b = (t.detach() for t in given)
+def packed_product(*arguments):
+    x, w, b = (t.detach() for t in arguments)
     return torch.fbgemm_linear_fp16_weight_fp32_activation(x, torch.fbgemm_pack_gemm_matrix_fp16(w), b)
 
 
-def observed(*given):
-    state = [t.clone() for t in given[3:7]]
-    return torch.fused_moving_avg_obs_fake_quant(*given[:3], *state, 0.1, 0, 255, 0), *state
+def observed(*arguments):
+    state = [t.clone() for t in arguments[3:7]]
+    return torch.fused_moving_avg_obs_fake_quant(*arguments[:3], *state, 0.1, 0, 255, 0), *state
 
 
 def stats(x, mean, var):
@@ -75,7 +75,7 @@ PROGRAMS = [
         (rand(4, 3), rand(4, 3), rand(4, 3))),
     ("torch.binary_cross_entropy_with_logits",
         lambda a, b, p: torch.binary_cross_entropy_with_logits(a, b, pos_weight=p), (rand(4, 3), rand(4, 3), rand(3))),
-    ("torch.ctc_loss", lambda *given: torch.ctc_loss(*given, 0, 2, True), CTC),
+    ("torch.ctc_loss", lambda *arguments: torch.ctc_loss(*arguments, 0, 2, True), CTC),
     ("gumbel_softmax", lambda a: F.gumbel_softmax(a, 0.7), (rand(4, 3),)),
     ("gumbel_softmax, hard, of a transposed tensor", lambda a: F.gumbel_softmax(a.t(), hard=True), (rand(4, 3),)),
     ("triplet_margin_with_distance_loss",
@@ -112,9 +112,9 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-def differentiates(program, given, which: int) -> bool:
+def differentiates(program, inputs, which: int) -> bool:
     """Whether PyTorch has the derivative with respect to the first arguments."""
-    leaves = [x.clone().requires_grad_(i < which and x.is_floating_point()) for i, x in enumerate(given)]
+    leaves = [x.clone().requires_grad_(i < which and x.is_floating_point()) for i, x in enumerate(inputs)]
     try:
         sum(
             t.double().sum() for t in tree_leaves(program(*leaves)) if isinstance(t, torch.Tensor) and t.requires_grad
@@ -124,15 +124,15 @@ def differentiates(program, given, which: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("program, given", [row[1:] for row in PROGRAMS], ids=[row[0] for row in PROGRAMS])
+@pytest.mark.parametrize("program, inputs", [row[1:] for row in PROGRAMS], ids=[row[0] for row in PROGRAMS])
 @pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
-def test_program_equals_eager(program, given, grad):
-    which = next((n for n in (len(given), 1) if differentiates(program, given, n)), 0) if grad else 0
+def test_program_equals_eager(program, inputs, grad):
+    which = next((n for n in (len(inputs), 1) if differentiates(program, inputs, n)), 0) if grad else 0
     if grad and not which:
         pytest.skip("PyTorch does not differentiate it")
     compiled, results = thunder.jit(program), []
     for run in (program, compiled):
-        leaves = [x.detach().clone().requires_grad_(i < which and x.is_floating_point()) for i, x in enumerate(given)]
+        leaves = [x.detach().clone().requires_grad_(i < which and x.is_floating_point()) for i, x in enumerate(inputs)]
         torch.manual_seed(0)
         out = [t for t in tree_leaves(run(*leaves)) if isinstance(t, torch.Tensor)]
         differentiable = [o for o in out if o.requires_grad]
@@ -205,10 +205,10 @@ def test_a_negative_variance_is_refused_when_the_program_runs():
 
 
 def test_nothing_here_is_opaque(capsys):
-    for name, program, given in PROGRAMS:
+    for name, program, inputs in PROGRAMS:
         if name == "int_repr":  # a quantized tensor is an opaque value
             continue
-        examine(program, *given)
+        examine(program, *inputs)
         assert "opaque" not in capsys.readouterr().out, name
 
 
@@ -218,17 +218,17 @@ def test_attention_takes_the_kernel_that_pytorch_takes(heads, batches):
     """The CPU's flash kernel, or products. From torch 2.15 on it takes keys of one head for all of the query's."""
     for mask, grouped in itertools.product((None, (3, 5), (4, 1, 3, 5), (1, 1, 1, 1), (4, 3, 5)), (False, True)):
         query = torch.randn(batches[0], heads[0], 3, 8, requires_grad=True)
-        given = query, *(torch.randn(batches[1], n, 5, 8, requires_grad=True) for n in heads[1:])
+        inputs = query, *(torch.randn(batches[1], n, 5, 8, requires_grad=True) for n in heads[1:])
         options = {"attn_mask": None if mask is None else torch.randn(mask), "enable_gqa": grouped}
         try:
-            want = F.scaled_dot_product_attention(*given, **options)
+            want = F.scaled_dot_product_attention(*inputs, **options)
         except RuntimeError:
             continue  # sizes that PyTorch refuses
         compiled = thunder.jit(F.scaled_dot_product_attention)
         with CountCalls() as counter:
-            got = compiled(*given, **options)
+            got = compiled(*inputs, **options)
         assert torch.equal(got, want), (mask, grouped)
-        taken = compat.attention_choice(*given, options["attn_mask"], enable_gqa=grouped)
+        taken = compat.attention_choice(*inputs, options["attn_mask"], enable_gqa=grouped)
         flash = counter.calls["aten._scaled_dot_product_flash_attention_for_cpu.default"]
         assert flash == (taken == SDPBackend.FLASH_ATTENTION.value), (mask, grouped)
 

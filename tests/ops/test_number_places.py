@@ -42,9 +42,9 @@ def numbers_in(sample):
                     yield box, key, inside
 
 
-def given(sample, place, grad: bool) -> tuple:
+def with_number(sample, position, grad: bool) -> tuple:
     """A copy of the sample's arguments, with a tensor in this place."""
-    box, key, inside = place
+    box, key, inside = position
     value = {"args": list(sample.args), "kwargs": dict(sample.kwargs)}
     if inside is None:
         value[box][key] = torch.tensor(value[box][key])
@@ -81,13 +81,13 @@ def outcome(function, first, args, kwargs):
     return [(r.detach(), r.requires_grad) for r in results], gradients
 
 
-def compared(info, sample, place, grad: bool) -> str:
+def compared(info, sample, position, grad: bool) -> str:
     def program(first, args, kwargs):
         return info.op(first, *args, **kwargs)
 
     compiled = thunder.jit(program, fallback="error", numerics="eager")
-    want = outcome(info.op, *given(sample, place, grad))
-    got = outcome(lambda first, *args, **kwargs: compiled(first, args, kwargs), *given(sample, place, grad))
+    want = outcome(info.op, *with_number(sample, position, grad))
+    got = outcome(lambda first, *args, **kwargs: compiled(first, args, kwargs), *with_number(sample, position, grad))
     if isinstance(got, ThunderError):
         return "raises" if isinstance(want, Exception) else "refused"
     if isinstance(want, Exception):
@@ -103,17 +103,19 @@ def compared(info, sample, place, grad: bool) -> str:
 @pytest.mark.parametrize("info", [i for i in op_db if dtype_of(i) is not None], ids=lambda i: i.formatted_name)
 def test_a_tensor_of_an_integer_is_that_integer(info):
     floats = dtype_of(info).is_floating_point and info.supports_autograd
-    seen, found = set(), []
+    seen, results = set(), []
     for n, sample in enumerate(info.sample_inputs_func(info, "cpu", dtype_of(info), floats)):
         if n == SAMPLES:
             break
-        for place in numbers_in(sample):
-            if place[:2] not in seen:
-                seen.add(place[:2])
-                if place[2] is None and version() < (2, 10):  # 2.9 takes a tensor for an empty list of integers
+        for number_place in numbers_in(sample):
+            if number_place[:2] not in seen:
+                seen.add(number_place[:2])
+                if number_place[2] is None and version() < (2, 10):  # 2.9 takes a tensor for an empty list of integers
                     continue
-                found += [compared(info, sample, place, grad) for grad in ((False, True) if floats else (False,))]
-    assert "refused" not in found or info.name in REFUSED
+                results += [
+                    compared(info, sample, number_place, grad) for grad in ((False, True) if floats else (False,))
+                ]
+    assert "refused" not in results or info.name in REFUSED
 
 
 @pytest.mark.skipif(version() < (2, 10), reason="torch 2.9 refuses a tensor there, or takes the sum over all")
@@ -130,7 +132,7 @@ def test_sizes_are_no_decisions_and_dimensions_are():
             x, t = torch.randn(2, 3, 6, requires_grad=True), torch.tensor(n)
             want, got = program(x, t), compiled(x, t)
             torch.testing.assert_close(got, want)
-            grads = [torch.autograd.grad(sum(r.square().sum() for r in found), x) for found in (want, got)]
+            grads = [torch.autograd.grad(sum(r.square().sum() for r in outcome), x) for outcome in (want, got)]
             torch.testing.assert_close(*grads)
         assert len(compiled.programs) == programs
 

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.fil
 def test_a_part_of_the_database():
     reports = op_coverage.run(op_coverage.chosen(".*", (1, 14), seed=4), list(op_coverage.DTYPES), 3)
     assert [c for r in reports for c in r.checks if c.verdict == "wrong"] == []
-    found = op_coverage.totals(reports)
-    assert found["counts"]["total"]["forward equal"] > 500
-    assert found["counts"]["total"]["gradient equal"] > 200
+    totals = op_coverage.totals(reports)
+    assert totals["counts"]["total"]["forward equal"] > 500
+    assert totals["counts"]["total"]["gradient equal"] > 200
 
 
 def test_shards_make_up_the_database():
@@ -87,8 +87,8 @@ WRONG = {
 def test_what_is_wrong_is_noticed(monkeypatch, change, verdict, reason):
     monkeypatch.setattr(thunder, "jit", _broken(change))
     info = next(i for i in op_db if i.name == "sin")
-    found = op_coverage.check_forward(info, torch.sin, "function", (torch.rand(3, 4),), {}, op_coverage.Report("sin"))
-    assert found is not None and found[0] == verdict and found[1].startswith(reason)
+    report = op_coverage.check_forward(info, torch.sin, "function", (torch.rand(3, 4),), {}, op_coverage.Report("sin"))
+    assert report is not None and report[0] == verdict and report[1].startswith(reason)
 
 
 def test_a_wrong_gradient_is_noticed(monkeypatch):

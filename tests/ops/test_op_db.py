@@ -236,8 +236,8 @@ def test_gradients_equal_autograds(info):
             torch.testing.assert_close(
                 got, list({id(o): o for o in want}.values()), **exact, equal_nan=True, check_stride=False
             )
-        found = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
-        for x, g, e in zip(leaves, found, expected, strict=True):
+        gradients_of_leaves = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
+        for x, g, e in zip(leaves, gradients_of_leaves, expected, strict=True):
             assert (g is None) == (e is None) or info.name in NONE_OR_ZEROS, spoken(args, kwargs)
             assert g is None or (g.shape, g.dtype) == (x.shape, x.dtype)
             torch.testing.assert_close(

@@ -166,7 +166,7 @@ def test_gradient_equals_autograds(name):
 
 def connected(program):
     """The results that require grad: gradcheck's fast mode stumbles over others among them."""
-    return lambda *given: tuple(o for o in tensors_in(program(*given)) if o.requires_grad)
+    return lambda *arguments: tuple(o for o in tensors_in(program(*arguments)) if o.requires_grad)
 
 
 @pytest.mark.sweep(6)
@@ -228,8 +228,8 @@ def test_training_is_never_heavier_than_eager(name):
             calls.append(collections.Counter({n: k for n, k in counter.calls.items() if n not in hidden}))
         more = calls[0].total() - calls[1].total()
         detached = calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
-        kept = any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols)
-        more -= detached if kept else max(0, min(detached, one * len(case.forward)))
+        has_graph = any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols)
+        more -= detached if has_graph else max(0, min(detached, one * len(case.forward)))
         assert more <= 0 or (name in MORE_CALLS and more <= 4), (more, calls[0] - calls[1], calls[1] - calls[0])
 
 
@@ -350,14 +350,14 @@ class _nothing:
 @pytest.mark.parametrize("name", [name for name in SAMPLED if memory.owns_result.of(LTORCH[name])])
 def test_results_that_are_owned_share_no_memory(name):
     """They may be written over: of every type, since some operations give back what they have nothing to do for."""
-    symbol, asked = LTORCH[name], 0
+    symbol, requests = LTORCH[name], 0
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         for args, kwargs in samples_of(symbol, dtype):
             try:
                 result = symbol.fn(*args, **kwargs)
             except (RuntimeError, TypeError):  # not of this type
                 continue
-            given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs)) if t.numel()}
-            assert given.isdisjoint(t.untyped_storage().data_ptr() for t in tensors_in(result) if t.numel())
-            asked += 1
-    assert asked
+            input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs)) if t.numel()}
+            assert input_storages.isdisjoint(t.untyped_storage().data_ptr() for t in tensors_in(result) if t.numel())
+            requests += 1
+    assert requests

@@ -60,16 +60,16 @@ PROGRAMS = {
 def test_results_and_gradients_are_eagers(name):
     program, x = PROGRAMS[name]
     compiled = thunder.jit(program, fallback="error")
-    found = []
+    gradients = []
     for run in (program, compiled, compiled):
         torch.manual_seed(0)
         a = x.clone().requires_grad_()
         y = run(a)
         y.square().sum().backward()
-        found.append((y.detach(), a.grad))
-    for y, gradient in found[1:]:
-        torch.testing.assert_close(y, found[0][0], rtol=0, atol=0)
-        torch.testing.assert_close(gradient, found[0][1], equal_nan=True)  # 2.9 has NaN for infinite norms
+        gradients.append((y.detach(), a.grad))
+    for y, gradient in gradients[1:]:
+        torch.testing.assert_close(y, gradients[0][0], rtol=0, atol=0)
+        torch.testing.assert_close(gradient, gradients[0][1], equal_nan=True)  # 2.9 has NaN for infinite norms
     operations = thunder.last_traces(compiled)[0].bound_symbols
     assert not [b.sym.name for b in operations if OpTags.OPAQUE in b.sym.tags]
 
@@ -84,6 +84,6 @@ def test_results_and_gradients_are_eagers(name):
 def test_errors_are_eagers(function, arguments):
     with pytest.raises((RuntimeError, ValueError, IndexError)) as eager:
         function(*arguments)
-    with pytest.raises(type(eager.value)) as found:
-        thunder.jit(lambda *given: function(*given))(*arguments)
-    assert str(found.value).startswith(str(eager.value).split("\n")[0][:60])
+    with pytest.raises(type(eager.value)) as raised:
+        thunder.jit(lambda *arguments: function(*arguments))(*arguments)
+    assert str(raised.value).startswith(str(eager.value).split("\n")[0][:60])

@@ -136,16 +136,16 @@ def test_generators_are_set_in_every_call(program, requires_grad):
     def calls(run):
         torch.manual_seed(1)
         generator.manual_seed(2)
-        found = []
+        results = []
         for _ in range(3):
             result = run(x, generator)
-            found += [
+            results += [
                 *(result if isinstance(result, tuple) else (result,)),
                 torch.get_rng_state(),
                 generator.get_state(),
                 torch.rand(1),
             ]
-        return found
+        return results
 
     for got, want in zip(calls(thunder.jit(program)), calls(program), strict=True):
         assert torch.equal(got, want)

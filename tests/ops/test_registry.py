@@ -72,15 +72,15 @@ def test_rows_of_a_table_belong_to_the_operation_and_to_its_executed_forms():
 def test_facts_have_no_names_but_those_of_fields():
     symbol = Symbol("fresh")
     assert {f.name for f in dataclasses.fields(Definition)} <= set(dir(symbol))
-    for made in (symbol, LTORCH["relu"], PRIMS["sin"]):
+    for each_symbol in (symbol, LTORCH["relu"], PRIMS["sin"]):
         with pytest.raises(AttributeError):
-            made.elmentwise = True
+            each_symbol.elmentwise = True
     with pytest.raises(dataclasses.FrozenInstanceError):
         TraceInfo().parameters = {}
 
 
 def test_no_facts_stand_under_string_keys():
-    found = []
+    names = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Subscript) else None
@@ -91,8 +91,8 @@ def test_no_facts_stand_under_string_keys():
             ):
                 value = node.func.value
             if isinstance(value, ast.Attribute) and value.attr in ("info", "tables"):
-                found.append(f"{path.name}:{node.lineno}")
-    assert not found
+                names.append(f"{path.name}:{node.lineno}")
+    assert not names
 
 
 OPERATIONS = {name for table in (LTORCH, PRIMS) for name, s in table.items() if isinstance(s, Symbol)}
@@ -123,22 +123,22 @@ def _lists_of_operations(tree: ast.AST):
 
 
 def test_the_search_finds_lists():
-    found = list(
+    operations = list(
         _lists_of_operations(ast.parse("A = {'sin', 'cos'}\nif line.sym.name == 'relu': pass\nB = ('mean', 'sum')"))
     )
-    assert [number for number, _ in found] == [1, 2]
+    assert [number for number, _ in operations] == [1, 2]
 
 
 def test_no_lists_of_operations_outside_of_their_families():
     """What a pass asks about an operation is a row in its table, or a field of `Definition`; the fuser's kernels have a table of functions."""
-    found = [
+    operations = [
         f"{path.relative_to(ROOT)}:{number}: {text}"
         for folder in ("transforms", "executors", "extend", "distributed")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if path.parent.name != "triton_kernels"
         for number, text in _lists_of_operations(ast.parse(path.read_text()))
     ]
-    assert not found, "\n".join(found)
+    assert not operations, "\n".join(operations)
 
 
 WALKED = "relu sum index_put scaled_dot_product_attention batch_norm dropout cholesky add_".split()
@@ -146,33 +146,33 @@ WALKED = "relu sum index_put scaled_dot_product_attention batch_norm dropout cho
 
 def _mentioned(tree: ast.AST) -> set[str]:
     """The operations that a source looks up, or compares with the names of, or lists."""
-    found = set()
+    refused = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("LTORCH", "PRIMS", "ltorch", "prims"):
             if isinstance(node.slice, ast.Constant):
-                found.add(node.slice.value)
+                refused.add(node.slice.value)
         if isinstance(node, ast.Attribute) and node.attr in WALKED and ast.unparse(node.value) in ("ltorch", "prims"):
-            found.add(node.attr)
+            refused.add(node.attr)
     texts = [text for _, text in _lists_of_operations(tree)]
-    return found | {n for n in WALKED if any(f"'{n}'" in text or f".{n}'" in text for text in texts)}
+    return refused | {n for n in WALKED if any(f"'{n}'" in text or f".{n}'" in text for text in texts)}
 
 
 def test_walks():
     """Which files mention an operation outside of its family and of the fuser's table."""
-    found: dict = {name: [] for name in WALKED}
+    walked: dict = {name: [] for name in WALKED}
     for path in SOURCES:
-        place = path.relative_to(ROOT)
-        if place.parts[0] in ("ops", "interpreter", "tests", "kernels") or "triton_kernels" in place.parts:
+        relative = path.relative_to(ROOT)
+        if relative.parts[0] in ("ops", "interpreter", "tests", "kernels") or "triton_kernels" in relative.parts:
             continue
-        if place.name == "thin_products.py":  # of the fusers
+        if relative.name == "thin_products.py":  # of the fusers
             continue
         mentioned = _mentioned(ast.parse(path.read_text()))
         for name in WALKED:
             if name in mentioned:
-                found[name].append(str(place))
-    for name, files in found.items():
+                walked[name].append(str(relative))
+    for name, files in walked.items():
         print(f"{name}: {len(files)} {' '.join(files)}")
-    assert not any(found.values())
+    assert not any(walked.values())
 
 
 def test_names_of_torch_that_are_no_operations_of_thunder_are_recorded():

@@ -31,22 +31,22 @@ def facts(function, args: tuple, kwargs: dict, requires_grad) -> tuple:
     grad whether it has none, or what PyTorch says."""
     copies = {}
     for i, x in enumerate(tensors_in((args, kwargs))):
-        made = copies[id(x)] = x.detach().clone()
+        copied = copies[id(x)] = x.detach().clone()
         if requires_grad(i) and (x.is_floating_point() or x.is_complex()):
-            made.requires_grad_()
+            copied.requires_grad_()
     args, kwargs = map_structure(lambda x: copies.get(id(x), x), (args, kwargs))
-    given = tensors_in((args, kwargs))
+    inputs = tensors_in((args, kwargs))
     torch.manual_seed(0)
     results = tensors_in(function(*args, **kwargs))
-    places = [next((i for i, x in enumerate(given) if o is x), None) for o in results]
-    found = [(p, o.requires_grad, p is not None or o.is_leaf) for p, o in zip(places, results, strict=True)]
-    wanted, sums = [x for x in given if x.requires_grad], [o.abs().sum() for o in results if o.requires_grad]
+    places = [next((i for i, x in enumerate(inputs) if o is x), None) for o in results]
+    observed = [(p, o.requires_grad, p is not None or o.is_leaf) for p, o in zip(places, results, strict=True)]
+    wanted, sums = [x for x in inputs if x.requires_grad], [o.abs().sum() for o in results if o.requires_grad]
     if not sums:
-        return found, None
+        return observed, None
     try:
-        return found, [g is None for g in torch.autograd.grad(sums, wanted, allow_unused=True)]
+        return observed, [g is None for g in torch.autograd.grad(sums, wanted, allow_unused=True)]
     except REFUSALS as error:
-        return found, type(error)
+        return observed, type(error)
 
 
 def told(*call):

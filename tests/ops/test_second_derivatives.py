@@ -147,8 +147,8 @@ def test_gradients_inside_are_differentiated_in_operations(name, i):
     function, *shapes = PROGRAMS[name][i]
     inputs = leaves(shapes, torch.float64)
     compiled = thunder.jit(penalty(function), executors=[])
-    found, expected = gradients(compiled, inputs), gradients(penalty(function), inputs)
-    for ours, theirs in zip(found, expected, strict=True):
+    computed_gradients, expected = gradients(compiled, inputs), gradients(penalty(function), inputs)
+    for ours, theirs in zip(computed_gradients, expected, strict=True):
         assert (ours - theirs).abs().max() <= 1e-11 * theirs.abs().max().clamp(min=1.0)
     programs = str(thunder.last_traces(compiled)[-1]) + str(thunder.last_backward_traces(compiled)[-1])
     assert "with_graph" not in programs and "vjp_of" not in programs, "PyTorch differentiates an operation of it"
@@ -159,8 +159,8 @@ def test_exact_rows_round_as_pytorch_does(name, i):
     function, *shapes = PROGRAMS[name][i]
     inputs = leaves(shapes, torch.float32)
     compiled = thunder.jit(penalty(function), numerics="eager")
-    found, expected = gradients(compiled, inputs), gradients(penalty(function), inputs)
-    assert all(map(torch.equal, found, expected))
+    computed_gradients, expected = gradients(compiled, inputs), gradients(penalty(function), inputs)
+    assert all(map(torch.equal, computed_gradients, expected))
 
 
 def test_every_backward_kernel_says_how_it_is_differentiated():

@@ -220,8 +220,8 @@ def test_the_names_that_pytorch_has_for_arguments(name):
                     expected = function(*args[:first], **by_name)
                 except (TypeError, RuntimeError):  # another schema's names
                     continue
-                found = thunder.jit(lambda *args, f=function, **kwargs: f(*args, **kwargs))(*args[:first], **by_name)
-                torch.testing.assert_close(flat(found), flat(expected), equal_nan=True)
+                actual = thunder.jit(lambda *args, f=function, **kwargs: f(*args, **kwargs))(*args[:first], **by_name)
+                torch.testing.assert_close(flat(actual), flat(expected), equal_nan=True)
 
 
 def test_an_operand_by_a_name_of_another_function():
@@ -272,15 +272,15 @@ def test_keys_select_what_eager_selects(seed):
     key = tuple(ATOMS[int(torch.randint(len(ATOMS), (), generator=generator))] for _ in range(count))
     x = torch.randn(3, 2, 4, generator=generator)
 
-    def found(row, one):
+    def substituted(row, one):
         return tuple(row if k == "row" else one if k == "one" else k for k in key)
 
     def assigned(a, row, one):
         b = a.clone()
-        b[found(row, one)] = 1.5
+        b[substituted(row, one)] = 1.5
         return b
 
-    for program in (lambda a, row, one: a[found(row, one)], assigned):
+    for program in (lambda a, row, one: a[substituted(row, one)], assigned):
         try:
             expected = program(x, *INDICES.values())
         except (IndexError, RuntimeError) as error:

@@ -34,11 +34,11 @@ def programs(name, dtype=torch.float64):
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             continue
         if tensors and result:
-            yield lambda *given, program=program: tuple(tensors_in(program(*given))), tensors
+            yield lambda *arguments, program=program: tuple(tensors_in(program(*arguments))), tensors
 
 
-def close_to(found, wanted, tolerance):
-    for f, w in zip(found, wanted, strict=True):
+def close_to(actual, wanted, tolerance):
+    for f, w in zip(actual, wanted, strict=True):
         # float64 to the tolerance; other types (dtype= arguments) to what rounding them once more may cost
         tolerances = (
             {"rtol": tolerance, "atol": tolerance}
@@ -66,15 +66,15 @@ def test_vmap_is_the_operation_on_each_element(name):
     refuses for want of a rule is refused in its words."""
     for program, tensors in programs(name):
         batch = [torch.stack([t, t * 0.97 if t.is_floating_point() else t]) for t in tensors]
-        wanted = [torch.stack(found) for found in zip(*(program(*(b[i].clone() for b in batch)) for i in range(2)))]
+        wanted = [torch.stack(stacked) for stacked in zip(*(program(*(b[i].clone() for b in batch)) for i in range(2)))]
         try:
-            found = captured(torch.func.vmap(program), *batch)
+            actual = captured(torch.func.vmap(program), *batch)
         except RuntimeError as error:
             if name not in DYNAMIC:
                 with pytest.raises(RuntimeError, match=re.escape(str(error))):
                     torch.func.vmap(program)(*batch)
             continue
-        close_to(found, wanted, 1e-9)
+        close_to(actual, wanted, 1e-9)
 
 
 # torch.func's forward mode is wrong (reduce="prod" with zeros left out, the other triangle of triangular_solve) or
@@ -106,9 +106,9 @@ def test_jvp_is_forward_mode(name):
             steps = [moved(*(x + sign * 1e-6 * t for x, t in zip(primals, tangents))) for sign in (1, -1)]
             wanted = [(a - b) / 2e-6 for a, b in zip(*steps)]
         try:
-            found = captured(
-                lambda given, t: torch.func.jvp(
-                    differentiable(program, given, places), tuple(given[i] for i in places), t
+            actual = captured(
+                lambda inputs, t: torch.func.jvp(
+                    differentiable(program, inputs, places), tuple(inputs[i] for i in places), t
                 )[1],
                 tensors,
                 tuple(tangents),
@@ -117,14 +117,14 @@ def test_jvp_is_forward_mode(name):
             # PyTorch's reverse mode refuses
             assert "not differentiable with respect to" in str(error) or "invalid gradient" in str(error), error
             continue
-        close_to(found, wanted, 1e-6 if name in DIFFERENCES else 1e-7)
+        close_to(actual, wanted, 1e-6 if name in DIFFERENCES else 1e-7)
 
 
 def differentiable(program, tensors, places):
     """The program as a function of the tensors in `places`, with its floating-point results only."""
 
-    def run(*given):
-        table = dict(zip(places, given, strict=True))
+    def run(*arguments):
+        table = dict(zip(places, arguments, strict=True))
         results = program(*(table.get(i, t) for i, t in enumerate(tensors)))
         return tuple(
             r for r in results if (r.is_floating_point() if isinstance(r, torch.Tensor) else r.dtype.category == 2)
@@ -151,8 +151,10 @@ def test_second_derivative_is_that_of_autograd(name):
             gradients = torch.autograd.grad(
                 outputs, leaves, cotangents, create_graph=True, allow_unused=True, materialize_grads=True
             )
-            given = [torch.randn(g.shape, dtype=g.dtype, generator=torch.Generator().manual_seed(4)) for g in gradients]
-            connected = [(g, v) for g, v in zip(gradients, given) if g.requires_grad]
+            second_cotangents = [
+                torch.randn(g.shape, dtype=g.dtype, generator=torch.Generator().manual_seed(4)) for g in gradients
+            ]
+            connected = [(g, v) for g, v in zip(gradients, second_cotangents) if g.requires_grad]
             wanted = torch.autograd.grad(
                 [g for g, _ in connected],
                 leaves + cotangents,
@@ -163,12 +165,12 @@ def test_second_derivative_is_that_of_autograd(name):
         except (RuntimeError, NotImplementedError):
             continue  # PyTorch has no second derivative
 
-        def twice(tensors, cotangents, given):
+        def twice(tensors, cotangents, second_cotangents):
             def backward(*values):
                 moved = differentiable(program, tensors, places)
                 return torch.func.vjp(moved, *values[: len(places)])[1](tuple(values[len(places) :]))
 
-            return torch.func.vjp(backward, *(tensors[i] for i in places), *cotangents)[1](given)
+            return torch.func.vjp(backward, *(tensors[i] for i in places), *cotangents)[1](second_cotangents)
 
-        found = captured(twice, tensors, tuple(c.detach() for c in cotangents), tuple(given))
-        close_to(found, wanted, 1e-7)
+        actual = captured(twice, tensors, tuple(c.detach() for c in cotangents), tuple(second_cotangents))
+        close_to(actual, wanted, 1e-7)

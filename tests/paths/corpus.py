@@ -28,7 +28,7 @@ def program(arguments: Callable):
     return register
 
 
-def made(arguments: Callable, table: dict = PROGRAMS):
+def program_of(arguments: Callable, table: dict = PROGRAMS):
     """Registers what makes a program."""
 
     def register(make: Callable) -> Callable:
@@ -427,10 +427,10 @@ def lengths(x, n):
 
 @program(normal(6))
 def rows_that_are_left(x):
-    kept = x[x > 0]
-    if kept.numel() == 0:
+    selected = x[x > 0]
+    if selected.numel() == 0:
         return torch.zeros(())
-    return kept.mean()
+    return selected.mean()
 
 
 @program(normal(6))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.paths.corpus import HOST, integers, made, normal, several, sometimes
+from tests.paths.corpus import HOST, integers, normal, program_of, several, sometimes
 from tests.paths.corpus_training import perceptron
 
 LOGGER = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def logged(x):
     return x
 
 
-@made(normal(4), HOST)
+@program_of(normal(4), HOST)
 def python_random_layerdrop():
     layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
     with torch.no_grad():
@@ -136,7 +136,7 @@ def timed(x):
     return y, time.perf_counter() >= start
 
 
-@made(normal(4), HOST)
+@program_of(normal(4), HOST)
 def time_budget():
     state = types.SimpleNamespace(steps=0)
 
@@ -176,7 +176,7 @@ def text_of_a_tensor(x):
     return str(x) if x[0] > 0 else repr(x.sum())
 
 
-@made(normal(3), HOST)
+@program_of(normal(3), HOST)
 def written_to_a_file():
     folder = tempfile.mkdtemp()
 
@@ -193,7 +193,7 @@ def written_to_a_file():
     return run, ()
 
 
-@made(normal(3), HOST)
+@program_of(normal(3), HOST)
 def saved_when_better():
     folder, state = tempfile.mkdtemp(), types.SimpleNamespace(best=math.inf)
 
@@ -207,7 +207,7 @@ def saved_when_better():
     return run, (state,)
 
 
-@made(normal(5, 3), HOST)
+@program_of(normal(5, 3), HOST)
 def training_with_a_log():
     model, history = perceptron(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -229,7 +229,7 @@ def training_with_a_log():
     return step, (model, optimizer, history)
 
 
-@made(normal(4), HOST)
+@program_of(normal(4), HOST)
 def numpy_rollout():
     rng, log = np.random.default_rng(0), []
 

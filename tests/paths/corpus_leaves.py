@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.paths.corpus import HOST, integers, made, normal, program, several, sometimes
+from tests.paths.corpus import HOST, integers, normal, program, program_of, several, sometimes
 from tests.paths.corpus_training import perceptron
 
 # ------------------------------------------------------------------------------------------------- inner optimisation
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def adversarial_until_wrong():
     model = perceptron()
 
@@ -35,7 +35,7 @@ def adversarial_until_wrong():
     return attack, (model,)
 
 
-@made(normal(4, 3, scale=2.0))
+@program_of(normal(4, 3, scale=2.0))
 def gradient_penalty_where_steep():
     model = perceptron(outputs=1)
 
@@ -63,7 +63,7 @@ def solved_by_descent(x):
     return w.detach(), step
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def first_order_meta_learning():
     model = perceptron()
 
@@ -81,7 +81,7 @@ def first_order_meta_learning():
     return adapt, (model,)
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def teacher_copied_when_better():
     model, state = perceptron(), {"best": float("inf"), "teacher": None}
 
@@ -208,7 +208,7 @@ def compiled_inside(x):
 # ------------------------------------------------------------------------------------------------------------- host
 
 
-@made(normal(4), HOST)
+@program_of(normal(4), HOST)
 def checkpointed_in_memory():
     best = {"loss": float("inf"), "bytes": b""}
 
@@ -221,7 +221,7 @@ def checkpointed_in_memory():
     return step, ()
 
 
-@made(normal(6, 2), HOST)
+@program_of(normal(6, 2), HOST)
 def shuffled_batches():
     model = perceptron(2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -55,12 +55,12 @@ def rnnt_greedy(encoded, joint, predict):
 
 @program(normal(4, 5))
 def nucleus(logits):
-    kept = []
+    saved = []
     for row in logits:
         p, order = row.softmax(-1).sort(descending=True)
         n = int((p.cumsum(0) < 0.8).sum()) + 1
-        kept.append(order[:n])
-    return [k.shape[0] for k in kept], kept[0]
+        saved.append(order[:n])
+    return [k.shape[0] for k in saved], saved[0]
 
 
 @program(normal(6))
@@ -460,12 +460,12 @@ def retrieved_or_computed(query, keys, values):
 @program(several(normal(4), normal(6, 4)))
 def top_documents_above(query, keys):
     scores = keys @ query
-    found = []
+    results = []
     for i in scores.argsort(descending=True).tolist():
-        if scores[i].item() < 0.5 or len(found) == 3:
+        if scores[i].item() < 0.5 or len(results) == 3:
             break
-        found.append(i)
-    return found
+        results.append(i)
+    return results
 
 
 @program(integers(0, 3, 6))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.paths.corpus import integers, made, normal, several, sometimes
+from tests.paths.corpus import integers, normal, program_of, several, sometimes
 
 
 def perceptron(inputs=3, outputs=2):
@@ -23,7 +23,7 @@ def perceptron(inputs=3, outputs=2):
 # -------------------------------------------------------------------------------------------- whole training steps
 
 
-@made(sometimes(0.3, float("nan"), 5, 3))
+@program_of(sometimes(0.3, float("nan"), 5, 3))
 def skipped_where_the_loss_is_nan():
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -40,7 +40,7 @@ def skipped_where_the_loss_is_nan():
     return step, (model, optimizer)
 
 
-@made(normal(5, 3, scale=2.0))
+@program_of(normal(5, 3, scale=2.0))
 def clipped_where_the_norm_is_large():
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
@@ -59,7 +59,7 @@ def clipped_where_the_norm_is_large():
     return step, (model, optimizer)
 
 
-@made(sometimes(0.3, float("inf"), 5, 3))
+@program_of(sometimes(0.3, float("inf"), 5, 3))
 def dynamic_loss_scale():
     model, state = perceptron(), types.SimpleNamespace(scale=8.0, good=0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -82,7 +82,7 @@ def dynamic_loss_scale():
     return step, (model, optimizer, state)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def gradients_accumulated_until_large():
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -98,7 +98,7 @@ def gradients_accumulated_until_large():
     return step, (model, optimizer)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def two_losses_whose_gradients_conflict():
     model = perceptron()
 
@@ -119,7 +119,7 @@ def two_losses_whose_gradients_conflict():
     return step, (model,)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def early_stopping():
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
@@ -141,7 +141,7 @@ def early_stopping():
     return step, (model, optimizer, state)
 
 
-@made(normal(6, 3))
+@program_of(normal(6, 3))
 def learning_rate_on_a_plateau():
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), 0.2)
@@ -161,7 +161,7 @@ def learning_rate_on_a_plateau():
     return step, (model, last)
 
 
-@made(several(normal(6, 3), integers(0, 2, 6)))
+@program_of(several(normal(6, 3), integers(0, 2, 6)))
 def hard_examples_only():
     model = perceptron()
     optimizer = torch.optim.AdamW(model.parameters(), 0.05)
@@ -178,7 +178,7 @@ def hard_examples_only():
     return step, (model, optimizer)
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def generator_and_critic():
     generator, critic = perceptron(3, 3), perceptron(3, 1)
     one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (generator, critic))
@@ -199,7 +199,7 @@ def generator_and_critic():
     return step, (generator, critic, one, two)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def averaged_weights_when_better():
     model, average = perceptron(), perceptron()
 
@@ -218,7 +218,7 @@ def averaged_weights_when_better():
     return step, (model, average)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def sharpness_aware_step():
     model = perceptron()
 
@@ -243,7 +243,7 @@ def sharpness_aware_step():
     return step, (model,)
 
 
-@made(normal(3, 3))
+@program_of(normal(3, 3))
 def lbfgs_step():
     model = perceptron()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
@@ -260,7 +260,7 @@ def lbfgs_step():
     return step, (model,)
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def rectified_adam_step():
     model = perceptron()
     optimizer = torch.optim.RAdam(model.parameters(), 0.05)
@@ -275,7 +275,7 @@ def rectified_adam_step():
     return step, (model, optimizer)
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def loss_decides_under_autocast():
     model = perceptron()
 
@@ -313,7 +313,7 @@ class Observer(nn.Module):
         return torch.round((x - self.low) / scale) * scale + self.low
 
 
-@made(normal(5))
+@program_of(normal(5))
 def observer_of_ranges():
     module = Observer()
     return module, (module,)
@@ -338,7 +338,7 @@ class Codebook(nn.Module):
         return self.codes[near]
 
 
-@made(normal(4, 2))
+@program_of(normal(4, 2))
 def vector_quantiser():
     module = Codebook()
     return module, (module,)
@@ -356,15 +356,15 @@ class Experts(nn.Module):
         weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
         out = torch.zeros_like(x)
         for i, expert in enumerate(self.experts):
-            row, place = torch.where(chosen == i)
+            row, position = torch.where(chosen == i)
             self.loads[i] += row.numel()
             if row.numel() == 0:
                 continue
-            out = out.index_add(0, row, expert(x[row]) * weights[row, place, None])
+            out = out.index_add(0, row, expert(x[row]) * weights[row, position, None])
         return out
 
 
-@made(normal(2, 3, grad=True))
+@program_of(normal(2, 3, grad=True))
 def experts_with_loads():
     module = Experts()
     return module, (module,)
@@ -385,7 +385,7 @@ class Layerdrop(nn.Module):
         return F.dropout(x, 0.5, self.training)
 
 
-@made(normal(4, 3, grad=True))
+@program_of(normal(4, 3, grad=True))
 def layers_dropped():
     module = Layerdrop()
     return module, (module,)
@@ -408,7 +408,7 @@ class EarlyExit(nn.Module):
         return self.head(x), i
 
 
-@made(normal(2, 3, scale=2.0, grad=True))
+@program_of(normal(2, 3, scale=2.0, grad=True))
 def early_exit_with_checkpoints():
     module = EarlyExit()
     return module, (module,)
@@ -430,7 +430,7 @@ class Router(nn.Module):
         return self.small(x)
 
 
-@made(normal(4, 3, grad=True))
+@program_of(normal(4, 3, grad=True))
 def routed_after_batchnorm():
     module = Router()
     return module, (module,)
@@ -453,7 +453,7 @@ class Confidence(nn.Module):
         return F.kl_div(self.student(x[sure]).log_softmax(-1), p[sure], reduction="batchmean")
 
 
-@made(normal(4, 3, grad=True))
+@program_of(normal(4, 3, grad=True))
 def pseudo_labels():
     module = Confidence()
     return module, (module,)
@@ -474,7 +474,7 @@ class Memory(nn.Module):
         return x
 
 
-@made(normal(2))
+@program_of(normal(2))
 def memory_slots():
     module = Memory()
     return module, (module,)
@@ -500,7 +500,7 @@ class SpectralNorm(nn.Module):
         return F.linear(x, self.weight / sigma if sigma > 1 else self.weight)
 
 
-@made(normal(2, 3, grad=True))
+@program_of(normal(2, 3, grad=True))
 def spectral_norm_until_it_stands():
     module = SpectralNorm()
     return module, (module,)
@@ -521,7 +521,7 @@ class Detector(nn.Module):
         return {"boxes": boxes[keep], "scores": scores[keep]}
 
 
-@made(normal(3, 4, grad=True))
+@program_of(normal(3, 4, grad=True))
 def detector_with_nothing_found():
     module = Detector()
     return module, (module,)
@@ -530,7 +530,7 @@ def detector_with_nothing_found():
 # --------------------------------------------------------------------------------------------------------- rollouts
 
 
-@made(normal(4))
+@program_of(normal(4))
 def policy_gradient_rollout():
     policy = perceptron(4, 2)
     optimizer = torch.optim.SGD(policy.parameters(), 0.05)
@@ -553,7 +553,7 @@ def policy_gradient_rollout():
     return episode, (policy, optimizer)
 
 
-@made(normal(3))
+@program_of(normal(3))
 def epsilon_greedy():
     values, counts = torch.zeros(3), torch.zeros(3)
 
@@ -566,7 +566,7 @@ def epsilon_greedy():
     return act, (values, counts)
 
 
-@made(normal(2))
+@program_of(normal(2))
 def replay_buffer():
     buffer: list = []
 
@@ -580,7 +580,7 @@ def replay_buffer():
     return push, (buffer,)
 
 
-@made(normal(3))
+@program_of(normal(3))
 def running_statistics():
     mean, state = torch.zeros(3), {"n": 0, "outliers": 0}
 
@@ -595,7 +595,7 @@ def running_statistics():
     return update, (mean, state)
 
 
-@made(normal(3))
+@program_of(normal(3))
 def metropolis():
     position = torch.zeros(3)
 
@@ -610,7 +610,7 @@ def metropolis():
     return step, (position,)
 
 
-@made(normal(4, 3))
+@program_of(normal(4, 3))
 def gradient_hooks_by_hand():
     model = perceptron()
 
@@ -626,7 +626,7 @@ def gradient_hooks_by_hand():
     return step, (model,)
 
 
-@made(several(normal(4, 3), normal(4, 2)))
+@program_of(several(normal(4, 3), normal(4, 2)))
 def curriculum_by_loss():
     model, state = perceptron(), types.SimpleNamespace(stage=0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -644,7 +644,7 @@ def curriculum_by_loss():
     return step, (model, optimizer, state)
 
 
-@made(normal(5, 3))
+@program_of(normal(5, 3))
 def ema_of_the_loss():
     state = types.SimpleNamespace(average=None)
     w = nn.Parameter(torch.ones(3))

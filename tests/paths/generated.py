@@ -195,19 +195,19 @@ def run(program: Program) -> tuple[str, str]:
 def _is_rounding(function, seed: int, call: int, want, got) -> bool:
     """Whether both outcomes are as far from that of the same calls in float64 as rounding is: a product of a view that
     was overwritten reads another layout than eager's, which its kernel sums in another order."""
-    state, found = new_state(), None
+    state, in_float64 = new_state(), None
     for n, args in enumerate(inputs(seed)[: call + 1]):
         torch.manual_seed(n)
         random.seed(n)
         with _InFloat64():
-            found = outcome(function, (*(_as(a, torch.float64) for a in args), state))
+            in_float64 = outcome(function, (*(_as(a, torch.float64) for a in args), state))
     largest = max(
-        (float(t.detach().abs().max()) for t in leaves(found) if t.is_floating_point() and t.numel()), default=1
+        (float(t.detach().abs().max()) for t in leaves(in_float64) if t.is_floating_point() and t.numel()), default=1
     )
     bound = 8 * torch.finfo(torch.float32).eps * max(1.0, largest)
     try:
         assert_same(got, want, bound)
-        assert_same(_as(found, torch.float32), want, bound)
+        assert_same(_as(in_float64, torch.float32), want, bound)
     except AssertionError:
         return False
     return True
@@ -255,10 +255,10 @@ def smaller(program: Program, limit: int = 300) -> Program:
             tried += 1
             candidate = program._replace(body=body)
             try:
-                found = run(candidate)[0]
+                still_fails = run(candidate)[0]
             except Exception:  # noqa: BLE001 - no program
                 continue
-            if found == "wrong":
+            if still_fails == "wrong":
                 program, shrunk = candidate, True
                 break
     return program

@@ -36,11 +36,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", action="store_true", help="programs without host code; by default both")
     parser.add_argument("--host", action="store_true", help="programs with host code")
-    given = parser.parse_args()
-    everything = not (given.corpus or given.host)
+    options = parser.parse_args()
+    everything = not (options.corpus or options.host)
     warnings.simplefilter("ignore")
-    wrong = corpus(PROGRAMS) if given.corpus or everything else 0
-    wrong += corpus(HOST) if given.host or everything else 0
+    wrong = corpus(PROGRAMS) if options.corpus or everything else 0
+    wrong += corpus(HOST) if options.host or everything else 0
     return int(wrong > 0)
 
 

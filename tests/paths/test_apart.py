@@ -172,14 +172,14 @@ def test_functions_that_are_recorded_apart_decide():
     for program, n in [*((f, 1) for f in FUNCTIONS), *((f, 2) for f in UNDER_FUNC)]:
         compiled = thunder.jit(program, max_paths=64)
         for i in range(10):
-            found = []
+            gradients = []
             for f in (program, compiled):
                 torch.manual_seed(i)
                 random.seed(i)
                 SEEN.clear()
                 first, *others = (torch.randn(4) * (0.2 if i % 2 else 2) for _ in range(n))
-                found.append((outcome(f, (first.requires_grad_(), *others)), list(SEEN)))
-            assert_same(found[1], found[0], rtol=1e-5)
+                gradients.append((outcome(f, (first.requires_grad_(), *others)), list(SEEN)))
+            assert_same(gradients[1], gradients[0], rtol=1e-5)
         assert len(compiled.programs) <= 20
 
 
@@ -244,10 +244,10 @@ def test_numbers_of_numpys_index(program):
     for i in range(8):
         g = torch.Generator().manual_seed(i)
         x, n = torch.randn(9, 4, generator=g), torch.randint(0, 3, (4,), generator=g)
-        found = []
+        gradients = []
         for f in (program, compiled):
             torch.manual_seed(i)
             random.seed(i)
-            found.append(outcome(f, (x.clone().requires_grad_(), n)))
-        assert_same(found[1], found[0], rtol=1e-5)
+            gradients.append(outcome(f, (x.clone().requires_grad_(), n)))
+        assert_same(gradients[1], gradients[0], rtol=1e-5)
     assert len(compiled.programs) <= 4

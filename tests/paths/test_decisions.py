@@ -225,7 +225,7 @@ def test_of_calls_whose_answers_alternate_every_second_one_is_tried_right(monkey
 
     compiled, left = thunder.jit(program), []
     usual = compiled._on_other_path
-    monkeypatch.setattr(compiled, "_on_other_path", lambda *given: left.append(given) or usual(*given))
+    monkeypatch.setattr(compiled, "_on_other_path", lambda *arguments: left.append(arguments) or usual(*arguments))
     inputs = [X, -X]
     for x in inputs:
         compiled(x)
@@ -258,10 +258,10 @@ def heap_of_the_largest(x):
 
 
 def insertion_sort(x):
-    found = []
+    results = []
     for v in x[0].tolist():
-        bisect.insort(found, v)
-    return x * found[0], found
+        bisect.insort(results, v)
+    return x * results[0], results
 
 
 @pytest.mark.parametrize("program", [beam_search, heap_of_the_largest, insertion_sort], ids=lambda f: f.__name__)

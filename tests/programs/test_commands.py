@@ -30,8 +30,8 @@ def command(cache, capsys):
     def run(*words: str) -> str:
         parser = argparse.ArgumentParser()
         add_command(parser.add_subparsers())
-        given = parser.parse_args(["cache", *words])
-        given.command(given)
+        options = parser.parse_args(["cache", *words])
+        options.command(options)
         return capsys.readouterr().out
 
     return run

@@ -55,9 +55,9 @@ def shown(x) -> str:
 @given(values)
 def test_what_is_said_leads_back(x):
     said = json.loads(json.dumps(Describer()(x)))
-    found = named(said)
-    assert type(found) is type(x) and shown(found) == shown(x)
-    assert json.loads(json.dumps(Describer()(found))) == said
+    names = named(said)
+    assert type(names) is type(x) and shown(names) == shown(x)
+    assert json.loads(json.dumps(Describer()(names))) == said
 
 
 @SLOW_MACHINES

@@ -56,7 +56,7 @@ class Model(torch.nn.Module):
 MODEL, X = Model(), torch.randn(2, 3)
 
 
-def kept(cache):
+def keep_one(cache):
     thunder.jit(MODEL, keep_programs=True)(X)
     (path,) = cache.glob("*.program")
     return path
@@ -66,28 +66,28 @@ def run_again(monkeypatch) -> tuple[int, list]:
     """How many programs were loaded, and the warnings. The result is eager's."""
     monkeypatch.setattr(keep, "_warned", [])
     compiled = thunder.jit(MODEL, keep_programs=True)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             result = compiled(X)
     assert torch.equal(result["out"], MODEL(X)["out"])
-    return thunder.compile_stats(compiled).loaded, found
+    return thunder.compile_stats(compiled).loaded, caught
 
 
 def damaged(whole: bytes, generator: random.Random) -> bytes:
     """The content of a file as accidents and forgers leave it."""
-    place, other = sorted(generator.sample(range(len(whole)), 2))
+    position, other = sorted(generator.sample(range(len(whole)), 2))
     kind = generator.randrange(9)
     if kind == 0:
-        return whole[:place]
+        return whole[:position]
     if kind == 1:
-        return whole[:place] + bytes([whole[place] ^ (1 << generator.randrange(8))]) + whole[place + 1 :]
+        return whole[:position] + bytes([whole[position] ^ (1 << generator.randrange(8))]) + whole[position + 1 :]
     if kind == 2:
-        return whole[:place] + generator.randbytes(generator.randrange(1, 40)) + whole[place:]
+        return whole[:position] + generator.randbytes(generator.randrange(1, 40)) + whole[position:]
     if kind == 3:
-        return whole[:place] + whole[other:]
+        return whole[:position] + whole[other:]
     if kind == 4:
-        return whole[:place] + whole[place:other] * 2 + whole[other:]
+        return whole[:position] + whole[position:other] * 2 + whole[other:]
     if kind == 5:
         return generator.randbytes(len(whole))
     if kind == 6:
@@ -102,7 +102,7 @@ def damaged(whole: bytes, generator: random.Random) -> bytes:
 
 
 def test_300_damaged_and_forged_files(cache, monkeypatch, watched):
-    path = kept(cache)
+    path = keep_one(cache)
     whole, generator = path.read_bytes(), random.Random(0)
     secret = files.key_of_user()
     assert run_again(monkeypatch) == (1, [])
@@ -114,20 +114,20 @@ def test_300_damaged_and_forged_files(cache, monkeypatch, watched):
         with pytest.raises(Damaged):
             files.read(path, secret)
         if number % 10 == 0:  # which takes longer
-            loaded, found = run_again(monkeypatch)
-            assert loaded == 0 and [w.category for w in found] == [ProgramFileWarning], (number, found)
+            loaded, said = run_again(monkeypatch)
+            assert loaded == 0 and [w.category for w in said] == [ProgramFileWarning], (number, said)
             assert run_again(monkeypatch) == (1, [])  # capture has written it again
     path.write_bytes(whole)
 
 
 def changed(document: dict, path: str, value) -> dict:
     """A copy of a document with another value at a path."""
-    found = inside = json.loads(json.dumps(dict(document)))
+    copied = inside = json.loads(json.dumps(dict(document)))
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("/"))
     for step in steps:
         inside = inside[step]
     inside[last] = value
-    return found
+    return copied
 
 
 BODY = "def {}(x, t_layer_weight, t_layer_bias):\n  return {}"
@@ -161,26 +161,26 @@ NUMBERS = [
 def forged(document: dict) -> list[dict]:
     """Documents that a writer with the user's key, or a mistake of ours, could make: what they say is not run."""
     name = document["computation"]["name"]
-    found = [changed(document, "computation/text", BODY.format(name, attack)) for attack in ATTACKS]
+    forgeries = [changed(document, "computation/text", BODY.format(name, attack)) for attack in ATTACKS]
     call = BODY.format(name, "harmless(x)")
-    found += [
+    forgeries += [
         changed(changed(document, "computation/text", call), "computation/objects", {"harmless": said})
         for said in FUNCTIONS
     ]
-    found += [
+    forgeries += [
         changed(document, "epilogue", f"def epilogue(fn, args, kwargs, values):\n  return {attack}")
         for attack in EPILOGUES
     ]
-    found += [
+    forgeries += [
         changed(document, "epilogue", f"@{attack}\ndef epilogue(fn, args, kwargs, values):\n  return 1")
         for attack in ("print", "fn")
     ]
     for i, (_, step, key, *_) in enumerate(document["questions"]["sources"]):
         if step in ("attr", "item") and isinstance(key, str):
-            found.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"]]))
-            found.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
+            forgeries.append(changed(document, f"questions/sources/{i}", [0, "call", ["tuple", "cpu"]]))
+            forgeries.append(changed(document, f"questions/sources/{i}/2", "no_such_name"))
     for relation in NUMBERS:
-        found.append(changed(document, "questions/relations", [relation]))
+        forgeries.append(changed(document, "questions/relations", [relation]))
     for part in document:
         if part not in (
             "prologue",
@@ -193,31 +193,31 @@ def forged(document: dict) -> list[dict]:
             "codes",
             "regions",
         ):
-            found += [changed(document, part, value) for value in (None, [], {}, "text", 3)]
-    return found
+            forgeries += [changed(document, part, value) for value in (None, [], {}, "text", 3)]
+    return forgeries
 
 
 def test_forged_documents_with_the_right_hash(cache, monkeypatch, watched):
     """Whoever can write with the user's key can write programs; what is no program is refused all the same."""
     MODEL.requires_grad_(True)
-    path = kept(cache)
+    path = keep_one(cache)
     secret = files.key_of_user()
     document = files.read(path, secret)
     attacks = forged(document)
     assert len(attacks) > 100
     for attack in attacks:
         files.write(path, attack, secret)
-        loaded, found = run_again(monkeypatch)
+        loaded, messages = run_again(monkeypatch)
         parts = [part for part in attack if attack[part] != document.get(part)]
         # a name that another question found absent is absent under another name as well
         assert loaded == 0 or parts == ["questions"], [(part, attack[part]) for part in parts]
-        assert len(found) <= 1 and all(w.category is ProgramFileWarning for w in found)
+        assert len(messages) <= 1 and all(w.category is ProgramFileWarning for w in messages)
     files.write(path, document, secret)
     assert run_again(monkeypatch) == (1, [])
 
 
 def test_code_is_that_of_its_text_and_of_who_has_the_key(cache, monkeypatch, tmp_path, watched):
-    path = kept(cache)
+    path = keep_one(cache)
     secret = files.key_of_user()
     document = files.read(path, secret)
     codes = document["codes"]
@@ -225,7 +225,7 @@ def test_code_is_that_of_its_text_and_of_who_has_the_key(cache, monkeypatch, tmp
     assert texts < set(codes) and len(codes) == 3, "the third is the prologue's, which is written anew"
     checked = []
     real = text.check_computation
-    monkeypatch.setattr(text, "check_computation", lambda *given: checked.append(given) or real(*given))
+    monkeypatch.setattr(text, "check_computation", lambda *arguments: checked.append(arguments) or real(*arguments))
     assert run_again(monkeypatch) == (1, []) and not checked
     name = document["computation"]["name"]
     other = changed(document, "computation/text", BODY.format(name, "torch.os.system('true')"))
@@ -242,13 +242,13 @@ def test_code_is_that_of_its_text_and_of_who_has_the_key(cache, monkeypatch, tmp
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
 def test_files_that_others_may_write_to(cache, monkeypatch, tmp_path):
-    path = kept(cache)
-    for place, mode in ((path, 0o666), (cache, 0o777), (path, 0o620)):
-        before = place.stat().st_mode
-        place.chmod(mode)
-        loaded, found = run_again(monkeypatch)
-        assert loaded == 0 and "others may write" in str(found[0].message)
-        place.chmod(before)
+    path = keep_one(cache)
+    for loose, mode in ((path, 0o666), (cache, 0o777), (path, 0o620)):
+        before = loose.stat().st_mode
+        loose.chmod(mode)
+        loaded, messages = run_again(monkeypatch)
+        assert loaded == 0 and "others may write" in str(messages[0].message)
+        loose.chmod(before)
     real = tmp_path / "elsewhere"
     path.rename(real)
     path.symlink_to(real)
@@ -287,7 +287,7 @@ def test_a_file_of_others_is_loaded_where_it_is_trusted(tmp_path, cache):
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners and modes are POSIX's")
 def test_a_cache_that_others_may_write_to_is_left_alone(cache, monkeypatch, tmp_path):
-    kept(cache)
+    keep_one(cache)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     tmp_path.chmod(0o777)
     monkeypatch.setattr(keep, "_warned", [])

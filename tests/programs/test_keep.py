@@ -140,9 +140,9 @@ def test_functions_are_loaded_and_equal_eager(name, again):
     wanted = fn(*args)
     for loaded in (0, 1):
         torch.manual_seed(0)
-        found, stats = again(fn, *args)
+        actual, stats = again(fn, *args)
         assert stats.loaded == loaded, stats.not_loaded
-        assert same(found, wanted)
+        assert same(actual, wanted)
     assert stats.interpreted_instructions == 0
 
 
@@ -158,8 +158,8 @@ def test_the_code_of_programs_is_kept_with_them(again, monkeypatch):
     x = torch.randn(5, 4, requires_grad=True)
     for loaded in (0, 1):
         compiled.clear()
-        found, stats = again(Perceptron(), x)
-        found.sum().backward()
+        actual, stats = again(Perceptron(), x)
+        actual.sum().backward()
         programs = {"def prologue", "def augmented_forward_fn", "def backward_fn"} & set(compiled)
         assert stats.loaded == loaded and len(programs) == (0 if loaded else 3), compiled
 
@@ -176,8 +176,8 @@ def same(a, b) -> bool:
 def test_what_is_written_to_is_written_to(again):
     for loaded in (0, 1):
         x = torch.ones(3)
-        found, stats = again(written, x)
-        assert stats.loaded == loaded and x.tolist() == [2.0] * 3 and found.tolist() == [3.0] * 3
+        actual, stats = again(written, x)
+        assert stats.loaded == loaded and x.tolist() == [2.0] * 3 and actual.tolist() == [3.0] * 3
 
 
 def asks_for_a_gradient(x, y):
@@ -229,9 +229,9 @@ def test_modules_train(kind, again):
     wanted = trained(lambda m: m(x), copy())
     for loaded in (0, 1):
         seen = []
-        found = trained(lambda m: (seen.append(again(m, x)), seen[0][0])[1], copy())  # noqa: B023
+        losses = trained(lambda m: (seen.append(again(m, x)), seen[0][0])[1], copy())  # noqa: B023
         assert seen[0][1].loaded == loaded, seen[0][1].not_loaded
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(losses, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
@@ -247,8 +247,8 @@ def test_a_loss_beside_logits(again):
     wanted = gradients_of_loss(lambda m, *a: m(*a), model, x, y)
     for loaded in (0, 1):
         compiled = thunder.jit(model, keep_programs=True)
-        found = gradients_of_loss(lambda m, *a: compiled(*a), model, x, y)  # noqa: B023
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        gradients = gradients_of_loss(lambda m, *a: compiled(*a), model, x, y)  # noqa: B023
+        torch.testing.assert_close(gradients, wanted, rtol=0, atol=0)
         assert thunder.compile_stats(compiled).loaded == loaded
     (path,) = files.directory().glob("*.program")
     assert list(files.read(path, files.key_of_user())["without"]) == ["1"]
@@ -258,15 +258,15 @@ def test_derivatives_that_are_not_in_the_file(again):
     """Where a file has no backward for a case, PyTorch differentiates the program."""
     model, x, y = WithLoss(), torch.randn(2, 4), torch.randn(2, 3)
     again(model, x, y)  # no backward runs: the one of the loss alone is not in the file
-    found, stats = again(model, x, y)
+    actual, stats = again(model, x, y)
     wanted = gradients_of_loss(lambda m, *a: m(*a), model, x, y)
     model.zero_grad()
-    found.loss.backward()
+    actual.loss.backward()
     assert stats.loaded == 1
     torch.testing.assert_close([p.grad for p in model.parameters()], wanted)
 
-    found, stats = again(model, x, y)
-    first = torch.autograd.grad(found.logits.square().sum(), model.body.first.weight, create_graph=True)[0]
+    actual, stats = again(model, x, y)
+    first = torch.autograd.grad(actual.logits.square().sum(), model.body.first.weight, create_graph=True)[0]
     second = torch.autograd.grad(first.square().sum(), model.body.second.weight)[0]
     result = model(x, y)
     first = torch.autograd.grad(result.logits.square().sum(), model.body.first.weight, create_graph=True)[0]
@@ -288,22 +288,22 @@ def stopped(x):
 def test_second_derivatives_of_what_is_loaded(fn, again):
     def derivatives(run):
         torch.manual_seed(0)
-        given = [torch.randn(3, 3, requires_grad=True) for _ in range(2 if fn is several else 1)]
+        inputs = [torch.randn(3, 3, requires_grad=True) for _ in range(2 if fn is several else 1)]
         torch.manual_seed(1)
-        leaves = torch.utils._pytree.tree_leaves(run(fn, *given))
+        leaves = torch.utils._pytree.tree_leaves(run(fn, *inputs))
         differentiable = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
         flags = [t.requires_grad for t in leaves if isinstance(t, torch.Tensor)]
         loss = sum(t.square().sum() for t in differentiable)
-        first = torch.autograd.grad(loss, given, create_graph=True)
-        second = torch.autograd.grad(sum(g.sin().sum() for g in first), given, allow_unused=True)
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in first), inputs, allow_unused=True)
         return [flags, *first, *second]
 
-    wanted = derivatives(lambda fn, *given: fn(*given))
+    wanted = derivatives(lambda fn, *arguments: fn(*arguments))
     for loaded in (0, 1):
         seen = []
-        found = derivatives(lambda fn, *given: (seen.append(again(fn, *given)), seen[0][0])[1])  # noqa: B023
+        all_derivatives = derivatives(lambda fn, *arguments: (seen.append(again(fn, *arguments)), seen[0][0])[1])  # noqa: B023
         assert seen[0][1].loaded == loaded, seen[0][1].not_loaded
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(all_derivatives, wanted)
 
 
 def test_effects_are_repeated(again):
@@ -327,9 +327,9 @@ def test_the_original_that_handles_an_error_draws_the_same_numbers(again):
         torch.manual_seed(1)
         wanted, state = drawn(x), torch.get_rng_state()
         torch.manual_seed(1)
-        found, stats = again(drawn, x, fallback="eager")
+        actual, stats = again(drawn, x, fallback="eager")
         assert stats.loaded == loaded, stats.not_loaded
-        assert torch.equal(found, wanted) and torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(actual, wanted) and torch.equal(torch.get_rng_state(), state)
 
 
 # ------------------------------------------------------------------------------------- what is another program
@@ -339,9 +339,9 @@ def test_a_module_with_another_structure_is_captured(again):
     x = torch.randn(2, 4)
     again(Perceptron(), x)
     for model in (Perceptron(bias=False), Perceptron(width=9)):
-        found, stats = again(model, x)
+        actual, stats = again(model, x)
         assert stats.loaded == 0 and stats.not_loaded
-        torch.testing.assert_close(found, model(x))
+        torch.testing.assert_close(actual, model(x))
 
 
 CHANGES = {
@@ -362,24 +362,24 @@ def test_a_module_that_was_changed_is_captured(change, again):
     again(model, x)
     CHANGES[change](model)
     x = x.to(model.first.weight.dtype)
-    found, stats = again(model, x)
+    actual, stats = again(model, x)
     assert stats.loaded == 0
-    torch.testing.assert_close(found, model(x), rtol=0, atol=0)
+    torch.testing.assert_close(actual, model(x), rtol=0, atol=0)
 
 
 def test_a_function_that_was_changed_is_captured(again, monkeypatch):
     x = torch.randn(3)
     again(helped, x)
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
-    found, stats = again(helped, x)
+    actual, stats = again(helped, x)
     assert stats.loaded == 0 and "SCALE" in stats.not_loaded[0]
-    torch.testing.assert_close(found, helped(x))
+    torch.testing.assert_close(actual, helped(x))
     before = scaled.__code__
     scaled.__code__ = (lambda x: x * SCALE - 1).__code__
     try:
-        found, stats = again(helped, x)
+        actual, stats = again(helped, x)
         assert stats.loaded == 0
-        torch.testing.assert_close(found, helped(x))
+        torch.testing.assert_close(actual, helped(x))
     finally:
         scaled.__code__ = before
 
@@ -403,8 +403,8 @@ def test_one_parameter_in_two_places(again):
     x, model = torch.randn(2, 4), Perceptron(width=3)
     again(model, x)
     model.second.bias = model.first.bias
-    found, _ = again(model, x)
-    found.sum().backward()
+    actual, _ = again(model, x)
+    actual.sum().backward()
     gradient, model.first.bias.grad = model.first.bias.grad, None
     model(x).sum().backward()
     torch.testing.assert_close(gradient, model.first.bias.grad)
@@ -420,8 +420,8 @@ def test_two_objects_that_become_one(again):
 
     x = torch.randn(2, 3)
     again(tied(a, b), x)
-    found, stats = again(tied(a, a), x)
-    torch.testing.assert_close(found, a(a(x)))
+    actual, stats = again(tied(a, a), x)
+    torch.testing.assert_close(actual, a(a(x)))
     assert stats.loaded == 0
 
 
@@ -481,10 +481,10 @@ def test_sizes_and_numbers_stay_symbolic(cache):
     def steps(*calls):
         compiled = thunder.jit(model, keep_programs=True)
         for n, scale, step in calls:
-            given = torch.randint(0, 20, (2, n)), scale, step
-            found, wanted = compiled(*given), model(*given)
-            torch.testing.assert_close(found, wanted)
-            gradients = [torch.autograd.grad(out[0].square().sum(), [*model.parameters()]) for out in (found, wanted)]
+            inputs = torch.randint(0, 20, (2, n)), scale, step
+            actual, wanted = compiled(*inputs), model(*inputs)
+            torch.testing.assert_close(actual, wanted)
+            gradients = [torch.autograd.grad(out[0].square().sum(), [*model.parameters()]) for out in (actual, wanted)]
             torch.testing.assert_close(*gradients)
         return thunder.compile_stats(compiled)
 
@@ -523,9 +523,9 @@ REFUSED = {
 def test_what_cannot_be_kept_says_why_and_runs(what, again):
     fn, args, options, words = REFUSED[what]
     for _ in range(2):
-        found, stats = again(fn, *args, **options)
+        actual, stats = again(fn, *args, **options)
         assert stats.loaded == 0
-        torch.testing.assert_close(found, fn(*args))
+        torch.testing.assert_close(actual, fn(*args))
     (path,) = files.directory().glob("*.refused")
     assert words in files.read(path, files.key_of_user())["reason"]
     assert not [*files.directory().glob("*.program")]
@@ -638,8 +638,8 @@ def test_ids_of_objects(again):
     x = torch.ones(2)
     for fn, loaded in ((by_id, 0), (with_memo, 1)):
         again(fn, x)
-        found, stats = again(fn, x)
-        assert stats.loaded == loaded and torch.equal(found, fn(x))
+        actual, stats = again(fn, x)
+        assert stats.loaded == loaded and torch.equal(actual, fn(x))
 
 
 def decorated(function):
@@ -666,9 +666,9 @@ def test_functions_in_closures_and_local_classes(again):
     x = torch.randn(3)
     for model in (Decorated(), Local()):
         again(model, x)
-        found, stats = again(model, x)
+        actual, stats = again(model, x)
         assert stats.loaded == 1, stats.not_loaded
-        assert torch.equal(found, model(x))
+        assert torch.equal(actual, model(x))
 
 
 @pytest.mark.parametrize("value", [b"abc", "abc", np.float32(2), np.arange(3)[1], Path("a"), 2.5], ids=repr)

@@ -31,10 +31,10 @@ class Block(torch.nn.Module):
 @pytest.fixture
 def later(monkeypatch):
     """Programs are written when the test says so, and not a second later."""
-    found = regions.Later()
-    monkeypatch.setattr(found, "_run", lambda: None)
-    monkeypatch.setattr("thunder.programs.keep.LATER", found)
-    return found
+    regions_later = regions.Later()
+    monkeypatch.setattr(regions_later, "_run", lambda: None)
+    monkeypatch.setattr("thunder.programs.keep.LATER", regions_later)
+    return regions_later
 
 
 def step(compiled, module, x):
@@ -45,8 +45,8 @@ def step(compiled, module, x):
 
 
 def stats(compiled):
-    found = thunder.compile_stats(compiled)
-    return found.loaded, found.cache_misses, found.interpreted_instructions > 0
+    statistics = thunder.compile_stats(compiled)
+    return statistics.loaded, statistics.cache_misses, statistics.interpreted_instructions > 0
 
 
 def kept_regions(compiled):
@@ -71,8 +71,8 @@ def test_a_second_process_runs_the_same_kernels(cache, later):
         assert torch.equal(got[0], want[0])
         assert all(map(torch.equal, got[1], want[1]))
     assert stats(second) == (1, 1, False)
-    found = kept_regions(second)
-    assert found and all(r.is_usual for r in found)
+    loaded_regions = kept_regions(second)
+    assert loaded_regions and all(r.is_usual for r in loaded_regions)
 
 
 def test_other_strides_run_by_operations_and_compile_anew(cache, later):

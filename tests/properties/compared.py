@@ -273,11 +273,13 @@ class Side:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(source, filename, "exec"), self.space)
-            for made in [v for v in self.space.values() if isinstance(v, type) and v.__module__ == MODULE]:
-                copyreg._slotnames(made)  # kept in the class by the first copy of an object, and seen by `dir`
-        self.given = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and _is_imported(v)}
-        self.original = set(self.space) - self.given
-        self.names = [k for k, v in self.space.items() if k not in self.given and not k.startswith("_") and _is_own(v)]
+            for kind in [v for v in self.space.values() if isinstance(v, type) and v.__module__ == MODULE]:
+                copyreg._slotnames(kind)  # kept in the class by the first copy of an object, and seen by `dir`
+        self.imported = {k for k, v in self.space.items() if isinstance(v, types.ModuleType) and _is_imported(v)}
+        self.original = set(self.space) - self.imported
+        self.names = [
+            k for k, v in self.space.items() if k not in self.imported and not k.startswith("_") and _is_own(v)
+        ]
 
     def enter(self) -> None:
         sys.modules[MODULE] = self.module
@@ -314,7 +316,7 @@ class Side:
         for name in self.names:
             if name in self.space:
                 description.add(name, self.space[name])
-        new = set(self.space) - self.given - self.original
+        new = set(self.space) - self.imported - self.original
         description.lines.append(f"names: {sorted(n for n in new if not n.startswith('_'))}")
         description.lines.append(f"surroundings: {surroundings.state()}")
         return description
@@ -378,8 +380,8 @@ _FAR = 1 << 44  # also in float32
 
 
 def _hash_elsewhere(value: Any) -> int:
-    found = hash(value)
-    return found + _FAR if found in (id(value), object.__hash__(value)) else found
+    hashed = hash(value)
+    return hashed + _FAR if hashed in (id(value), object.__hash__(value)) else hashed
 
 
 # builtins of a world whose objects lie at other addresses
@@ -458,7 +460,7 @@ def _compare(
     warned: list[str],
     refusals: list[str],
 ) -> Verdict:
-    found, error, caught, _ = ours.call(compiled)
+    actual, error, caught, _ = ours.call(compiled)
     if isinstance(error, ThunderError) and not words[0].startswith(f"raised {type(error).__qualname__}"):
         text = refusal(error)
         own = "please report" in str(error) or not text.startswith(("CaptureError", "DataDependentError", "SharpEdge"))
@@ -474,7 +476,7 @@ def _compare(
         if issubclass(w.category, SharpEdgeWarning):
             warned.append(str(w.message).split("\n")[0])
     refusals += (_in_general(str(w.message)) for w in caught if issubclass(w.category, FallbackWarning))
-    if different := difference(found, words):
+    if different := difference(actual, words):
         return Verdict("warned", _in_general(warned[0])) if warned else Verdict("wrong", f"call {number}: {different}")
     reports = [str(w.message) for w in caught if "please report" in str(w.message)]  # and the original function ran
     return Verdict("failed", _in_general(reports[0])) if reports else Verdict("same")

@@ -94,16 +94,16 @@ def a_forward_that_is_replaced(jit):
 
 @program
 def a_module_made_inside_and_kept(jit):
-    kept = []
+    saved = []
 
     def f(x):
         module = nn.Module()
         module.value = x * 2
-        kept.append(module)
+        saved.append(module)
         return x
 
     jit(f)(torch.ones(2))
-    return kept[0].value
+    return saved[0].value
 
 
 of_calls("the text of a tensor", lambda x: f"{x.mean():.2f} {x}", (torch.ones(2),), (torch.zeros(2),))
@@ -237,9 +237,9 @@ VARIABLE: contextvars.ContextVar = contextvars.ContextVar("VARIABLE", default=0)
 def a_context_variable(jit):
     def f(x):
         token = VARIABLE.set(x * 2)
-        found = VARIABLE.get() + 1
+        actual = VARIABLE.get() + 1
         VARIABLE.reset(token)
-        return found, VARIABLE.get()
+        return actual, VARIABLE.get()
 
     return jit(f)(torch.ones(2))
 
@@ -371,14 +371,14 @@ def outcomes(run: Callable) -> list:
 
 
 def main() -> int:
-    found: collections.Counter = collections.Counter()
+    counts: collections.Counter = collections.Counter()
     for name, run in PROGRAMS.items():
         results = outcomes(run)
         verdict = "equal" if same(*results) else "DIFFERENT"
-        found[verdict] += 1
+        counts[verdict] += 1
         print(f"{verdict}: {name}\n  eager {shown(results[0])}\n  ours  {shown(results[1])}")
-    print(", ".join(f"{n} {verdict}" for verdict, n in found.items()))
-    return int(bool(found["DIFFERENT"]))
+    print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    return int(bool(counts["DIFFERENT"]))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def taken(r):
 
 def names() -> list[str]:
     """Functions and classes of the modules, and methods of the types that there is a receiver for."""
-    found: dict[str, None] = {}
+    seen_names: dict[str, None] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
         public = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
@@ -194,13 +194,13 @@ def names() -> list[str]:
                 continue
             if isinstance(value, type) and issubclass(value, ast.AST) and n not in ("AST", "Module", "Name"):
                 continue  # a hundred classes that are made in one way
-            found[f"{module_name}.{n}"] = None
+            seen_names[f"{module_name}.{n}"] = None
     for kind in RECEIVERS:
         value = eval_kind(kind)
         for n, member in inspect.getmembers(value):
             if callable(member) and (n[0] != "_" or n in METHODS):
-                found[f"{kind}().{n}"] = None
-    return list(found)
+                seen_names[f"{kind}().{n}"] = None
+    return list(seen_names)
 
 
 METHODS = [
@@ -224,12 +224,12 @@ def eval_kind(kind: str):
 
 
 def space() -> dict:
-    made = types.ModuleType("generated_program")
+    module = types.ModuleType("generated_program")
     import sys
 
-    sys.modules["generated_program"] = made
-    exec(HEAD, vars(made))
-    return vars(made)
+    sys.modules["generated_program"] = module
+    exec(HEAD, vars(module))
+    return vars(module)
 
 
 def calls(name: str, rng: random.Random, wanted: int = 3, tries: int = 400) -> list[tuple[str, list[str]]]:
@@ -238,7 +238,7 @@ def calls(name: str, rng: random.Random, wanted: int = 3, tries: int = 400) -> l
         return [(WRITTEN[name], [])]
     receiver, _, method = name.partition("().")
     first = [RECEIVERS[receiver]] if method else []
-    found: list[tuple[str, list[str]]] = []
+    candidates: list[tuple[str, list[str]]] = []
     boring = 0
     for attempt in range(tries):
         count = rng.choice([0, 1, 1, 1, 2, 2, 3]) if attempt else 0
@@ -249,9 +249,9 @@ def calls(name: str, rng: random.Random, wanted: int = 3, tries: int = 400) -> l
         if method and attempt % 5 == 4:
             chosen[:1] = first
         chosen = first + chosen
-        given = ", ".join(f"a{i}" for i in range(len(first), len(chosen)))
-        expression = f"a0.{method}({given})" if method else f"{name}({given})"
-        if (expression, chosen) in found:
+        more_arguments = ", ".join(f"a{i}" for i in range(len(first), len(chosen)))
+        expression = f"a0.{method}({more_arguments})" if method else f"{name}({more_arguments})"
+        if (expression, chosen) in candidates:
             continue
         try:
             table = space_of_pool()
@@ -264,12 +264,12 @@ def calls(name: str, rng: random.Random, wanted: int = 3, tries: int = 400) -> l
             boring += 1
             if boring > 1 and attempt < tries // 2:
                 continue
-        found.append((expression, chosen))
-        if len(found) >= wanted:
+        candidates.append((expression, chosen))
+        if len(candidates) >= wanted:
             break
-    if not found and not method and isinstance(eval(name, space_of_pool()), type):
+    if not candidates and not method and isinstance(eval(name, space_of_pool()), type):
         return [(f"isinstance(a0, {name})", [rng.choice(POOL)])]  # a type that one does not make
-    return found
+    return candidates
 
 
 _space: dict = {}
@@ -327,9 +327,11 @@ def program(name: str, call: tuple[str, list[str]], rng: random.Random) -> Progr
         else:
             arguments.append(f"a{i}")
             reach[i] = f"ARGS[{len(arguments)}]"
-    given = ", ".join(["torch.tensor([1.0, 2.0, 3.0])", *(texts[i] for i in range(len(texts)) if i not in outside)])
+    argument_list = ", ".join(
+        ["torch.tensor([1.0, 2.0, 3.0])", *(texts[i] for i in range(len(texts)) if i not in outside)]
+    )
     lines.append(f"def f(x, {', '.join(arguments)}):\n    r = taken({expression})\n    return r, x * 2")
-    lines.append(f"ARGS = [{given}]\n")
+    lines.append(f"ARGS = [{argument_list}]\n")
     steps = [changes(reach[i], text, rng) for i, text in enumerate(texts)]
     return Program("\n".join(lines), (*[s for s in steps if s != "pass"][:3], "pass"))
 
@@ -341,5 +343,5 @@ def programs_of(name: str, seed: int = 0, wanted: int = 3) -> list[Program]:
     quiet = io.StringIO()
     with restored(5), warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
         warnings.simplefilter("ignore")
-        found = calls(name, rng, wanted)
-    return [program(name, call, rng) for call in found]
+        expressions = calls(name, rng, wanted)
+    return [program(name, call, rng) for call in expressions]

@@ -70,12 +70,12 @@ TEXTS = [text for text, _, _ in ROWS]
 
 def of_kinds(space: dict[str, Any]) -> dict[type, tuple[list[str], list[str]]]:
     """What is read of objects, and what changes them, by their classes; functions and methods have more of them."""
-    found: dict[type, tuple[list[str], list[str]]] = {}
+    methods: dict[type, tuple[list[str], list[str]]] = {}
     for text, reads, changes in ROWS:
-        known = found.setdefault(type(eval(text, space)), ([], []))
+        known = methods.setdefault(type(eval(text, space)), ([], []))
         known[0].extend(reads)
         known[1].extend(changes)
-    return found
+    return methods
 
 
 def own_attributes(value: Any) -> list[str]:

@@ -122,11 +122,11 @@ class Writer:
                 self.body.append(self._guarded(f"out.append({self._around(self.around.reads)})", 0.9))
         for _ in range(self.rng.randint(1, 5)):
             for _ in range(6):
-                place = self._choose(places if self.rng.random() < 0.9 else classes)
-                statement = self._statement(place, places)
+                target = self._choose(places if self.rng.random() < 0.9 else classes)
+                statement = self._statement(target, places)
                 if statement and self._works(statement):
                     self.body.append(statement)
-                    self.read_places.append(place)
+                    self.read_places.append(target)
                     break
 
     def _around(self, options: tuple[str, ...]) -> str:
@@ -148,8 +148,8 @@ class Writer:
                 return "try:" in statement and self.rng.random() < 0.3 or self.rng.random() < 0.03
         return True
 
-    def _statement(self, place: Place, places: list[Place]) -> str | None:
-        rng, p, value = self.rng, place.read, place.value
+    def _statement(self, target: Place, places: list[Place]) -> str | None:
+        rng, p, value = self.rng, target.read, target.value
         if self.precise:
             if isinstance(value, bool | int | float) and abs(value) < 1e6:
                 return rng.choice(
@@ -219,13 +219,13 @@ class Writer:
                     steps.append(step)
                 continue
             for _ in range(8):
-                place = self._place(places)
-                options = mutations(self.world, places, place)
+                spot = self._choose_place(places)
+                options = mutations(self.world, places, spot)
                 if not options:
                     continue
                 step = rng.choice(options)
                 target = step.split(" = ")[0]
-                if rng.random() < 0.15 and step.startswith(target + " = ") and target == place.reach:
+                if rng.random() < 0.15 and step.startswith(target + " = ") and target == spot.reach:
                     if rng.random() < 0.5:
                         step = f"_kept = {target}; {step}; {target} = _kept"
                     else:
@@ -236,7 +236,7 @@ class Writer:
                 restore = None
         return steps, neutral
 
-    def _place(self, places: list[Place]) -> Place:
+    def _choose_place(self, places: list[Place]) -> Place:
         """Somewhere near what the program reads, mostly."""
         read = {p.read for p in self.read_places}
         if read and self.rng.random() < 0.7:
@@ -267,8 +267,8 @@ class Writer:
         self.rng.shuffle(options)
         return next((o for o in options[:4] if applies(self.world, o)), None)
 
-    def _read_at(self, place: Place, read: set[str]) -> bool:
-        return any(r.startswith(place.read) for r in read)
+    def _read_at(self, target: Place, read: set[str]) -> bool:
+        return any(r.startswith(target.read) for r in read)
 
     def _call(self) -> None:
         with contextlib.suppress(Exception), warnings.catch_warnings():
@@ -290,6 +290,6 @@ def generate(seed: int, steps: int = 5) -> Program:
             writer.write_body()
             source = writer.source()
             writer.world.execute(source)
-            made, neutral = writer.write_steps(steps)
-            return Program(source, tuple(made), frozenset(neutral))
+            text, neutral = writer.write_steps(steps)
+            return Program(source, tuple(text), frozenset(neutral))
     raise AssertionError(f"seed {seed} gives no world")

@@ -86,12 +86,12 @@ def generate(seed: int) -> Program:
     if writer.random.random() < 0.3:
         lines = ["x.requires_grad_()", *lines, f"({writer.tensors[-1]}.sum() + x.sum()).backward()"]
         result = f"x.grad, {result}"
-    given = [
+    inputs = [
         f"[torch.rand(2, {4 + i}, generator=torch.Generator().manual_seed({i})) - 0.3, {3 + 2 * i - 9 * (i == 4)}, "
         f"{0.3 + 0.4 * i:.1f}, torch.tensor([{3 * i % 6}, {5 * i % 7}]), {'ab' * (i % 4) + 'c' * (i % 3)!r}]"
         for i in range(CALLS)
     ]
     body = "".join(f"    {line}\n" for line in [*lines, f"return {result}"])
     return Program(
-        f"{_HEAD}ARGS = {given[0]}\ndef f(x, k, t, at, s):\n{body}", tuple(f"ARGS[:] = {g}" for g in given[1:])
+        f"{_HEAD}ARGS = {inputs[0]}\ndef f(x, k, t, at, s):\n{body}", tuple(f"ARGS[:] = {g}" for g in inputs[1:])
     )

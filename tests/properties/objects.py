@@ -219,7 +219,7 @@ class World:
         joined = ", ".join(few)
         keys = rng.sample(KEYS, n)
         pairs = ", ".join(f"{k}: {v}" for k, v in zip(keys, few, strict=True))
-        made = rng.choice(self.classes)
+        kind = rng.choice(self.classes)
         return rng.choice([
             f"[{joined}]", f"[{joined}]", f"[{', '.join(plain)}]", f"({joined}{',' if n == 1 else ''})", f"{{{pairs}}}",
             f"{{{pairs}}}", f"{{{', '.join(f'{k!r}: {v}' for k, v in zip('abcde', plain, strict=False))}}}",
@@ -236,14 +236,14 @@ class World:
             "{str(i): i for i in range(100)}",
                         "{'a': {'b': {'c': {'d': {'e': [1, 2]}}}}}", "np.zeros((2, 2))",
                         "[torch.ones(3), torch.zeros(3)]", "[[1, 2], [3, 4]]"]),
-            f"{made}({self.value(depth - 1)}, {self.leaf()})", f"{made}({self.leaf()})",
-            f"{made}({self.value(depth - 1)})",
-            f"{made}({self.value(depth - 1)}, {self.value(depth - 2)})", f"(lambda v=1, w={self.leaf()}: (v, w))",
+            f"{kind}({self.value(depth - 1)}, {self.leaf()})", f"{kind}({self.leaf()})",
+            f"{kind}({self.value(depth - 1)})",
+            f"{kind}({self.value(depth - 1)}, {self.value(depth - 2)})", f"(lambda v=1, w={self.leaf()}: (v, w))",
             f"functools.partial(adds({rng.choice(NUMBERS)}), {rng.choice(NUMBERS)})", f"adds({rng.choice(NUMBERS)})",
             rng.choice([f"iter([{joined}])", f"numbers({rng.randint(0, 3)})",
             f"itertools.islice(itertools.count({rng.randint(0, 3)}), 30)", f"enumerate([{joined}])",
             "random.Random(3)", f"[{joined}]"]), "contextvars.ContextVar('v', default=2)",
-            "weakref.ref(C0)", f"weakref.WeakValueDictionary({{'a': {rng.choice(['Net', 'C0'])}}})", made, "Net",
+            "weakref.ref(C0)", f"weakref.WeakValueDictionary({{'a': {rng.choice(['Net', 'C0'])}}})", kind, "Net",
             "Net()", "nn.Linear(3, 3).requires_grad_(False).apply(lambda m: m.weight.data.fill_(0.5))",
             "nn.Dropout(0.0)", "nn.ParameterList([torch.ones(3)])", "nn.BatchNorm1d(3).eval()", "re.compile('a+')",
             f"types.ModuleType('m_{rng.randint(0, 9)}')", f"functools.lru_cache(adds({rng.choice(NUMBERS)}))",
@@ -269,55 +269,55 @@ class World:
         for root in roots:
             with contextlib.suppress(Exception):  # a root that a mutation has removed
                 queue.append(Place(root.read, root.reach, self.evaluate(root.reach), (), root))
-        found, seen = [], set()
-        while queue and len(found) < limit:
-            place = queue.popleft()
-            found.append(place)
-            if id(place.value) in seen:
+        reached, seen = [], set()
+        while queue and len(reached) < limit:
+            target = queue.popleft()
+            reached.append(target)
+            if id(target.value) in seen:
                 continue
-            seen.add(id(place.value))
-            for suffix, child in self.children(place.value):
-                chain = (*place.chain, (id(place.value), suffix))
-                queue.append(Place(place.read + suffix, place.reach + suffix, child, chain, None, place.value))
-        return found
+            seen.add(id(target.value))
+            for suffix, child in self.children(target.value):
+                chain = (*target.chain, (id(target.value), suffix))
+                queue.append(Place(target.read + suffix, target.reach + suffix, child, chain, None, target.value))
+        return reached
 
     def children(self, value: Any) -> list[tuple[str, Any]]:
         """(suffix, object) of the parts of an object."""
-        kind, found = type(value), []
+        kind, members = type(value), []
         if isinstance(value, torch.Tensor | np.ndarray | str | bytes | enum.Enum):
             return []
         if isinstance(value, dict | types.MappingProxyType | collections.UserDict | collections.ChainMap):
             with contextlib.suppress(Exception):
                 pairs = list(dict.items(value) if isinstance(value, dict) else value.items())
-                found += [(f"[{k!r}]", v) for k, v in pairs[:8] if type(k) in (str, int, type(None), float)]
+                members += [(f"[{k!r}]", v) for k, v in pairs[:8] if type(k) in (str, int, type(None), float)]
         if isinstance(value, list | tuple | collections.deque):
             base = next(b for b in (list, tuple, collections.deque) if isinstance(value, b))
-            found += [(f"[{i}]", v) for i, v in enumerate(list(base.__iter__(value))[:8])]
+            members += [(f"[{i}]", v) for i, v in enumerate(list(base.__iter__(value))[:8])]
         if isinstance(value, types.FunctionType) and value.__module__ == MODULE:
-            found += [(f".__defaults__[{i}]", v) for i, v in enumerate(value.__defaults__ or ())]
-            found += [(f".__kwdefaults__[{k!r}]", v) for k, v in (value.__kwdefaults__ or {}).items()]
+            members += [(f".__defaults__[{i}]", v) for i, v in enumerate(value.__defaults__ or ())]
+            members += [(f".__kwdefaults__[{k!r}]", v) for k, v in (value.__kwdefaults__ or {}).items()]
             for i, cell in enumerate(value.__closure__ or ()):
                 with contextlib.suppress(ValueError):
-                    found.append((f".__closure__[{i}].cell_contents", cell.cell_contents))
+                    members.append((f".__closure__[{i}].cell_contents", cell.cell_contents))
         elif isinstance(value, functools.partial):
-            found += [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+            members += [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
         elif isinstance(value, types.MethodType) and type(value.__self__).__module__ == MODULE:
-            found += [(".__self__", value.__self__), (".__func__", value.__func__)]
+            members += [(".__self__", value.__self__), (".__func__", value.__func__)]
         elif isinstance(value, torch.nn.Module):
             for table in (value._parameters, value._buffers, value._modules):
-                found += [(f".{k}" if k.isidentifier() else f"[{k}]", v) for k, v in table.items() if v is not None]
-            found += [(f".{k}", v) for k, v in vars(value).items() if k[0] != "_" and k not in ("training",)]
-            return found
+                members += [(f".{k}" if k.isidentifier() else f"[{k}]", v) for k, v in table.items() if v is not None]
+            members += [(f".{k}", v) for k, v in vars(value).items() if k[0] != "_" and k not in ("training",)]
+            return members
         elif isinstance(value, type):
             if value.__module__ == MODULE:
-                found += [
+                members += [
                     (f".{k}", v)
                     for k, v in vars(value).items()
                     if k[:2] != "__"
                     and k[:1] != "_"
                     and not isinstance(v, property | staticmethod | classmethod | functools.cached_property)
                 ]
-            return found
+            return members
         with contextlib.suppress(Exception):
             own = object.__getattribute__(value, "__dict__")
             if not isinstance(value, types.FunctionType) and kind.__module__ in (
@@ -327,12 +327,14 @@ class World:
                 "collections",
                 "typing",
             ):
-                found += [(f".{k}", v) for k, v in own.items() if type(k) is str and k.isidentifier() and k[:2] != "__"]
+                members += [
+                    (f".{k}", v) for k, v in own.items() if type(k) is str and k.isidentifier() and k[:2] != "__"
+                ]
         if kind.__module__ == MODULE:
             for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ""), str) else ():
                 with contextlib.suppress(AttributeError):
-                    found.append((f".{name}", object.__getattribute__(value, name)))
-        return found
+                    members.append((f".{name}", object.__getattribute__(value, name)))
+        return members
 
 
 # ------------------------------------------------------------------------------------------------ what a program reads
@@ -512,11 +514,11 @@ REFUSED_BY_EAGER = (
 
 
 def reads_of(value: Any) -> list[str]:
-    found = [t for kind, texts in READS if isinstance(value, kind) for t in texts]
+    reads = [t for kind, texts in READS if isinstance(value, kind) for t in texts]
     if type(value).__module__ == MODULE and not isinstance(value, type | enum.Enum | torch.nn.Module | int | str):
-        found += OF_OBJECT
+        reads += OF_OBJECT
     of_kind, _ = of_library(value)
-    return found + of_kind + [f"{{p}}.{n}" for n in library_objects.own_attributes(value) if of_kind]
+    return reads + of_kind + [f"{{p}}.{n}" for n in library_objects.own_attributes(value) if of_kind]
 
 
 @functools.cache
@@ -536,9 +538,9 @@ def of_library(value: Any) -> tuple[list[str], list[str]]:
 
 def changed_values(world: World, at: str, value: Any, others: list[str]) -> list[str]:
     """Expressions of other values for the place `at`, whose value is `value` now."""
-    found = [f"copy.copy({at})", f"copy.deepcopy({at})", "None", "0", world.value(1), world.rng.choice(others)]
+    replacements = [f"copy.copy({at})", f"copy.deepcopy({at})", "None", "0", world.value(1), world.rng.choice(others)]
     if isinstance(value, bool | int | float):
-        found += [
+        replacements += [
             f"{at} + 1",
             f"-{at}",
             f"float({at})",
@@ -555,9 +557,9 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
             "2",
         ] * 2
     elif isinstance(value, str):
-        found += [f"{at} + 'x'", f"{at}.upper()", f"S({at})", "'b'", f"''.join(list({at}))"]
+        replacements += [f"{at} + 'x'", f"{at}.upper()", f"S({at})", "'b'", f"''.join(list({at}))"]
     elif isinstance(value, torch.Tensor):
-        found += [
+        replacements += [
             f"{at} + 1",
             f"{at}.double()",
             f"{at}[None]",
@@ -570,7 +572,7 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
             f"{at}.long()",
         ]
     elif isinstance(value, list | tuple | collections.deque):
-        found += [
+        replacements += [
             f"list({at})",
             f"tuple({at})",
             f"L({at})",
@@ -580,7 +582,7 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
             f"list({at})[:-1]",
         ]
     elif isinstance(value, dict):
-        found += [
+        replacements += [
             f"dict({at})",
             f"collections.OrderedDict({at})",
             f"D({at})",
@@ -590,9 +592,9 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
             f"collections.defaultdict(int, {at})",
         ]
     elif isinstance(value, np.ndarray):
-        found += [f"{at} + 1", f"{at}.astype('float32')", f"{at}.reshape(-1)", f"{at}.tolist()", f"{at}.copy()"]
+        replacements += [f"{at} + 1", f"{at}.astype('float32')", f"{at}.reshape(-1)", f"{at}.tolist()", f"{at}.copy()"]
     elif isinstance(value, types.FunctionType | functools.partial):
-        found += [
+        replacements += [
             "(lambda v=1, **k: (v, 'new'))",
             "adds(4)",
             f"functools.partial({at}, 3)",
@@ -600,12 +602,12 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
             "str",
         ]
     elif isinstance(value, enum.Enum):
-        found += ["Colour.BLUE", f"{at}.value", "Level.HIGH", "5"]
+        replacements += ["Colour.BLUE", f"{at}.value", "Level.HIGH", "5"]
     elif isinstance(value, type):
-        found += ["C0", "Net", "list", f"type('C9', ({at},), {{'k': 8}})"]
+        replacements += ["C0", "Net", "list", f"type('C9', ({at},), {{'k': 8}})"]
     elif isinstance(value, torch.nn.Module):
-        found += ["nn.ReLU()", "nn.Tanh()", "Net(3)", "nn.Identity()"]
-    return found
+        replacements += ["nn.ReLU()", "nn.Tanh()", "Net(3)", "nn.Identity()"]
+    return replacements
 
 
 def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
@@ -614,9 +616,9 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
     new = rng.choice([world.leaf(), world.value(1), rng.choice(others)])
     key = rng.choice(["'a'", "'b'", "'k'", "'zz'", "0"])
     i = rng.choice([0, 0, -1, 1])
-    found: list[str] = []
+    statements: list[str] = []
     if isinstance(value, list | collections.deque | collections.UserList):
-        found += [
+        statements += [
             f"{at}.append({new})",
             f"{at}.insert(0, {new})",
             f"{at}.pop()",
@@ -628,16 +630,16 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}[0], {at}[-1] = {at}[-1], {at}[0]",
         ]
         if isinstance(value, list):
-            found += [
+            statements += [
                 f"{at}.sort(key=lambda v: type(v).__name__)",
                 f"{at}[:] = [{new}]",
                 f"{at}[100:] = []",
                 f"{at}[len({at}) // 2:len({at}) // 2 + 1] = [{new}]",
             ]
         elif isinstance(value, collections.deque):
-            found += [f"{at}.rotate(1)", f"{at}.appendleft({new})", f"{at}.popleft()"]
+            statements += [f"{at}.rotate(1)", f"{at}.appendleft({new})", f"{at}.popleft()"]
     elif isinstance(value, dict | collections.UserDict | collections.ChainMap):
-        found += [
+        statements += [
             f"{at}[{key}] = {new}",
             f"{at}['new'] = {new}",
             f"{at}.pop({key}, None)",
@@ -648,13 +650,13 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"del {at}[next(iter({at}))]",
         ]
         if isinstance(value, collections.defaultdict):
-            found += [f"{at}.default_factory = {rng.choice(['None', 'list', 'float', 'lambda: 5'])}"] * 3
+            statements += [f"{at}.default_factory = {rng.choice(['None', 'list', 'float', 'lambda: 5'])}"] * 3
         if isinstance(value, collections.OrderedDict):
-            found += [f"{at}.move_to_end(next(iter({at})))"] * 2
+            statements += [f"{at}.move_to_end(next(iter({at})))"] * 2
         if isinstance(value, collections.Counter):
-            found += [f"{at}.update('az')", f"{at}.subtract('a')"]
+            statements += [f"{at}.update('az')", f"{at}.subtract('a')"]
     elif isinstance(value, set):
-        found += [
+        statements += [
             f"{at}.add({rng.choice('012357')})",
             f"{at}.discard({rng.choice('0123')})",
             f"{at}.clear()",
@@ -662,9 +664,9 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.add(True)",
         ]
     elif isinstance(value, weakref.WeakValueDictionary):
-        found += [f"{at}['b'] = Net", f"{at}.pop('a', None)"]
+        statements += [f"{at}['b'] = Net", f"{at}.pop('a', None)"]
     elif isinstance(value, torch.nn.Module):
-        found += [
+        statements += [
             f"{at}.eval()", f"{at}.train()", f"{at}.extra = {new}", f"{at}.register_buffer('b2', torch.ones(2))",
             f"{at}.requires_grad_(False)", f"{at}.double()", f"{at}.register_forward_hook(lambda m, a, o: o * 2)",
             f"{at}.n = 5",
@@ -679,7 +681,7 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.w.grad = torch.ones(3)", f"{at}.add_module('z', nn.Tanh())",
         ]  # fmt: skip
     elif isinstance(value, torch.Tensor):
-        found += [
+        statements += [
             f"{at}.data = {at}.data + 1",
             f"{at}.requires_grad_()",
             f"{at}.requires_grad_(False)",
@@ -693,7 +695,7 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.resize_(1)",
         ]
     elif isinstance(value, np.ndarray):
-        found += [
+        statements += [
             f"{at}[0] = 7",
             f"{at} += 1",
             f"{at}.sort()",
@@ -703,7 +705,7 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.flags.writeable = False",
         ]
     elif isinstance(value, types.FunctionType):
-        found += [
+        statements += [
             f"{at}.__defaults__ = ({new},)",
             f"{at}.__defaults__ = None",
             f"{at}.zz = {new}",
@@ -711,26 +713,26 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.__kwdefaults__ = {{'w': {new}}}",
             f"{at}.__name__ = 'other'",
         ]
-        found += [f"{at}.__closure__[{j}].cell_contents = {new}" for j in range(len(value.__closure__ or ()))] * 3
+        statements += [f"{at}.__closure__[{j}].cell_contents = {new}" for j in range(len(value.__closure__ or ()))] * 3
     elif isinstance(value, functools.partial):
-        found += [f"{at}.keywords['w'] = 3", f"{at}.__setstate__((adds(3), ({new},), {{}}, None))", f"{at}.zz = 2"]
+        statements += [f"{at}.keywords['w'] = 3", f"{at}.__setstate__((adds(3), ({new},), {{}}, None))", f"{at}.zz = 2"]
     elif isinstance(value, functools._lru_cache_wrapper):
-        found += [f"{at}.cache_clear()", f"{at}.zz = {new}", f"{at}.__wrapped__.__closure__[0].cell_contents = 9"]
+        statements += [f"{at}.cache_clear()", f"{at}.zz = {new}", f"{at}.__wrapped__.__closure__[0].cell_contents = 9"]
     elif isinstance(value, collections.abc.Iterator):
-        found += [f"next({at}, 0)", f"next({at}, 0)", f"list(itertools.islice({at}, 3))"]
+        statements += [f"next({at}, 0)", f"next({at}, 0)", f"list(itertools.islice({at}, 3))"]
     elif isinstance(value, bytearray):
-        found += [f"{at}[0] = 100", f"{at}.append(3)", f"{at}.clear()"]
+        statements += [f"{at}[0] = 100", f"{at}.append(3)", f"{at}.clear()"]
     elif type(value).__name__ == "array":
-        found += [f"{at}[0] = 5.0", f"{at}.append(3.0)", f"{at}.pop()"]
+        statements += [f"{at}[0] = 5.0", f"{at}.append(3.0)", f"{at}.pop()"]
     elif type(value).__name__ == "ContextVar":
-        found += [f"{at}.set({new})"]
+        statements += [f"{at}.set({new})"]
     elif isinstance(value, random.Random):
-        found += [f"{at}.seed(5)", f"{at}.random()"]
+        statements += [f"{at}.seed(5)", f"{at}.random()"]
     elif isinstance(value, type) and value.__module__ == MODULE:
         feature = rng.choice(sorted(FEATURES))
         name = f"C{rng.randint(20, 99)}"
         body = indent(FEATURES[feature].format(leaf=world.leaf()))
-        found += [
+        statements += [
             f"{at}.k = {new}", f"del {at}.k", f"{at}.m = lambda self, v=1: ({new}, v)",
             f"{at}.p = property(lambda self: {new})", f"{at}.__len__ = lambda self: 3",
             f"{at}.__bool__ = lambda self: False",
@@ -751,9 +753,9 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.__lt__ = lambda self, o: False", f"{at}.__radd__ = lambda self, o: 15",
         ]  # fmt: skip
     if isinstance(value, types.SimpleNamespace | types.ModuleType):
-        found += [f"{at}.a = {new}", f"{at}.b = {new}", f"{at}.c = 1"]
+        statements += [f"{at}.a = {new}", f"{at}.b = {new}", f"{at}.c = 1"]
     if type(value).__module__ == MODULE and not isinstance(value, type | torch.nn.Module):
-        found += [
+        statements += [
             f"{at}.a = {new}", f"{at}.b = {new}", f"{at}.zz = {new}", f"del {at}.a", f"{at}.n = {new}",
             f"{at}.__dict__['b'] = {new}", f"{at}.__dict__['k'] = {new}", f"{at}.__class__ = C0",
             f"object.__setattr__({at}, 'a', {new})", f"{at}.k = {new}",
@@ -764,22 +766,22 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
         if isinstance(value, enum.Enum):
             return []
     _, changes = of_library(value)
-    found += [change.format(at=at, new=new) for change in changes]
-    return found + [f"{at}.{n} = {new}" for n in library_objects.own_attributes(value) if changes]
+    statements += [change.format(at=at, new=new) for change in changes]
+    return statements + [f"{at}.{n} = {new}" for n in library_objects.own_attributes(value) if changes]
 
 
-def mutations(world: World, places: list[Place], place: Place) -> list[str]:
+def mutations(world: World, places: list[Place], target: Place) -> list[str]:
     """Statements that change what is at a place: the object in place, or what stands there."""
-    others, reached, value, root = [p.reach for p in places[:40]], place.reach, place.value, place.root
-    found = inside(world, reached, value, others)
+    others, reached, value, root = [p.reach for p in places[:40]], target.reach, target.value, target.root
+    statements = inside(world, reached, value, others)
     if root is None or root.kind != "default":
         new = changed_values(world, reached, value, others)
-        found += [f"{reached} = {v}" for v in world.rng.sample(new, min(len(new), 1 + len(found) // 2))]
+        statements += [f"{reached} = {v}" for v in world.rng.sample(new, min(len(new), 1 + len(statements) // 2))]
     else:
         i = root.reach.split("[")[-1].rstrip("]")
         new = world.rng.choice(changed_values(world, reached, value, others))
-        found.append(f"f.__defaults__ = f.__defaults__[:{i}] + ({new},) + f.__defaults__[{i} + 1:]")
-    return found
+        statements.append(f"f.__defaults__ = f.__defaults__[:{i}] + ({new},) + f.__defaults__[{i} + 1:]")
+    return statements
 
 
 def applies(world: World, statement: str) -> bool:

@@ -771,20 +771,22 @@ class Writer:
             "    return copy.copy(o)\ndef print_of(o): return [o] and f'{o!s:.5}'\n"
         )
         body = self.block(self.rng.randint(3, 7))
-        made = [f"{self.pick(self.classes)}({self.pick(['1', '2', 'torch.ones(2)', '[1, 2]', ''])})" for _ in range(3)]
+        instances = [
+            f"{self.pick(self.classes)}({self.pick(['1', '2', 'torch.ones(2)', '[1, 2]', ''])})" for _ in range(3)
+        ]
         outside = self.rng.random() < 0.6
-        inside = "" if outside else f"o, q, p = {', '.join(made)}\n"
+        inside = "" if outside else f"o, q, p = {', '.join(instances)}\n"
         parameters = "x, n, s, l, w" + (", o, q, p" if outside else "")
         text = f"def f({parameters}):\n    out = []\n{indent(inside + body)}\n    return x, n, s, l, out"
-        given = [
+        inputs = [
             "torch.tensor([1.0, 2.0, 3.0])",
             "2",
             "'ab'",
             "[1, 2, 3]",
             "torch.ones(3, requires_grad=True)",
-            *(made if outside else []),
+            *(instances if outside else []),
         ]
-        source = "\n".join([HEAD, TAIL, helpers, *classes, text, f"ARGS = [{', '.join(given)}]", ""])
+        source = "\n".join([HEAD, TAIL, helpers, *classes, text, f"ARGS = [{', '.join(inputs)}]", ""])
         return Program(
             source,
             tuple(

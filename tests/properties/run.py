@@ -77,7 +77,7 @@ class Counts:
 def smaller(program: Program, words: str) -> Program:
     """The program without what its being wrong in this way does not need."""
     kind = kind_of(words)
-    return shrink(program, lambda p: bool(found := wrong(p)) and kind_of(found) == kind)
+    return shrink(program, lambda p: bool(wrong_programs := wrong(p)) and kind_of(wrong_programs) == kind)
 
 
 class Part(NamedTuple):
@@ -125,11 +125,11 @@ def count(
             for number in range(first, stop):
                 said(number)
                 try:
-                    made = part.make(number, seed)
+                    sample = part.make(number, seed)
                 except Hang:  # another program took the processor
                     counts.calls["unstable"] += 1
                     continue
-                for name, program in made:
+                for name, program in sample:
                     said(name)
                     try:
                         verdicts = part.run(program)
@@ -215,20 +215,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--show", type=int, default=10, help="how many wrong programs to shrink and print")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--work", nargs=7, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if given.work:
-        _work(*given.work)
+    if options.work:
+        _work(*options.work)
         return 0
     wanted = {
-        "mutations": given.mutations,
-        "programs": given.programs,
-        "library": len(NAMES) if given.library else 0,
-        "numbers": given.numbers,
-        "paths": given.paths,
+        "mutations": options.mutations,
+        "programs": options.programs,
+        "library": len(NAMES) if options.library else 0,
+        "numbers": options.numbers,
+        "paths": options.paths,
     }
-    with concurrent.futures.ThreadPoolExecutor(given.processes) as pool:
-        counts = [total(t, n, given.seed, given.show, pool, given.processes) for t, n in wanted.items() if n]
+    with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
+        counts = [total(t, n, options.seed, options.show, pool, options.processes) for t, n in wanted.items() if n]
     return int(any(c.shown for c in counts))
 
 

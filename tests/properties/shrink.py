@@ -14,7 +14,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 def _edits(tree: ast.AST, expressions: bool) -> list[Callable[[], None]]:
     """The changes that make a tree smaller by one part, each in place; statements from the outside in."""
-    found: list[Callable[[], None]] = []
+    edits: list[Callable[[], None]] = []
     for node in ast.walk(tree):
         for block in _BLOCKS:
             statements = getattr(node, block, None)
@@ -24,18 +24,18 @@ def _edits(tree: ast.AST, expressions: bool) -> list[Callable[[], None]]:
             for i in range(len(statements) - 1, -1, -1):
                 statement = statements[i]
                 if not (isinstance(statement, ast.Pass) and len(statements) == 1):
-                    found.append(lambda s=statements, i=i, n=needed: _remove(s, i, n))
+                    edits.append(lambda s=statements, i=i, n=needed: _remove(s, i, n))
                 if isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
-                    found.append(lambda s=statements, i=i: s.__setitem__(slice(i, i + 1), s[i].body))
+                    edits.append(lambda s=statements, i=i: s.__setitem__(slice(i, i + 1), s[i].body))
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found += [lambda n=node, i=i: n.decorator_list.pop(i) for i in range(len(node.decorator_list))]
+            edits += [lambda n=node, i=i: n.decorator_list.pop(i) for i in range(len(node.decorator_list))]
         if isinstance(node, ast.ClassDef):
-            found += [lambda n=node, i=i: n.bases.pop(i) for i in range(len(node.bases))]
-            found += [lambda n=node, i=i: n.keywords.pop(i) for i in range(len(node.keywords))]
+            edits += [lambda n=node, i=i: n.bases.pop(i) for i in range(len(node.bases))]
+            edits += [lambda n=node, i=i: n.keywords.pop(i) for i in range(len(node.keywords))]
     if expressions:
         for node in ast.walk(tree):
-            found += _expression_edits(node)
-    return found
+            edits += _expression_edits(node)
+    return edits
 
 
 def _remove(statements: list, i: int, needed: bool) -> None:
@@ -45,24 +45,24 @@ def _remove(statements: list, i: int, needed: bool) -> None:
 
 
 def _expression_edits(node: ast.AST) -> list[Callable[[], None]]:
-    found: list[Callable[[], None]] = []
+    edits: list[Callable[[], None]] = []
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        found += [lambda n=node, i=i: n.elts.pop(i) for i in range(len(node.elts) - 1, -1, -1)]
+        edits += [lambda n=node, i=i: n.elts.pop(i) for i in range(len(node.elts) - 1, -1, -1)]
     elif isinstance(node, ast.Dict):
-        found += [lambda n=node, i=i: (n.keys.pop(i), n.values.pop(i)) for i in range(len(node.keys) - 1, -1, -1)]
+        edits += [lambda n=node, i=i: (n.keys.pop(i), n.values.pop(i)) for i in range(len(node.keys) - 1, -1, -1)]
     elif isinstance(node, ast.Call):
-        found += [lambda n=node, i=i: n.args.pop(i) for i in range(len(node.args) - 1, -1, -1)]
-        found += [lambda n=node, i=i: n.keywords.pop(i) for i in range(len(node.keywords))]
+        edits += [lambda n=node, i=i: n.args.pop(i) for i in range(len(node.args) - 1, -1, -1)]
+        edits += [lambda n=node, i=i: n.keywords.pop(i) for i in range(len(node.keywords))]
     for name, value in ast.iter_fields(node):
         if isinstance(value, ast.expr):
             for part in _parts(value):
-                found.append(lambda n=node, name=name, part=part: setattr(n, name, part))
+                edits.append(lambda n=node, name=name, part=part: setattr(n, name, part))
         elif isinstance(value, list):
             for i, one in enumerate(value):
                 if isinstance(one, ast.expr):
                     for part in _parts(one):
-                        found.append(lambda v=value, i=i, part=part: v.__setitem__(i, part))
-    return found
+                        edits.append(lambda v=value, i=i, part=part: v.__setitem__(i, part))
+    return edits
 
 
 def _parts(e: ast.expr) -> list[ast.expr]:

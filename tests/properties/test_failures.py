@@ -14,7 +14,7 @@ TEXT = pathlib.Path(__file__).with_name("failures.txt").read_text()
 HEAD = re.compile(r"^## (open|closed) (\w+): (.*)$", re.M)
 
 
-def found() -> list:
+def failures() -> list:
     """A parameter for each program of the file."""
     parts = HEAD.split(TEXT)[1:]
     parameters = []
@@ -31,7 +31,7 @@ def test_program_of_the_list_of_wrong_results(name):
     assert issue18.same(ours, theirs), (ours, theirs)
 
 
-@pytest.mark.parametrize("program", found())
+@pytest.mark.parametrize("program", failures())
 def test_program(program):
     verdicts = run(program)
     assert [v.words for v in verdicts if v.kind in ("wrong", "failed")] == []

@@ -41,16 +41,16 @@ def test_a_forgotten_guard_is_found_and_shrunk():
     program = Program(source, ("ARGS[1][1] = 4", "ARGS[1][0] = 5", "pass"))
 
     def frozen(f):
-        made = []
+        programs = []
 
         def run(*args):
-            made.append(f(*args))
-            return made[0].clone()
+            programs.append(f(*args))
+            return programs[0].clone()
 
         return run
 
     def fails(p):
-        return bool(found := wrong(p, jit=frozen)) and kind_of(found) == kind_of(wrong(program, jit=frozen))
+        return bool(difference := wrong(p, jit=frozen)) and kind_of(difference) == kind_of(wrong(program, jit=frozen))
 
     small = shrink(program, fails)
     assert small.steps == ("ARGS[1][0] = 5",)

@@ -18,14 +18,14 @@ BY_VALUE = (
 @pytest.mark.parametrize("seed", range(60))
 def test_numbers_that_change(seed):
     program = numbers.generate(seed)
-    made = []
+    programs = []
 
     def jit(f):
-        made.append(thunder.jit(f, numerics="eager"))
-        return made[-1]
+        programs.append(thunder.jit(f, numerics="eager"))
+        return programs[-1]
 
     wrong = [v.words for v in run(program, jit) if v.kind != "same"]
     if wrong:
         pytest.fail(f"{wrong[0]}\n{script(smaller(program, wrong[0]))}")
     if not any(part in program.source for part in BY_VALUE):
-        assert thunder.cache_misses(made[0]) <= 5, f"{made[0].recompilations}\n{program.source}"
+        assert thunder.cache_misses(programs[0]) <= 5, f"{programs[0].recompilations}\n{program.source}"

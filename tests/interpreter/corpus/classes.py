@@ -258,12 +258,12 @@ def metaclass_new_and_init():
 @program()
 def metaclass_call():
     class Singleton(type):
-        made = {}
+        instances = {}
 
         def __call__(cls, *args):
-            if cls not in cls.made:
-                cls.made[cls] = super().__call__(*args)
-            return cls.made[cls]
+            if cls not in cls.instances:
+                cls.instances[cls] = super().__call__(*args)
+            return cls.instances[cls]
 
     class Config(metaclass=Singleton):
         def __init__(self, v):

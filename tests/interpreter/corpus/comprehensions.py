@@ -70,8 +70,8 @@ def comprehension_over_arguments():
 def walrus_in_comprehension():
     total = 0
     sums = [total := total + v for v in range(5)]
-    found = any((hit := v) > 3 for v in [1, 5, 9])
-    return sums, total, found, hit
+    has_large = any((hit := v) > 3 for v in [1, 5, 9])
+    return sums, total, has_large, hit
 
 
 @program()

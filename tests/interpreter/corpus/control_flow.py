@@ -22,11 +22,11 @@ def loop_with_continue_and_break(n):
 def for_else(n):
     for divisor in range(2, n):
         if n % divisor == 0:
-            found = divisor
+            divisors = divisor
             break
     else:
-        found = None
-    return found
+        divisors = None
+    return divisors
 
 
 @program(3)

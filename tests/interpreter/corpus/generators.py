@@ -21,8 +21,8 @@ def generator_is_returned():
         yield 1
         yield 2
 
-    made = g()
-    return type(made).__name__, made.__name__, made.__qualname__, iter(made) is made, list(made), list(made)
+    generator = g()
+    return type(generator).__name__, generator.__name__, generator.__qualname__, iter(generator) is generator, list(generator), list(generator)
 
 
 @program()
@@ -618,9 +618,9 @@ def dropped_generator_is_closed():
             log.append("closed")
 
     def dropped(error):
-        kept = numbers()
+        generator = numbers()
         try:
-            for _ in kept:
+            for _ in generator:
                 if error:
                     raise error
                 break

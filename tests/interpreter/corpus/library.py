@@ -330,9 +330,9 @@ def types_module():
 
     ns = types.SimpleNamespace(a=1)
     ns.b = 2
-    made = types.new_class("Made", (dict,), {}, lambda d: d.update(v=5))
+    new_class = types.new_class("Made", (dict,), {}, lambda d: d.update(v=5))
     method = types.MethodType(lambda self, x: (self, x), "me")
-    return ns, made.v, method(3), types.MappingProxyType({"k": 1})["k"], isinstance(lambda: 0, types.FunctionType)
+    return ns, new_class.v, method(3), types.MappingProxyType({"k": 1})["k"], isinstance(lambda: 0, types.FunctionType)
 
 
 @program()

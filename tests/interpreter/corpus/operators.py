@@ -554,9 +554,9 @@ def metaclass_has_no_say_in_operators():
         pass
 
     a, b = A(), B()
-    found = ["a" * a, b + 1, a < b, b < 1, bool(a), not a]
+    results = ["a" * a, b + 1, a < b, b < 1, bool(a), not a]
     try:
         print(*a)
     except TypeError as error:
-        found.append(str(error))
-    return found, log
+        results.append(str(error))
+    return results, log

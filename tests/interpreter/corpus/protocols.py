@@ -279,9 +279,9 @@ def missing_keys():
 
 class Meta(type):
     def __call__(cls, *args):
-        made = super().__call__(*args)
-        made.by_meta = True
-        return made
+        instance = super().__call__(*args)
+        instance.by_meta = True
+        return instance
 
     def __getattr__(cls, name):
         return f"meta {name}"
@@ -314,7 +314,7 @@ class Meta(type):
     data = 3
 
 
-class Made(metaclass=Meta):
+class Instance(metaclass=Meta):
     data = 4
 
     def __init__(self, *args):
@@ -323,10 +323,10 @@ class Made(metaclass=Meta):
 
 @program()
 def metaclass_protocols():
-    m = Made(1, 2)
+    m = Instance(1, 2)
     return (
-        m.args, m.by_meta, Made.anything, isinstance(1, Made), isinstance(2, (str, Made)), isinstance(m, Made), issubclass(int, Made), "in" in Made, list(Made), len(Made),
-        Made["k"], Made.size, Made.data, raised(lambda: m.size), repr(Made), f"{Made}", isinstance(1, Made | int), type.__call__(Made, 3).args,
+        m.args, m.by_meta, Instance.anything, isinstance(1, Instance), isinstance(2, (str, Instance)), isinstance(m, Instance), issubclass(int, Instance), "in" in Instance, list(Instance), len(Instance),
+        Instance["k"], Instance.size, Instance.data, raised(lambda: m.size), repr(Instance), f"{Instance}", isinstance(1, Instance | int), type.__call__(Instance, 3).args,
     )  # fmt: skip
 
 
@@ -337,7 +337,7 @@ class Generic:
 
 @program()
 def class_getitem():
-    return Generic[int], raised(lambda: Made.__mro__[1][1]), list[int] == list[int], raised(lambda: Number[1])
+    return Generic[int], raised(lambda: Instance.__mro__[1][1]), list[int] == list[int], raised(lambda: Number[1])
 
 
 class Attributes:

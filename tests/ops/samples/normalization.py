@@ -43,8 +43,8 @@ for _symbol in (softmax_backward, log_softmax_backward):
 
     @_symbol.samples
     def _(make):
-        given, y = make(4, 3), make(4, 3)
-        yield given, y.softmax(1), 1, y.dtype
+        inputs, y = make(4, 3), make(4, 3)
+        yield inputs, y.softmax(1), 1, y.dtype
 
 
 @_safe_softmax.samples

@@ -26,12 +26,12 @@ def _cell(name: str, gates: int) -> None:
 
 def _net_samples(name: str, gates: int, padded: Symbol, packed: Symbol) -> None:
     def weights(make, width: int, layers: int, directions: int, biases: bool) -> list:
-        made = []
+        tensors = []
         for layer in range(layers):
             for _ in range(directions):
-                made += [make(4 * gates, width if layer == 0 else 4 * directions), make(4 * gates, 4)]
-                made += [make(4 * gates), make(4 * gates)] if biases else []
-        return made
+                tensors += [make(4 * gates, width if layer == 0 else 4 * directions), make(4 * gates, 4)]
+                tensors += [make(4 * gates), make(4 * gates)] if biases else []
+        return tensors
 
     def state(make, count: int, batch: int = 2):
         return [make(count, batch, 4), make(count, batch, 4)] if name == "lstm" else make(count, batch, 4)
