@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import thunder
-from tests.counting import calls_during
+from tests.counting import calls_during, files_within
 from tests.paths.compared import beside_eager, keeping_nothing
+from thunder.capture import operators
 from thunder.core import paths
 from thunder.core.symbol import current_recorder
 from thunder.errors import CaptureError, FallbackWarning
@@ -297,3 +298,13 @@ def test_a_decision_with_the_same_answer_calls_nothing():
     torch.testing.assert_close(compiled(-x), guarded(-x))
     torch.testing.assert_close(compiled(x * float("nan")), guarded(x * float("nan")), equal_nan=True)
     assert len(compiled.programs) == 3
+
+
+def test_a_decision_is_read_in_twelve_files():
+    """From the interpreter's question for the truth of a tensor to the answer, when a program is captured."""
+
+    def program(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    files = files_within(operators.truth, lambda: thunder.jit(program)(X))
+    assert "capture/decisions.py" in files and len(files) <= 12, files

@@ -26,9 +26,9 @@ from thunder.core.symbol import OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import ForwardBackward, Trace
 from thunder.distributed.agreement import check_agreement
-from thunder.executors.torchex import no_autocast
 from thunder.extend import FusionExecutor
 from thunder.ops.eager_calls import State, asking_again, with_state
+from thunder.ops.infer import no_autocast
 from thunder.ops.leaf_order import leaf_order
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device

@@ -452,7 +452,8 @@ def _read(c: Capture) -> Captured:
                 c.effects.settings = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 captured = Captured(c, result, failure)
-            check_apart(c)
+            if c.tensors.passed_twice:
+                check_apart(c)
             return captured
     except UnsupportedError as error:
         raise CaptureError(

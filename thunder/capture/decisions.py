@@ -47,13 +47,11 @@ from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, detached,
 from thunder.core.symbolic import RELATIONS
 from thunder.core.unbacked import made_of
 from thunder.distributed.boundary import locals_of
-from thunder.distributed.placement import is_dtensor
 from thunder.errors import CaptureError, FallbackWarning, warn_user
-from thunder.executors.torchex import no_autocast
 from thunder.ops import eager_calls
 from thunder.ops.eager_calls import Outcome, versions_of
 from thunder.ops.families.random import generator_of
-from thunder.ops.infer import as_torch, assign
+from thunder.ops.infer import as_torch, assign, no_autocast
 from thunder.ops.rules import effects
 
 
@@ -98,7 +96,7 @@ class DecidedPath(Path):
 
     def beside_data(self, number: NumberProxy) -> Any:
         """A number of the arguments that stands beside data-dependent ones, which by itself decides nothing."""
-        return made_of(self.c.recorder, number) if current_recorder() is self.c.recorder else None
+        return made_of(self.c.recorder, number) if current_recorder() is self.c.recording.recorder else None
 
     def errors_are_handled(self) -> bool:
         return is_tried(self.c)
@@ -181,7 +179,7 @@ class DecidedPath(Path):
         return self._values.of([proxy])[0]
 
     def _take(self, check, args: tuple, decision: Decision) -> None:
-        check.record(self.c.recorder, (*args, len(self.taken)), {}, None)
+        check.record(self.c.recording.recorder, (*args, len(self.taken)), {}, None)
         self.taken.append(decision)
 
     def _expected(self, question: str, where: tuple | None):
@@ -196,15 +194,20 @@ class DecidedPath(Path):
     def _may_decide(self) -> bool:
         """Whether data may decide here: not inside of a transform, on another device, or between ranks."""
         c = self.c
-        if current_recorder() is not c.recorder or c.recorder.typing:
+        recorder = current_recorder()
+        if recorder is not c.recording.recorder or recorder.typing:
             return False
-        communicates = bool(c.tensors.placements) or compat.distributed_is_used()
+        communicates = bool(c.tensors.placements) or _has_process_group()
         if communicates:
             self.why = "; ranks that communicate would have to decide together"
         if communicates or c.request.options.device is not None:
             self.may_not_decide = True
             return False
         return True
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _may_draw(b: BoundSymbol) -> bool:
@@ -214,6 +217,10 @@ def _may_draw(b: BoundSymbol) -> bool:
 def _moves_generators(b: BoundSymbol) -> bool:
     """Whether an operation may use the default generators by other means than PyTorch's random operations."""
     return b.sym is host_call or OpTags.OPAQUE in b.sym.tags or bool(effects.holds_generator.of(b.sym))
+
+
+def _may_call_host_code(b: BoundSymbol) -> bool:
+    return not b.sym.tags.isdisjoint((OpTags.OPAQUE, OpTags.DECISION))
 
 
 def _in_order(b: BoundSymbol) -> bool:
@@ -373,7 +380,8 @@ class _Values:
 
     def of(self, values, everything_before: bool = False) -> list:
         """Values of proxies. everything_before: host calls that were recorded and have not run do so."""
-        check_apart(self.c)
+        if self.c.tensors.passed_twice:
+            check_apart(self.c)
         bound_symbols = [b for recorder in self.c.recording.all for b in recorder.bound_symbols]
         self._look_at(bound_symbols)
         needed = self._slice(values)
@@ -387,7 +395,7 @@ class _Values:
             for i in before:
                 self._check(bound_symbols[i])
                 needed |= self._slice(bound_symbols[i].inputs)
-        with self._run_mode([bound_symbols[i] for i in needed]), logged(self.log):
+        with self._run_mode([bound_symbols[i] for i in needed]):
             for i in sorted(needed):
                 try:
                     self._run(bound_symbols[i])
@@ -460,10 +468,10 @@ class _Values:
             real, source = self.c.tensors.real[value]
             table, name = self.c.tensors.replaced_sources.get(source, (None, None))
             real = real if table is None else table[name]  # as the program has it: a host call may give it back
-            if not is_dtensor(real):
+            if source not in self.c.tensors.local:  # no DTensor
                 return real
             with self._run_mode():
-                return locals_of((real,), (self.c.tensors.local.get(source),))[0]
+                return locals_of((real,), (self.c.tensors.local[source],))[0]
         if isinstance(value, AnyProxy):
             return value.example
         self._refuse(f"on {value.name}, which is not known at capture")
@@ -483,12 +491,14 @@ class _Values:
             return
         args, kwargs = map_structure(self._operand, b.args), map_structure(self._operand, b.kwargs)
         if b.sym is host_call:
-            with self.log.at(b.location and b.location[:2]), signals.as_they_are():
+            with logged(self.log), self.log.at(b.location and b.location[:2]), signals.as_they_are():
                 assign(b.output, taken_from_log(*args[:4], *args[6:]), self.known)
             return
         if OpTags.OPAQUE in b.sym.tags:  # it may write to its arguments
             args = map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args)
-        assign(b.output, no_autocast(b.sym.fn)(*args, **kwargs), self.known)
+        with logged(self.log) if _may_call_host_code(b) else contextlib.nullcontext():
+            result = no_autocast(b.sym.fn)(*args, **kwargs)
+        assign(b.output, result, self.known)
 
     def _operand(self, x):
         """An argument of a bound symbol with the values at capture in the place of proxies."""

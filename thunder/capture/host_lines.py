@@ -49,6 +49,7 @@ from thunder.core.host_calls import (
     next_or_end,
     warn_at,
 )
+from thunder.core.numbers import made_number
 from thunder.core.proxies import (
     Condition,
     FloatProxy,
@@ -62,7 +63,7 @@ from thunder.core.proxies import (
     proxies_in,
 )
 from thunder.core.symbol import current_recorder
-from thunder.core.unbacked import fresh_size, made_number
+from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.interpreter import NULL, format_location
 from thunder.interpreter.attributes import BUILTINS, NATIVE_METHODS, parts_of, plain_attribute, type_attribute

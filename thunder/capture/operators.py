@@ -42,6 +42,7 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, MUTABLE, PRIMITIVE
 from thunder.capture.policy import is_library, is_watched
 from thunder.capture.reads import look_at
 from thunder.capture.watched import check_watched
+from thunder.compat.names import DISTRIBUTION_CHECK
 from thunder.core.host_calls import HostProxy
 from thunder.core.numbers import application
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
@@ -397,8 +398,14 @@ def native_truth(c: Capture, o):
     if type(o) is TensorProxy and (o.numel_value != 1) is True:
         count = "more than one value" if (o.numel_value != 0) is True else "no values"
         raise RuntimeError(f"Boolean value of Tensor with {count} is ambiguous")
-    by_value = type(o) is TensorProxy and fixed_value(o) is None
-    return True if by_value and distributions.is_check(c, o) else bool(o)
+    if type(o) is TensorProxy and _in_distributions(c.stack_of_frames[-1].fn) and fixed_value(o) is None:
+        return True if distributions.is_check(c, o) else bool(o)
+    return bool(o)
+
+
+def _in_distributions(function) -> bool:
+    """Whether a function may be one of `torch.distributions` that checks arguments."""
+    return (function.__module__ or "").startswith("torch.distributions.") or function.__qualname__ == DISTRIBUTION_CHECK
 
 
 def unpack(c: Capture, value, before, after=None):

@@ -66,8 +66,6 @@ def check_apart(c: Capture) -> None:
     """Raises DependsOnIdentity where a tensor with several proxies is written to, or gradients of it are, or where its
     identity matters, as that of all does where `requires_grad_` or `.data` is written (`Capture.distinct_groups`)."""
     t, engine = c.tensors, c.engine
-    if not t.passed_twice:
-        return
     touched = {*t.mutated, *t.frozen, *t.joined, *engine.leaves.values()}
     touched.update(effect.owner for effect in c.effects if type(effect.owner) is TensorProxy)
     with compat.DisableTorchFunction():
@@ -234,7 +232,8 @@ def written_to(c: Capture, base: TensorProxy, is_view: bool, detached: bool) -> 
             raise RuntimeError(f"a {shows}leaf Variable that requires grad is being used in an in-place operation.")
     if base not in c.tensors.mutated:
         c.tensors.mutated[base] = None
-        check_apart(c)
+        if c.tensors.passed_twice:
+            check_apart(c)
         for other in _in_memory_of(c, real):
             if base in c.tensors.mutated:
                 _share(c, base, other, c.tensors.real[other][0])

@@ -1,4 +1,4 @@
-"""Symbolic numbers of a program.
+"""Values of a program while it is traced: the base class, and symbolic numbers.
 
 A `NumberProxy` stands for a Python number whose value may differ from call to call. Its value is known to
 `symbolic.Decisions` alone: `concrete` is the one way to it, and makes it a guard. A number that an operation computes
@@ -15,6 +15,7 @@ from typing import Any
 
 from thunder.core import symbolic
 from thunder.core.recording import (
+    Recorder,
     decided_by_data,
     errors_are_handled,
     made_by_program,
@@ -23,8 +24,24 @@ from thunder.core.recording import (
     why_undecided,
 )
 from thunder.core.symbolic import RELATIONS
-from thunder.core.values import BINARY_DUNDERS, Proxy
 from thunder.errors import DataDependentError
+
+BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+
+
+class Proxy:
+    """A named value of a trace. Compared by identity; a transform makes new ones instead of changing them."""
+
+    __slots__ = ("name", "__weakref__")
+    name: str
+
+    def _type_text(self) -> str:
+        """The type as traces print it."""
+        return "Any"
+
+    def __repr__(self) -> str:
+        note_look()
+        return f'<{type(self).__name__} {self.name or "unnamed"}: "{self._type_text()}">'
 
 
 class UnbackedNumber(Proxy):
@@ -51,6 +68,13 @@ class UnbackedNumber(Proxy):
 
     def replace(self) -> UnbackedNumber:
         return UnbackedNumber(self.name, self.python_type, self.origin, self.facts)
+
+
+def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
+    """A new number as the result of an operation, and the value that the program holds for it."""
+    names = recorder.context.names
+    number = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
+    return number, number.number()
 
 
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:

@@ -18,6 +18,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from thunder.core.numbers import made_number
 from thunder.core.proxies import (
     METHODS,
     RELATIONS,
@@ -48,13 +49,6 @@ from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, UnforeseenShapeError
 
 # ------------------------------------------------------------------------------ operations that make numbers
-
-
-def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
-    """A new number as the result of an operation, and the value that the program holds for it."""
-    names = recorder.context.names
-    number = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
-    return number, number.number()
 
 
 def fresh_size() -> NumberProxy:

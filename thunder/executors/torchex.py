@@ -5,8 +5,6 @@ There is no table here: the function follows from the definition of the operatio
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from thunder import compat
@@ -46,28 +44,3 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
 torch_ex = TorchExecutor("torch", version=torch.__version__, exact=True)
 register_executor(torch_ex)
 add_always_executor(torch_ex)
-
-
-def no_autocast(function):
-    """Decorator of generated programs: torch.autocast does not change them, the casts it asks for are written out in
-    them.
-
-    Costs one flag test when autocast is off.
-    """
-
-    any_autocast = compat.any_autocast
-
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        if not any_autocast():
-            return function(*args, **kwargs)
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        for kind in kinds:
-            torch.set_autocast_enabled(kind, False)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            for kind in kinds:
-                torch.set_autocast_enabled(kind, True)
-
-    return run

@@ -1,11 +1,13 @@
 """Typing by example: what a function of PyTorch gives for tensors like those that proxies stand for.
 
 Fake tensors are the examples, or, where a tensor is none that shape, type and device describe, tensors of zeros. The
-same examples say in PyTorch's words why it refuses arguments. `run_line` runs an operation on them, or on real tensors.
+same examples say in PyTorch's words why it refuses arguments. `run_line` runs an operation on them, or on real tensors,
+and `no_autocast` a program of operations.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +120,31 @@ def assign(said, result, values: dict[Proxy, Any]) -> None:
     elif isinstance(said, dict):
         for k, s in said.items():
             assign(s, result[k], values)
+
+
+def no_autocast(function):
+    """Decorator of generated programs: torch.autocast does not change them, the casts it asks for are written out in
+    them.
+
+    Costs one flag test when autocast is off.
+    """
+
+    any_autocast = compat.any_autocast
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        if not any_autocast():
+            return function(*args, **kwargs)
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)
+
+    return run
 
 
 def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:

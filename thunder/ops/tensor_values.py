@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from thunder import compat
+from thunder.core.numbers import made_number
 from thunder.core.proxies import (
     METHODS,
     NumberProxy,
@@ -21,7 +22,6 @@ from thunder.core.proxies import (
 )
 from thunder.core.symbol import OpTags, Recorder, Symbol, carries_out, current_recorder, user_location
 from thunder.core.symbolic import Computed, constant
-from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import ltorch
 from thunder.ops.infer import as_torch

@@ -12,7 +12,6 @@ from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in, settled
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import DeclarationError
-from thunder.executors.torchex import no_autocast
 from thunder.inspect.verification.comparison import Comparison
 from thunder.inspect.verification.judge import Verdict, judge
 from thunder.inspect.verification.original import matched, run_original
@@ -29,6 +28,7 @@ from thunder.inspect.verification.programs import (
     reference_program,
     with_named_values,
 )
+from thunder.ops.infer import no_autocast
 from thunder.pipeline import lower_with_derivatives
 from thunder.transforms.dispatch import dispatch
 
