@@ -10,6 +10,7 @@ import torch
 from thunder import compat
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import Executor, Implementation, add_always_executor, register_executor
+from thunder.ops.infer import no_autocast as no_autocast  # traces import it from here
 from thunder.ops.registry import torch_path
 
 
