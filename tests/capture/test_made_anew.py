@@ -87,7 +87,7 @@ class Numbered:
         return self.n * 2
 
 
-_Subclass = abc.ABCMeta("_Made", (Numbered,), {})
+_Subclass = abc.ABCMeta("_Subclass", (Numbered,), {})
 
 ROWS = {
     "lambda_over_a_tensor": (apply, scaled_by),
