@@ -76,7 +76,7 @@ def test_checkpoint():
 
 
 def test_ranks_would_have_to_decide_together(monkeypatch):
-    monkeypatch.setattr("thunder.compat.distributed_is_used", lambda: True)
+    monkeypatch.setattr("thunder.capture.decisions._has_process_group", lambda: True)
     with pytest.raises(CaptureError, match="ranks that communicate would have to decide together"):
         thunder.jit(decides, fallback="error")(X)
 
