@@ -30,6 +30,8 @@ PAGES = sorted(
     if "```python" in p.read_text()
 )
 
+SLOW = ("docs/deploy.md", "docs/distributed.md", "docs/tutorials.md")  # more than ten seconds each
+
 
 def examples(text):
     """(line before the block, code, what it is said to print or None) of each Python block of a page."""
@@ -54,7 +56,7 @@ def run(page):
     return printed
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PAGES])
 def test_pages_run_and_print_what_they_show(page):
     path, checker = ROOT / page, doctest.OutputChecker()
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "THUNDER_TIERS": "one"}

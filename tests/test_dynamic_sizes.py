@@ -136,6 +136,7 @@ def test_batches_of_30_sizes_through_a_gpt():
     assert thunder.cache_misses(compiled) == 3
 
 
+@pytest.mark.slow
 def test_regions_of_inductor():
     if (why := inductor_ex.unavailable()) is not None:
         pytest.skip(why)

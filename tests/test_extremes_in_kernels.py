@@ -59,6 +59,7 @@ def test_the_first_of_several(name, shape, dtype, keep, ends, seed):
         assert actual.stride() == wanted.stride()
 
 
+@pytest.mark.slow
 @given(SHAPES, DTYPES, st.booleans(), st.integers(0, 1 << 20))
 @settings(max_examples=40, deadline=None)
 def test_the_few_largest(shape, dtype, ends, seed):

@@ -55,6 +55,7 @@ class Layers(torch.nn.Module):
             return self.last(y)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("format", [Int8Weights(), Int4Weights(group=32), NF4Weights(block=32)], ids=repr)
 def test_in_programs(format):
     model = Layers().to(DEVICE)

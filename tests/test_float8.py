@@ -259,6 +259,7 @@ def steps(transforms, count, dtype):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scaling",
     [

@@ -104,6 +104,7 @@ def test_a_seed_repeats_numbers_and_calls_differ():
     )
 
 
+@pytest.mark.slow
 def test_numbers_are_distributed_as_pytorchs():
     n = 20000
 

@@ -86,6 +86,7 @@ def test_ways_to_generate(way):
     assert len(compared("llama", way, by_module).programs) <= 4
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, most", [("mistral", 6), ("gemma3", 6), ("gpt2", 3), ("t5", 4), ("bart", 4)])
 @pytest.mark.parametrize("way", ["greedy", "static"])
 def test_caches(name, most, way):

@@ -12,6 +12,7 @@ from torch import nn
 import thunder
 from tests import graph_programs
 from tests.fake_gpu import FakeGPU, World
+from thunder import compat
 from thunder.cache import graphs
 from thunder.errors import OptionError
 from thunder.runtime.cudagraphs.device import DEVICES
@@ -96,6 +97,26 @@ def test_the_measurement_changes_no_result(world):
         results.append(graph_programs.run("draws", "trains", compiled, "cpu")[0])
     for others in results[1:]:
         assert not graph_programs.unequal(results[0], others)
+
+
+def test_copies_of_two_types_are_a_launch_for_each(world, monkeypatch):
+    """PyTorch copies tensor by tensor where the types of a list differ."""
+    copied, copy = [], compat.foreach_copy
+
+    def counted(targets, sources):
+        copied.append(sorted({t.dtype for t in (*targets, *sources)}, key=str))
+        copy(targets, sources)
+
+    monkeypatch.setattr(compat, "foreach_copy", counted)
+
+    def results(x, y):
+        return x.sin(), y * 2, x.cos(), y * 3, x.exp()
+
+    f, args = compiled(results), (torch.randn(4), torch.arange(4))
+    calls(f, CALL + 3, *args)
+    copied.clear()
+    assert all(map(torch.equal, f(*args), results(*args)))
+    assert sorted(copied, key=str) == [[torch.float32], [torch.int64]]
 
 
 def test_options(world, monkeypatch):

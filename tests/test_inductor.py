@@ -51,6 +51,7 @@ def test_names_that_users_know():
         thunder.jit(lambda x: x, executors=["inductor"], numerics="eager")
 
 
+@pytest.mark.slow
 def test_a_step_is_as_near_to_float64_as_eager_and_layers_are_compiled_once():
     """Depth 2 and depth 4 have the same regions, forward and backward."""
     tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -173,6 +174,7 @@ def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     assert cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[capability]
 
 
+@pytest.mark.slow
 def test_code_for_other_vector_instructions_is_not_taken_from_disk(monkeypatch):
     """A home directory that machines share, and ATEN_CPU_CAPABILITY: PyTorch's keys know of neither. Code for AVX-512
     under AVX2's headers computes wrong numbers, and under none it does not compile."""
@@ -282,6 +284,7 @@ _JOINED = (
 )  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("functions", "dtype"), [(_MAPS, torch.float32), (_JOINED, torch.float32), (_JOINED, torch.bfloat16)]
 )

@@ -192,6 +192,7 @@ def unet():
 TRAINED = MODELS | {"U-Net": seeded(unet)}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_is_eagers_and_never_heavier(name):
     """Gradients, saved bytes and ATen calls of a step, as `benchmarks/models.py --train` judges them; time is not

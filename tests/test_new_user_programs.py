@@ -342,6 +342,7 @@ def assert_equal(got, want) -> None:
         assert got == want
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("whole", [False, True], ids=["module", "step"])
 @pytest.mark.parametrize("make", [recommender, diffusion, forecaster, policy], ids=lambda f: f.__name__)
 def test_steps_equal_eagers(make, whole):

@@ -53,6 +53,7 @@ def jitted(module):
     return thunder.jit(module, executors=[TritonFuser("sums"), "torch"], fallback="error")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_of_several_layers(dtype):
     module, x = layers(3, dtype), positive(dtype)

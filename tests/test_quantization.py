@@ -279,6 +279,7 @@ def region_names(trace):
     return [o.sym.name for o in trace.bound_symbols if o.sym.is_fusion]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("executor", [inductor_ex, triton_fuser], ids=str)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "float8"])  # the fuser has no such type
 def test_dequantizing_is_one_region(name, executor):
@@ -411,6 +412,7 @@ def test_peft_loads_them():
     lora.load_state_dict(compiled, peft.get_peft_model_state_dict(theirs))
 
 
+@pytest.mark.slow
 def test_a_language_model_in_four_bits_learns_what_one_in_full_does():
     """QLoRA: the loss of LoRA, to 2 %, on text that repeats itself."""
     torch.manual_seed(0)

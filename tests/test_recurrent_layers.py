@@ -25,6 +25,7 @@ def keeps_graph(compiled) -> bool:
     return any("with_graph" in b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("taken", ["output", "all", "hidden", "cell"])
 def test_gradients_are_eagers_bit_for_bit(taken):
     for layers, bias, both, batch_first, form in FORMS:

@@ -98,6 +98,7 @@ def test_a_normalization_is_written_over_what_it_normalizes(allocated):
     assert check(lambda x, w: F.rms_norm((x @ w) * 2, (8,)) @ w, X, W) and not allocated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_rows_that_do_not_fit(is_apart, monkeypatch):
     """A row is read in three passes, and written in the last; or by another kernel than those that reduce it."""

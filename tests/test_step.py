@@ -652,6 +652,7 @@ def batch(seed):
     return piece[:, :-1], piece[:, 1:]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 def test_fifty_steps_of_a_language_model(options):
     (ours, compiled), (eager, step) = language_model(thunder.jit, **options), language_model(lambda f: f, **options)
@@ -673,6 +674,7 @@ def allocated(step, *args):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # before torch 2.13
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 def test_a_step_copies_nothing_that_eager_does_not(options):
@@ -806,6 +808,7 @@ def test_what_is_not_captured_is_said():
     assert len(called) == 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "optimizer, programs",
     [

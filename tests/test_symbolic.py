@@ -223,6 +223,7 @@ def test_strides_do_not_matter():
     assert thunder.cache_misses(compiled) == 1
 
 
+@pytest.mark.slow
 def test_a_llama_at_all_lengths():
     torch.manual_seed(0)
     model = GPT.from_name("llama2-like").eval()

@@ -301,6 +301,7 @@ pytestmark_inductor = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytestmark_inductor
 def test_inductor_compiles_in_another_process(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

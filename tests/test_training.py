@@ -1462,6 +1462,7 @@ def operator_of_a_library(compile):
         return x.grad, compiled(x)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=GAPS[n])) if n in GAPS else n for n in PROGRAMS],

@@ -248,6 +248,7 @@ def within_bound(deviation, region, number):
     return not deviation.wrong and (deviation.got <= bound or deviation.got <= bound + region.sensitivity()[number])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("first", range(0, 300, 30))
 def test_random_regions_are_as_exact_as_eager(first):
     fused = 0
@@ -278,6 +279,7 @@ def check_gradients(region, compiled, name):
         )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("first", range(0, 60, 30))
 def test_gradients_of_random_regions_are_as_exact_as_eagers(first):
     fused = 0

@@ -40,6 +40,7 @@ def regions(compiled, backward=False):
     return [line.sym.fn for line in trace.bound_symbols if line.sym.is_fusion]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("heads", [(4, 4, 4), (4, 2, 2), (4, 1, 1)], ids=str)
 def test_rotated_heads_and_their_gradients(heads):
     """A projection is split into heads, which are rotated: no element chooses what it reads, in the forward and where
@@ -89,6 +90,7 @@ def nodes_of(program: Program) -> set[Node]:
     return nodes
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_regions_in_parts(first, monkeypatch):
     """As if launches cost nothing, so that all is several kernels that can be."""

@@ -525,6 +525,7 @@ def in_a_layer_that_is_called_again(jit):
     return seen
 
 
+@pytest.mark.slow
 def test_the_layer_that_writes_is_an_eager_call():
     refused(in_a_layer_that_is_called_again, "data that a tensor had before")
     compiled = []

@@ -24,6 +24,7 @@ from torch import nn
 
 import thunder
 from tests.paths.compared import assert_same
+from thunder.capture.reachable import Reach
 from thunder.errors import CaptureError, FallbackWarning
 
 
@@ -614,6 +615,7 @@ def of_a_tensor(x):
     return y * 2
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("around", [of_a_box, of_a_list, of_a_tensor])
 def test_what_a_function_leaves_beside_its_result_has_its_gradient(around):
     """The function runs once in the first call too, which finds out."""
@@ -655,6 +657,7 @@ class Overwrites(Remembers):
         return self.norm(x) * self.steps
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", [Remembers, Overwrites])
 def test_writes_of_the_program_are_shown_to_the_function(kind):
     ours, theirs = Around(kind()), Around(kind())
@@ -1092,3 +1095,18 @@ def test_a_header_is_written_once_where_many_calls_on_the_host_follow():
             ours = compiled(x)
         assert len(texts) == n and texts[-1].startswith(f"Subject: {3 * n:.2f}")
         assert torch.equal(ours, x * difflib.SequenceMatcher(None, texts[0], texts[-1]).ratio())
+
+
+def test_what_a_function_reaches_is_not_all_of_pytorch():
+    """A walk into PyTorch's own functions visits 300,000 objects, which takes a second, and says nothing about them."""
+    module, handler = nn.TransformerEncoderLayer(8, 2), logging.StreamHandler()
+    logger = logging.getLogger("of this test")
+    logger.addHandler(handler)
+
+    def calls_a_layer(x):
+        logger.info("a call")
+        return nn.functional.gelu(module(x))
+
+    reach = Reach((calls_a_layer,))
+    assert reach.is_known and len(reach.seen) < 10_000
+    assert reach.reaches(module.linear1.weight) and reach.reaches(handler) and not reach.reaches(nn.Linear(2, 2))

@@ -172,6 +172,7 @@ def _plain(result):
     ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("main", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
 def test_functions_that_run_event_loops_are_eager_calls(main):

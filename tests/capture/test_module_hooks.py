@@ -149,6 +149,7 @@ RUNS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_hooks_are_refused(run):

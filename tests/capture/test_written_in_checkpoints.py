@@ -85,6 +85,7 @@ MODULES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("where", [outside, inside])
 @pytest.mark.parametrize("module", MODULES)

@@ -21,6 +21,7 @@ class Model(torch.nn.Module):
         return F.softmax(self.norm(self.linear(x)) @ torch.tril(torch.ones(4, 4)) * n, -1).sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [{}, {"executors": ["cpp"]}, {"cache": "symbolic values"}], ids=str)
 def test_all_traces_of_a_module(options):
     compiled = thunder.jit(Model(), **options)

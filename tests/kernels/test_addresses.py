@@ -108,6 +108,7 @@ def around(x, weight, bias):
     return F.layer_norm(torch.cat([y[..., 20:], y[..., :20]], -1) * weight, (24,)) + bias
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("program", [windows, patches, strided, around])
 def test_kernels_stay_inside_of_memory_that_is_written(program, outside, monkeypatch):
     torch.manual_seed(0)

@@ -145,6 +145,7 @@ def of_parts(b, i, j):
     return ((i // 64 + j // 64) % 2 == 0) | (HOLES[i] & (j < 30))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("visible", [of_documents, of_documents_of_a_batch, of_parts], ids=lambda f: f.__name__)
 def test_tiles_in_which_a_condition_holds_are_listed(visible, interpreted, monkeypatch):  # noqa: F811
     """Of one that reads memory, or that is of quotients of indices: three lists, for the forward and two gradients."""

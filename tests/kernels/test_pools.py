@@ -76,6 +76,7 @@ def checked(target: str, f, x: torch.Tensor, tolerance: float = 0.0) -> None:
         ir.verify(region.program)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("target", ["triton", "cpp"])
 def test_pools_and_gradients(name, target, interpreted):  # noqa: F811
@@ -101,6 +102,7 @@ def test_nan_and_infinity_in_maxima(name, target, interpreted):  # noqa: F811
     checked(target, lambda x: (pool(x * 2, **options) * 2,), with_nan_and_infinity(image(size)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("target", ["triton", "cpp"])
 def test_types(dtype, target, interpreted):  # noqa: F811

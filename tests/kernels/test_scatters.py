@@ -31,6 +31,7 @@ def checked(program, arguments, tolerance: float = 0.0) -> list[TileRegion]:
     return regions
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.int16, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_additions(name, dtype, interpreted):  # noqa: F811

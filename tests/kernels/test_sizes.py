@@ -117,6 +117,7 @@ def test_one_kernel_for_all_lengths(compiled_for):
     assert "n0" in region.source and " 96" not in region.source, "3 * 2 * 16 is no number of the text"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("program", [
     lambda x: torch.softmax(x, -1), lambda x: torch.softmax(x, 1), lambda x: x.sum((0, 1)), lambda x: x.mean(1),
     lambda x: x.amax((0, 2)), lambda x: F.layer_norm(x, (x.shape[-1],)), lambda x: x.flip(1) + x,
@@ -212,6 +213,7 @@ def test_regions_that_are_alike_are_compiled_once(executors):
     assert executor.compilations == before + 1, "s + 1 is new"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("first", (0, 12))
 def test_random_regions_on_other_sizes(first, compiled_for):
     fused = missed = recompiled = 0
@@ -248,6 +250,7 @@ def test_gradients_of_random_regions_on_other_sizes(compiled_for):
 # -------------------------------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_training_on_many_lengths_compiles_regions_twice(executors):
     module, executor = Net().to(DEVICE), executors[1]("lengths")
     compiled = thunder.jit(module, executors=[executor], fallback="error")
@@ -393,6 +396,7 @@ def test_kernels_of_cpus_on_any_size(program, lengths):
         ir.verify(region.program)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("first", [0, 16])
 def test_random_regions_of_cpus_on_other_sizes(first):
     executor, fused = CppFuser("sizes", always=True), 0

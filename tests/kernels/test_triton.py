@@ -399,6 +399,7 @@ def functions_of_libraries(x, w):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("f", [norms_and_moves, scatters, scans, functions_of_libraries])
 @pytest.mark.parametrize("target", [("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
 def test_kernels_compile_without_a_gpu(target, f):

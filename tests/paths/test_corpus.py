@@ -15,6 +15,7 @@ ALL = PROGRAMS | HOST
 BY_THE_ORIGINAL = {"greedy_matching"}  # writes to the NumPy array of a tensor that it has made
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ALL)
 def test_program(name):
     make, arguments = ALL[name]

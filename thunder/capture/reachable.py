@@ -24,13 +24,16 @@ from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
 _MOST = 300_000  # objects that are looked at
-_LIBRARIES = {"torch", "thunder", *sys.stdlib_module_names} - {"__main__"}
+# PyTorch, what it is built on, thunder and the standard library
+_LIBRARIES = {"torch", "sympy", "mpmath", "numpy", "thunder", *sys.stdlib_module_names} - {"__main__"}
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))  # lead to nothing, and nobody writes to them
 
 
 class Reach:
     """The objects that functions may look at: their arguments, the values in their closures and defaults, those that
     names in their code stand for, and all that these lead to, with the methods of their classes. Computed names
-    (`getattr(module, name)`) are not followed into modules.
+    (`getattr(module, name)`) are not followed into modules, and functions and classes of PyTorch, thunder and the
+    standard library not into others.
 
     is_known: False where there are too many objects to look at.
     """
@@ -69,7 +72,7 @@ def walk(values: Iterable, follows: Callable[[Any], bool] = lambda value: True) 
     pending, seen = collections.deque(values), dict[int, Any]()
     while pending:
         value = pending.popleft()
-        if id(value) not in seen and value is not None and follows(value):
+        if type(value) not in _ATOMS and id(value) not in seen and follows(value):
             seen[id(value)] = value
             yield value
             pending += _behind(value)
@@ -99,8 +102,7 @@ def _near(values: Iterable) -> Iterator:
 
     def follows(value: Any) -> bool:
         if isinstance(value, (type, types.FunctionType)):
-            name = value.__module__
-            return not isinstance(name, str) or name.partition(".")[0] not in _LIBRARIES
+            return not _is_of_library(value)
         return type_attribute(type(value), "_lc_cd") is NULL
 
     return itertools.islice(walk(values, follows), _MOST)
@@ -112,16 +114,29 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _behind(value: Any) -> Iterable:
-    """The objects that a value leads to by itself."""
+    """The objects that a value leads to by itself. Classes of libraries lead to nothing, and their functions to no
+    other functions and classes: these hold nothing of users, and hundreds of thousands of objects are behind PyTorch's.
+    """
     kind = type(value)
     if kind is types.FunctionType:
-        cells = (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
-        return *cells, *_named(value.__code__, value.__globals__)
+        held_by_itself = (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+        named = _named(value.__code__, value.__globals__)
+        return *held_by_itself, *(filter(_is_instance, named) if _is_of_library(value) else named)
     if kind is types.ModuleType or kind is types.FrameType or kind is types.CodeType:
         return ()
     if isinstance(value, type):
-        return () if value.__module__ in sys.builtin_module_names else (*vars(value).values(), *value.__bases__)
+        return () if _is_of_library(value) else (*vars(value).values(), *value.__bases__)
     return gc.get_referents(value)
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether a function or a class is one of PyTorch, thunder or the standard library."""
+    name = value.__module__
+    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+
+
+def _is_instance(value: Any) -> bool:
+    return not isinstance(value, (type, types.FunctionType, types.ModuleType))
 
 
 def _named(code: types.CodeType, space: dict) -> list:

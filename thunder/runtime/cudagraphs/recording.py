@@ -177,10 +177,7 @@ class Recording:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             sources = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
-            if len(sources) == 1:  # the host takes less time
-                self.buffers[0].copy_(sources[0])
-            else:
-                compat.foreach_copy(self.buffers, sources)
+            _copy(self.buffers, sources)
         if self.draws:
             self.memory.launch_drawing(self.launch)
         else:
@@ -199,12 +196,9 @@ class Recording:
         return values
 
     def _copies(self) -> dict[int, torch.Tensor]:
-        """Copies of results in memory of their own, by place; one launch makes them all."""
+        """Copies of results in memory of their own, by place."""
         copies = [torch.empty_like(o) for _, o in self.whole]
-        if len(copies) == 1:
-            copies[0].copy_(self.whole[0][1])
-        else:
-            compat.foreach_copy(copies, [o for _, o in self.whole])
+        _copy(copies, [o for _, o in self.whole])
         return dict(zip((index for index, _ in self.whole), copies, strict=True))
 
 
@@ -212,6 +206,23 @@ def beyond(address: int, alignment: int) -> int:
     """The bytes by which an address is beyond an aligned one. Kernels are chosen by the largest power of two that
     divides it, and add up numbers from the next multiple of 16 on: other addresses count as the same."""
     return address % 16 or (address & -address) % alignment
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies tensors into others of the same types and strides. PyTorch launches one kernel for all that have one type,
+    and one for each tensor where types differ."""
+    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pair = by_type.get(target.dtype)
+        if pair is None:
+            pair = by_type[target.dtype] = ([], [])
+        pair[0].append(target)
+        pair[1].append(source)
+    for some_targets, some_sources in by_type.values():
+        if len(some_targets) == 1:  # the host takes less time
+            some_targets[0].copy_(some_sources[0])
+        else:
+            compat.foreach_copy(some_targets, some_sources)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
