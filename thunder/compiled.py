@@ -27,7 +27,7 @@ from thunder.capture.decisions import RaisesBefore
 from thunder.capture.dispatch import EagerFunctions
 from thunder.capture.locks import Holding
 from thunder.capture.reachable import reaches_placed
-from thunder.capture.replay import replay
+from thunder.capture.replay import places_of_calls, replay
 from thunder.capture.state import original_stands_in
 from thunder.core.host_calls import Log, beginning_with
 from thunder.core.paths import OtherPath
@@ -300,10 +300,13 @@ class Compiled:
                 values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
-    def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None):
+    def _run_original(self, warning: str, args: tuple, kwargs: dict, log: Log | None, left: CacheEntry | None = None):
+        """left: the program that has made the last calls in the log; None where capture has."""
         if log is not None:
             log.undo()  # the original draws its random numbers itself
         if log is not None and log.effects:
+            if left is not None:
+                log.place(places_of_calls(left.captured.computation))
             result, is_compiled = replay(self.fn, args, kwargs, log), False
         elif self.otherwise:
             result, is_compiled = self.otherwise(args, kwargs)
@@ -351,7 +354,7 @@ class Compiled:
                         "each of two compiled paths finds that a call goes the other", path, args, kwargs
                     )
             if isinstance(program, str):
-                return self._run_original(program, args, kwargs, log)
+                return self._run_original(program, args, kwargs, log, entry)
             entry, inputs = program
             tried.append(entry)
             entry.used = self.stats.calls
@@ -368,13 +371,13 @@ class Compiled:
                     raise
                 other = None
         self._note_stray(modes)
-        return self._run_original("", args, kwargs, log)
+        return self._run_original("", args, kwargs, log, entry)
 
     def _run_behind(self, entry: CacheEntry, left: RunAgain, args: tuple, kwargs: dict):
         """Runs the original behind an eager call that raised, or that changed what the program depends on."""
         if left.changed is not None:
             self._exclude(entry)
-        return self._run_original("", args, kwargs, left.log)
+        return self._run_original("", args, kwargs, left.log, entry)
 
     def _exclude(self, entry: CacheEntry) -> None:
         """The eager calls of a program change what it depends on: later programs have others."""
@@ -511,9 +514,14 @@ class Compiled:
         if (failure := entry.captured.failure) is not None:
             self._run_now(entry, inputs, args, kwargs, log)
             raise failure from failure.__cause__
-        self._cache.add(modes, entry, facts, self._name)
+        self._keep_in_cache(modes, entry, facts)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
+
+    def _keep_in_cache(self, modes: tuple, entry: CacheEntry, facts: dict) -> None:
+        """Keeps a program for other calls, unless these are to be captured with other eager calls."""
+        if not self.eager_functions.take_later():
+            self._cache.add(modes, entry, facts, self._name)
 
     def _refused_for(self, error: ThunderError, modes: tuple, facts: dict) -> str:
         """The words of a warning. Calls of which the program asks the same run the original function from now on."""

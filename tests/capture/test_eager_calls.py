@@ -1042,8 +1042,33 @@ def test_a_function_of_many_calls_on_the_host_is_one_call(notes):
             warnings.simplefilter("ignore", FallbackWarning)
             assert_same(step(compiled, ours, x), want, 1e-6)
         assert NOTES.qsize() == 2 * (seed + 1) * notes
-    assert ours.stored == theirs.stored and (notes or len(compiled.programs) == 1)
-    assert names(compiled).count("eager_call") == (not notes) and names(compiled).count("linear") == 2
+    assert ours.stored == theirs.stored and len(compiled.programs) == 1
+    assert names(compiled).count("eager_call") == 1 and names(compiled).count("linear") == 2
+
+
+def test_a_function_of_many_calls_that_others_see_is_one_call_from_the_next_call_on():
+    """What it has done in the first call is done, and is not done again."""
+
+    def noted(values):
+        for value in values:
+            NOTES.put(value)
+        return NOTES.qsize()
+
+    def f(x):
+        return (x * 1).relu() * noted(x.detach().tolist())
+
+    def drained():
+        return [NOTES.get() for _ in range(NOTES.qsize())]
+
+    compiled, programs, _ = thunder.jit(f, fallback="eager"), [], drained()
+    for n in (1.0, 2.0, 3.0):
+        x = torch.linspace(0, n, 80)
+        expected, theirs = f(x), drained()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert torch.equal(compiled(x), expected) and drained() == theirs
+        programs.append(names(compiled).count("eager_call"))
+    assert programs == [0, 1, 1] and len(compiled.programs) == 1
 
 
 def test_a_function_of_many_calls_that_writes_to_its_argument_is_read():

@@ -369,21 +369,27 @@ class Entered:
             self._call_as_it_is_where_cheaper()
 
     def _call_as_it_is_where_cheaper(self) -> None:
-        """A function that records little but calls on the host, and many of them, costs less as one call. Refuses the
-        program where it can be captured again with such calls: others have seen nothing of this capture."""
-        c, bound_symbols = self.c, self.c.recording.recorder.bound_symbols
+        """A function that records little but calls on the host, and many of them, costs less as one call. The program
+        is refused and captured again with such calls. Where something has happened inside of the function, this call
+        runs what it has recorded, and the next one is captured with them."""
+        c, bound_symbols, fallbacks = self.c, self.c.recording.recorder.bound_symbols, self.c.fallbacks
         recorded = len(bound_symbols) - self.recorded
         if recorded <= _MOST_LINES or c.request.path or c.request.options.fallback is not FALLBACK_OPTIONS.EAGER:
             return
-        if c.fallbacks.operations_since(bound_symbols, self.recorded) * (_LINES_OF_OPERATION + 1) > recorded:
+        recorded -= fallbacks.cheaper_since(self.recorded)
+        operations = fallbacks.operations_since(bound_symbols, self.recorded)
+        if recorded <= _MOST_LINES or operations * (_LINES_OF_OPERATION + 1) > recorded:
             return
         if not any(map(_has_gradient, itertools.islice(c.effects.held.values(), self.writes, None))):
             eager.note_function(c, self.function, self.args, self.kwargs, self.happened)
-        candidate = c.fallbacks.candidate
-        if candidate is not None and c.fallbacks.is_named_again():
-            c.request.eager.cheaper.add(candidate.unit)
-            name = self.function.__qualname__
-            c.refuse(f"{name}() would be {recorded} calls on the host and decisions by their results")
+        if (candidate := fallbacks.candidate) is None:
+            return
+        reason = f"{self.function.__qualname__}() would be {recorded} calls on the host and decisions by their results"
+        c.request.eager.cheaper.add(candidate.unit)
+        if candidate.again:
+            c.refuse(reason)
+        c.request.eager.later[candidate.unit] = reason
+        fallbacks.note_cheaper(self.recorded, recorded)
 
 
 def _has_gradient(value: Any) -> bool:

@@ -25,7 +25,8 @@ class EagerFunctions:
     depends on. failing: functions in which thunder failed, or which raise by themselves. superseding: lines whose
     writes gradients do not allow -> why, and what to do. allowed: False where no function may become one. forgotten:
     functions that a first call has named, in which libraries fill the tables that they have empty. cheaper: functions
-    that could be read, and cost less as one call."""
+    that could be read, and cost less as one call. later: of these, those that become eager calls when the program is
+    captured for the next call, and why."""
 
     reasons: dict[types.CodeType | type, str] = field(default_factory=dict)
     excluded: set[types.CodeType | type] = field(default_factory=set)
@@ -34,6 +35,7 @@ class EagerFunctions:
     allowed: bool = True
     forgotten: set[types.CodeType | type] = field(default_factory=set)
     cheaper: set[types.CodeType | type] = field(default_factory=set)
+    later: dict[types.CodeType | type, str] = field(default_factory=dict)
 
     def __contains__(self, unit: types.CodeType | type) -> bool:
         return unit in self.reasons
@@ -46,6 +48,13 @@ class EagerFunctions:
         for code in codes:
             self.reasons.pop(code, None)
             self.excluded.add(code)
+
+    def take_later(self) -> bool:
+        """Lets units that were named for later be called as they are. Gives whether there are any."""
+        named = {unit: reason for unit, reason in self.later.items() if self.may_have(unit)}
+        self.reasons.update(named)
+        self.later.clear()
+        return bool(named)
 
     @property
     def read_again(self) -> set[types.CodeType | type]:
@@ -125,7 +134,7 @@ class Dispatch:
     @property
     def happened(self) -> tuple[int, int]:
         """How many calls others have seen, and how many have numbers."""
-        return len(self.log.effects), self.host_calls
+        return self.log.effects, self.host_calls
 
     def is_as_before(self, happened: tuple[int, int]) -> bool:
         """Whether nothing has happened since that a capture of the same call would find under another number."""
@@ -177,7 +186,9 @@ class Fallbacks:
     do with.
     """
 
-    __slots__ = ("calls", "candidate", "raises", "reaches_back_to", "_error", "_left", "_seen", "_operations")
+    __slots__ = (
+        "calls", "candidate", "raises", "reaches_back_to", "_error", "_left", "_seen", "_operations", "_cheaper"
+    )  # fmt: skip
 
     def __init__(self):
         self.calls: list[Any] = []
@@ -188,16 +199,21 @@ class Fallbacks:
         self._left: list[tuple] = []  # the calls that it has left
         self._operations: list[int] = []  # where operations with tensors are among the bound symbols that were seen
         self._seen = 0
+        self._cheaper: list[tuple[int, int]] = []
 
     def name(self, unit: types.CodeType | type, again: bool) -> None:
         """A refusal names a unit: see `Candidate`."""
         self.candidate = Candidate(unit, again)
 
-    def is_named_again(self) -> bool:
-        """Whether this call of the program can be captured again with the unit that is named; otherwise none is."""
-        if self.candidate is not None and not self.candidate.again:
-            self.candidate = None
-        return self.candidate is not None
+    def note_cheaper(self, start: int, recorded: int) -> None:
+        """The unit that is named is to be called as it is from the next call of the program on. start, recorded: the
+        first of its bound symbols, and how many there are."""
+        self.candidate = None
+        self._cheaper.append((start, recorded))
+
+    def cheaper_since(self, start: int) -> int:
+        """How many bound symbols from `start` on are of such units."""
+        return sum(recorded for first, recorded in self._cheaper if first >= start)
 
     def note_call(self, function: Any) -> None:
         """A function is called as it is."""

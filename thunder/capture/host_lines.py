@@ -538,8 +538,13 @@ def _read_only(array: numpy.ndarray) -> numpy.ndarray:
 def text(c: Capture, function, *args, **kwargs):
     """The text that a function makes of tensors, or of data-dependent numbers."""
     args, kwargs = printed(c, (args, kwargs))
-    shows_arrays = any(isinstance(x, (numpy.ndarray, numpy.generic)) for x in parts_of(args, kwargs))
-    return run(c, function, args, kwargs, pure=not shows_arrays)
+    return run(c, function, args, kwargs, pure=not any(map(_may_show_more, parts_of(args, kwargs))))
+
+
+def _may_show_more(value: Any) -> bool:
+    """Whether the text of a value may be another one later."""
+    kind = value.kind if type(value) is HostProxy else type(value)
+    return issubclass(kind, (numpy.ndarray, numpy.generic)) or type(value) is HostProxy and not issubclass(kind, FIXED)
 
 
 def attribute(c: Capture, value: HostProxy, name: str):

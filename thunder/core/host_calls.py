@@ -152,41 +152,52 @@ def check_lent(lent: list[Lent]) -> None:
 
 
 class Mark(NamedTuple):
-    """What a log was at a time. effects, states: how many."""
+    """What a log was at a time. journal, effects, states: how many."""
 
     results: dict[int, Any]
     called: dict[int, tuple]
+    journal: int
     effects: int
     states: int
 
 
-class Effect(NamedTuple):
-    """A call that others have seen, so that it happens once. name: of a method of `owner`, which `function` calls. An
-    owner without a name is the module that a function is called of. value: its result, or the `Outcome` of an eager
-    call. arrays: those that it was given, by position or keyword, with what was in them behind it. kinds: of its
-    arguments. where: the code and instruction of the call, where capture has made it. shown: arguments whose memory
-    the result may show without a reference to it."""
+class OfKind(NamedTuple):
+    """A tensor that a call was given, which the journal does not keep."""
+
+    kind: type
+
+
+class Entry(NamedTuple):
+    """A call in the journal of a log: a function, or `call_method` and `call_function` of what they call.
+
+    value: its result, or the `Outcome` of an eager call. is_effect: whether others have seen it, so that it must happen
+    once. index: its number. owner: the module that an eager call is of. arrays: those that an effect was given, by
+    position or keyword, with what was in them behind it. where: the code and instruction of the call, where capture has
+    made it. shown: arguments whose memory the result may show without a reference to it."""
 
     function: Callable
-    owner: Any
-    name: str | None
+    args: tuple
     value: Any
+    is_effect: bool
+    index: int | None = None
+    owner: Any = None
     arrays: Mapping[int | str, tuple[numpy.ndarray, numpy.ndarray]] = types.MappingProxyType({})
-    kinds: tuple[type, ...] | None = None
     where: tuple[types.CodeType, int] | None = None
     shown: Any = None
 
 
 class Log(dict[int, Any]):
-    """The results of the numbered host calls of one call. effects: those that others have seen, in order. called: the
-    functions, and names of methods, by number. lent: containers that they were given. where: the place in the program
-    of the call that runs now, while it is captured."""
+    """The results of the numbered host calls of one call. journal: these calls, in order, without those that draw
+    random numbers, which draw again. effects: how many of them others have seen. called: the functions, and
+    names of methods, by number. lent: containers that they were given. where: the place in the program of the call that
+    runs now, while it is captured."""
 
-    __slots__ = ("effects", "called", "lent", "where", "_states")
+    __slots__ = ("journal", "effects", "called", "lent", "where", "_states")
 
     def __init__(self):
         super().__init__()
-        self.effects: list[Effect] = []
+        self.journal: list[Entry] = []
+        self.effects = 0
         self.lent: list[Lent] = []
         self.called: dict[int, tuple] = {}
         self.where: tuple[types.CodeType, int] | None = None
@@ -210,9 +221,14 @@ class Log(dict[int, Any]):
                 self._states[-1][id(generator)] = state
 
     def happens(self, index: int, function: Callable, owner: Any, outcome: Any, shown: Any) -> None:
-        """An eager call, number `index`, has run. owner: the module that it calls. shown: see `Effect`."""
+        """An eager call, number `index`, has run. owner: the module that it calls. shown: see `Entry`."""
         self[index], self.called[index] = outcome, _called(function, ())
-        self.effects.append(Effect(function, owner, None, outcome, where=self.where, shown=shown))
+        self.note(Entry(function, (), outcome, True, index, owner, where=self.where, shown=shown))
+
+    def note(self, entry: Entry) -> None:
+        """A call has been made."""
+        self.journal.append(entry)
+        self.effects += entry.is_effect
 
     def result(self, index: int, function: Callable, args: tuple = ()) -> Any:
         """The result of call number `index`. Raises CaptureError where another capture of the program has called
@@ -228,24 +244,32 @@ class Log(dict[int, Any]):
         """The result of host call number `index`."""
         self[index], self.called[index] = value, _called(function, args)
 
+    def place(self, places: Mapping[int, tuple[types.CodeType, int]]) -> None:
+        """Says where calls stand that a compiled program has made. places: by the numbers of the calls."""
+        self.journal = [
+            entry._replace(where=places.get(entry.index)) if entry.where is None and entry.index is not None else entry
+            for entry in self.journal
+        ]
+
     def forget(self, index: int, value: Any) -> None:
         """Host call number `index` runs again: its result could not be used."""
         del self[index], self.called[index]
-        if self.effects and self.effects[-1].value is value:
-            self.effects.pop()
+        if self.journal and self.journal[-1].value is value:
+            self.effects -= self.journal.pop().is_effect
 
     def mark(self) -> Mark:
         """The log as it is now."""
         self._states.append({})
-        return Mark(dict(self), dict(self.called), len(self.effects), len(self._states) - 1)
+        return Mark(dict(self), dict(self.called), len(self.journal), self.effects, len(self._states) - 1)
 
     def rewind(self, mark: Mark) -> None:
         """Makes the log what it was, so that host code runs again, unless others have seen some."""
-        if len(self.effects) == mark.effects:
+        if self.effects == mark.effects:
             self._set_back(mark.states)
             self.clear()
             self.update(mark.results)
             self.called = mark.called
+            del self.journal[mark.journal :]
 
     def undo(self) -> None:
         """Sets the generators back to their states before this call."""
@@ -368,27 +392,37 @@ def taken_from_log(
     if results is not None and effect == "random":
         results.note_draw(function, args)
     value = called_from(frames, function, args, kwargs) if frames else function(*args, **kwargs)
-    if results is not None and effect == "outside":
-        owner = args[0] if function in (call_method, next_or_end) else None
-        given_to_it = args[2:] if function is call_method else args
-        arrays = {
-            key: (a, a.copy())
-            for key, a in (*enumerate(given_to_it), *kwargs.items())
-            if isinstance(a, numpy.ndarray) and a.flags.writeable
-        }
-        results.effects.append(
-            Effect(
-                function, owner, _called(function, args)[1], value, arrays, tuple(map(type, given_to_it)), results.where
-            )  # fmt: skip
-        )
-    if results is not None and index is not None:
-        results.keep(index, function, args, value)
+    if results is not None:
+        _note(results, index, function, args, kwargs, effect, value)
     if arguments:
         check_lent(arguments)
         lent_values = _LOG.lent if results is None else results.lent
         if lent_values is not None:
             lent_values += [Lent(one.container, name) for one in arguments]
     return value
+
+
+def _note(log: Log, index: int | None, function: Callable, args: tuple, kwargs: dict, effect: str, value: Any) -> None:
+    """Writes a call that has been made into a log."""
+    is_effect = effect == "outside"
+    if is_effect or index is not None and not (effect and _may_draw(function)):
+        arrays = _arrays(function, args, kwargs) if is_effect else {}
+        operands = tuple(OfKind(type(a)) if hasattr(type(a), "requires_grad") else a for a in args)
+        log.note(Entry(function, operands, value, is_effect, index, None, arrays, log.where))
+    if index is not None:
+        log.keep(index, function, args, value)
+
+
+def _may_draw(function: Callable) -> bool:
+    """Whether a function that gives another value in each call may draw from a generator, as a clock does not."""
+    owner = getattr(function, "__self__", None)
+    return not isinstance(owner, (types.ModuleType, type)) or owner.__name__.startswith(("random", "numpy"))
+
+
+def _arrays(function: Callable, args: tuple, kwargs: dict) -> dict[int | str, tuple[numpy.ndarray, numpy.ndarray]]:
+    """The arrays that a call was given, with copies of what is in them behind it."""
+    operands = (*enumerate(args[2:] if function is call_method else args), *kwargs.items())
+    return {key: (a, a.copy()) for key, a in operands if isinstance(a, numpy.ndarray) and a.flags.writeable}
 
 
 Frames = tuple[tuple[str, int, str], ...]  # file, line and function
