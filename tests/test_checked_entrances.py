@@ -172,6 +172,35 @@ def test_a_program_for_several_sizes_is_compared_for_two():
         compiled(torch.ones(10))
 
 
+def test_a_size_that_is_rounded_is_compared_for_more():
+    half = thunder.opaque(lambda x: x[::2].clone(), name="half", meta=lambda x: x[: x.shape[0] // 2])
+    compiled = thunder.jit(lambda x: half(x) * 2, dynamic=True)
+    for n in (4, 6, 8, 6, 4, 10):
+        assert torch.equal(compiled(torch.ones(n)), torch.full((n // 2,), 2.0))
+    with pytest.raises(DeclarationError, match=r"half returned .*\[4\].* which is \[3\] in this call"):
+        compiled(torch.ones(7))
+    assert thunder.cache_misses(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [(lambda x: [x.mul_(2).sin()], "wrote to an argument"), (lambda x: [x], "shares memory with an argument")],
+)
+def test_regions_that_write_or_return_their_inputs(function, words):
+    class Writing(FusionExecutor):
+        def __init__(self):
+            super().__init__(f"writing{next(NUMBERS)}")
+            for operation in (ltorch.mul, ltorch.sin):
+                self.register_supported(operation)
+
+        def fuse(self, region, counter):
+            more = {"inputs": region.inputs, "outputs": region.outputs, "bsyms": region.bound_symbols}
+            return self.register_temporary_operation(f"joined{counter}", function, **more)
+
+    with pytest.raises(DeclarationError, match=f"joined0 .*{words}"):
+        thunder.jit(lambda x: (x * 2).sin(), executors=[Writing()])(X.clone())
+
+
 def test_right_declarations_cost_nothing_after_the_first_call(monkeypatch):
     calls = []
     run = _Check.__call__
