@@ -170,3 +170,15 @@ def test_gradients_of_a_tensor_that_comes_in_twice(program):
             results.append(run(*(leaves[i] for i in places)))
         torch.testing.assert_close(*results)
     assert thunder.cache_misses(compiled) == 2
+
+
+def test_a_refusal_names_tensors_as_the_user_does():
+    net = torch.nn.Linear(2, 2)
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def f(x):
+        parameters["weight"] -= 1
+        return net(x)
+
+    with pytest.raises(CaptureError, match=r"closure variable parameters\['weight'\].* closure variable net\.weight"):
+        thunder.jit(f)(torch.ones(2))

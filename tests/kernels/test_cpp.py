@@ -82,6 +82,22 @@ def test_gradients_of_reads_at_indices(name, dtype, always):
     assert scatters(compiled) and (got.double() - exact).abs().max() <= bound
 
 
+def test_one_element_of_a_scan_or_a_scatter_in_another_shape(always):
+    """An index of 0 is the whole of one element in any shape: its memory is an output's of the same shape alone."""
+
+    def program(x, i):
+        one = x.sin().cumsum(0)
+        written = torch.zeros(1).scatter(0, i, x.exp())
+        return one.reshape(1, 1).clone(), one.expand(4).clone(), written.reshape(1, 1) * 1.0, written[None].clone()
+
+    x, i = torch.randn(1), torch.zeros(1, dtype=torch.int64)
+    for a, b in zip(thunder.jit(program, executors=[always])(x, i), program(x, i), strict=True):
+        torch.testing.assert_close(a, b)
+    rounded = thunder.jit(lambda w: torch.func.hessian(lambda w: w.cos().sum() + w.pow(4).sum())(w), executors=[always])
+    w = torch.randn(5)
+    torch.testing.assert_close(rounded(w), torch.diag(12 * w**2 - w.cos()))
+
+
 def scatters(compiled) -> list[ir.Store]:
     return [s for region in regions_of(compiled) for s in region.program.stores if s.scatter is not None]
 

@@ -270,8 +270,9 @@ def _share(c: Capture, base: TensorProxy, other: TensorProxy, tensor: torch.Tens
     if connected and not disjoint and not has_leaf:  # views of one memory have one history, others one each
         connected = not c.world.ask(c.tensors.real[other][1], VIEWS, source)
     if not disjoint and (connected or mine is None and others is None):
+        names = [c.world.describe(c.tensors.real[p][1]) for p in (base, other)]
         c.refuse(
-            f"{base.name} is written to, and {other.name} shares memory with it",
+            f"{names[0]} is written to, and {names[1]} shares memory with it",
             "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
         )
     map_structure(concrete, (base.shape, other.shape))

@@ -849,17 +849,19 @@ def lowered(region: Region, numbers: Numbers | None = None, stores_scans: bool =
     for i, p in enumerate(region.outputs):
         assert isinstance(p, TensorProxy), "regions of kernels make tensors"
         value = to.cast(to.values[p], p.dtype)
-        if not _is_in_memory(to, value, i):
+        if not _is_in_memory(to, value, i, to.shape(p)):
             stores.append(Store(Buffer("output", i, to.shape(p), p.dtype), axes_of(to.shape(p)), value))
     return Program(to.graph, inputs, [*to.scratch, *stores])
 
 
-def _is_in_memory(to: Lowering, value: Node, number: int) -> bool:
-    """Makes the memory of a scan or a scatter that of an output, where that is all that the output is."""
+def _is_in_memory(to: Lowering, value: Node, number: int, shape: Sequence[Size]) -> bool:
+    """Makes the memory of a scan or a scatter that of an output of this shape, where that is all that the output is."""
     if value.op != "load" or value.args:
         return False
     buffer, index, _ = value.what
     if buffer.kind != "scratch" or [i.key for i in index] != [i.key for i in here_of(buffer.shape)]:
+        return False
+    if tuple(buffer.shape) != tuple(shape):  # dimensions of 1 have an index of 0 in any shape
         return False
     if all(s.buffer is not buffer or s.scan is s.scatter is None for s in to.scratch):
         return False
