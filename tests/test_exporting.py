@@ -63,6 +63,34 @@ class Sizes(nn.Module):
         return y.transpose(1, 2).reshape(batch, length, 8) / length
 
 
+class Encoder(nn.Module):
+    """PyTorch's encoder, which runs as one operation in inference, behind a mask of lengths."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embedding, self.layers = nn.Embedding(10, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids, lengths):
+        hidden = torch.arange(ids.shape[1])[None] >= lengths[:, None]
+        y = self.layers(self.embedding(ids), src_key_padding_mask=hidden)
+        return {"mean": y.masked_fill(hidden[..., None], 0).sum(1) / lengths[:, None], "largest": y.argmax(-1)[:, 0]}
+
+
+class EarlyExit(nn.Module):
+    """A decision in a program with sizes that change."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.first(x).softmax(-1)
+        if y.max() > 0.8:
+            return y
+        return (y + self.second(x).softmax(-1)).view(x.shape[0] * 3).view(x.shape[0], 3)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -95,6 +123,15 @@ MODELS = {
     "sizes": (
         Sizes, [lambda: torch.randint(0, 10, (3, 5))],
         [(torch.arange(10)[None].repeat(7, 1),), (torch.arange(4).view(2, 2),)], {}, {"dynamic_shapes": LENGTHS},
+    ),
+    "encoder": (
+        Encoder, [lambda: torch.randint(0, 10, (3, 5)), lambda: torch.randint(1, 6, (3,))],
+        [(torch.arange(10)[None].repeat(7, 1), torch.arange(1, 8)), (torch.arange(4).view(2, 2), torch.tensor([1, 2]))],
+        {}, {"dynamic_shapes": (*LENGTHS, {0: LENGTHS[0][0]})},
+    ),
+    "early exit": (
+        EarlyExit, [numbers(3, 4)], [(torch.randn(9, 4),), (9 * torch.randn(2, 4),)], {},
+        {"dynamic_shapes": ({0: Dim("rows", min=2, max=64)},)},
     ),
     "int8": (layers, [numbers(3, 64)], [], {"transforms": [Int8Weights()]}, {}),
     "nf4": (layers, [numbers(3, 64)], [], {"transforms": [NF4Weights()]}, {}),
@@ -179,7 +216,7 @@ def server(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # of Inductor's own code
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler")
-@pytest.mark.parametrize("name", ["attention", "decisions", "sizes", "int8"])
+@pytest.mark.parametrize("name", ["attention", "decisions", "sizes", "encoder", "int8"])
 def test_a_program_in_cpp_runs_it(name, server, tmp_path):
     path = exported(name, tmp_path / "model.pt2", format="aot_inductor")
     for arguments, expected in torch.load(f"{path}.values"):
@@ -202,6 +239,10 @@ def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     x = torch.ones(4)
     assert "writes to its arguments" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
     assert "calls Python" in refused_in(lambda x: (print(x.sum()), x * 2)[1], x, tmp_path=tmp_path)
+    own = thunder.opaque(lambda x: x + 1, meta=torch.empty_like, name="mine")
+    assert "it calls mine, which is Python code" in refused_in(lambda x: own(x), x, tmp_path=tmp_path)
+    training = refused_in(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), x, tmp_path=tmp_path)
+    assert "draws random numbers (dropout): call eval() on the module" in training
     assert "branches on the result of equal" in refused_in(
         lambda x: x * 2 if torch.equal(x, x + 1) else x, x, tmp_path=tmp_path
     )

@@ -133,16 +133,17 @@ class Decided:
 
     def __call__(self, values: dict[str, Any]) -> Any:
         values = values | dict(zip(self.results, self.shared(values), strict=True))
+        tensors = {name: values[name] for name in self.operands if isinstance(values[name], torch.Tensor)}
+        sizes = {name: values[name] for name in self.operands if name not in tensors}  # which are no operands of cond
 
         def way(answer: bool) -> Callable:
             def run(*operands):
-                result = self.ways[answer](dict(zip(self.operands, operands, strict=True)))
+                result = self.ways[answer](sizes | dict(zip(tensors, operands, strict=True)))
                 return map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
 
             return run
 
-        operands = tuple(values[name] for name in self.operands)
-        return torch.cond(self.decision(values), way(True), way(False), operands)
+        return torch.cond(self.decision(values), way(True), way(False), tuple(tensors.values()))
 
 
 def tree_of_paths(

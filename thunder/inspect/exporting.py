@@ -19,9 +19,10 @@ from thunder.compiled import Compiled
 from thunder.core.paths import Decision
 from thunder.core.proxies import NumberProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import OpTags, Symbol
 from thunder.core.symbolic import RELATIONS
 from thunder.core.trace import Trace
+from thunder.core.unbacked import check_sizes
 from thunder.errors import MissingImplementationError, ProgramFileError
 from thunder.extend import get_always_executors
 from thunder.inspect.explain import explained
@@ -198,14 +199,23 @@ def _checked(entry: CacheEntry) -> Trace:
             "dict: export a function that returns tensors, such as lambda tokens: model(tokens).logits"
         )
     trace = captured.computation_traces[-1]
-    with_effects = {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
-    for operation in trace.bound_symbols:
-        tags = operation.sym.tags
-        if not with_effects.isdisjoint(tags) and OpTags.DECISION not in tags:
-            raise NotExported(
-                f"{operation.sym.name} calls Python or writes to its arguments: leave it out of the exported function"
-            )
-    return trace
+    # torch.export types operations itself, and keeps the sizes of their results
+    operations = [operation for operation in trace.bound_symbols if operation.sym is not check_sizes]
+    for operation in operations:
+        _check_effects(operation.sym)
+    return trace.replace(bound_symbols=operations)
+
+
+def _check_effects(symbol: Symbol) -> None:
+    """Raises NotExported for an operation that does more than to compute its results in PyTorch."""
+    if OpTags.DECISION in symbol.tags:
+        return
+    if OpTags.RANDOM_OP in symbol.tags:
+        raise NotExported(f"it draws random numbers ({symbol.name}): call eval() on the module, or pass them in")
+    if OpTags.OPAQUE in symbol.tags and symbol.declared_outside:
+        raise NotExported(f"it calls {symbol.name}, which is Python code: call that outside of the exported function")
+    if not symbol.tags.isdisjoint((OpTags.DONT_DCE, OpTags.IN_PLACE)):
+        raise NotExported(f"{symbol.name} writes to its arguments, or has another effect: call it outside")
 
 
 def _place_of_number(source: Source, args: tuple, kwargs: dict) -> Origin:
