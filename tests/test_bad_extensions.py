@@ -17,6 +17,7 @@ import thunder
 import thunder.torch as ltorch
 from thunder.core.symbol import OpTags
 from thunder.core.transforms import get_grad, put_grad, put_grads
+from thunder.errors import FallbackWarning
 from thunder.extend import FusionExecutor, OperatorExecutor
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -74,6 +75,9 @@ BACKWARDS = {
 }
 for what, backward in BACKWARDS.items():
     case(f"function: {what}", "Wrong", "raised by the user's code", "tuple index", "scale")(function(backward))
+case("function: saves a list", "save_for_backward")(
+    function(lambda ctx, g: g, lambda ctx, x: (ctx.save_for_backward([x]), x * 2)[1])
+)
 case("function: no backward", "backward", "Wrong")(
     lambda: trained(
         lambda x: type("Wrong", (torch.autograd.Function,), {"forward": staticmethod(lambda c, x: x * 2)}).apply(x)
@@ -211,6 +215,13 @@ EXECUTORS = {
     "an execution transform of two arguments": implemented(execution_transform=lambda x, y: x),
     "an operation that is none": lambda e: e.register_implementation("ltorch.tanh", torch.tanh),
     "nothing": lambda e: e.register_implementation("ltorch.tanh"),
+    "a number in the place of an operation": lambda e: e.register_implementation(5, execution_transform=ltorch.sin),
+    "a checker that returns nothing": lambda e: e.register_implementation(
+        "ltorch.tanh", own(e), checker=lambda x: None
+    ),
+    "a checker that computes": lambda e: e.register_implementation(
+        "ltorch.tanh", own(e), checker=lambda x: x.sum() > 0
+    ),
 }
 for what, register in EXECUTORS.items():
     words = (
@@ -222,6 +233,40 @@ for what, register in EXECUTORS.items():
         "lambda x: torch.tanh(x)",
     )
     case(f"executor: {what}", *words)(lambda register=register: executed(register))
+
+OPERATORS_OF_USERS = {
+    "name with a space": ("my wrong one", lambda x: thunder.TensorProxy(like=x), None),
+    "name that is a keyword": ("lambda", lambda x: thunder.TensorProxy(like=x), None),
+    "replaces a text": ("wrong", lambda x: thunder.TensorProxy(like=x), "torch.tanh"),
+    "meta returns the argument": ("wrong", lambda x: x, torch.tanh),
+}
+for what, (name, meta, replaces) in OPERATORS_OF_USERS.items():
+    case(f"operator: {what}", name)(
+        lambda name=name, meta=meta, replaces=replaces: executed(
+            lambda e: e.register_operator(name, meta=meta, fn=lambda x: torch.tanh(x), replaces=replaces)
+        )
+    )
+
+
+def test_errors_of_a_meta_are_in_the_warning():
+    executor = OperatorExecutor(f"bad{next(NUMBERS)}")
+    wrong = executor.register_operator("wrong", meta=lambda x: x.no_such_thing, fn=torch.tanh)
+    with pytest.warns(FallbackWarning, match="raised by the meta of wrong"):
+        assert torch.equal(thunder.jit(wrong, executors=[executor], fallback="eager")(X), X.tanh())
+
+
+def test_one_function_may_be_two_opaque_operations():
+    """Each has the backward that it was made with."""
+
+    def twice(x):
+        return x.detach() * 2
+
+    def derivative(scale):
+        operation = thunder.opaque(twice, meta=torch.empty_like, backward=lambda args, result, g: g * scale)
+        return trained(lambda x: operation(x))
+
+    assert torch.equal(derivative(2.0), torch.full_like(X, 2)) and torch.equal(derivative(3.0), torch.full_like(X, 3))
+
 
 # ---------------------------------------------------------------------------------------------------------- rules
 
@@ -254,10 +299,15 @@ RULES = {
     "replacement writes to its argument": (pattern, lambda x: x.tanh_().exp()),
     "condition raises": (pattern, pattern, raising),
     "condition has two parameters": (pattern, pattern, lambda x, y: True),
+    "condition returns nothing": (pattern, pattern, lambda x: None),
+    "parameters in another order": (lambda x, y: x.exp() - y.tanh(), lambda y, x: x.exp() - y.tanh()),
     "condition decides by values": (pattern, lambda x: torch.tanh(torch.exp(x)), lambda x: (x > 0).all()),
 }
 for what, parts in RULES.items():
     case(f"rule: {what}", "wrong", "thunder.rule")(lambda parts=parts: ruled(*parts))
+
+
+case("rule: the replacement cannot be traced", "its replacement cannot be traced")(lambda: ruled(pattern, raising))
 
 
 @case("rule: that is none", "rules")
@@ -318,10 +368,35 @@ PASSES = {
     "gives an operation one argument more": lambda t, _: changed(t, "exp", lambda b: b.replace(args=b.args * 2)),
     "gives an operation no argument": lambda t, _: changed(t, "exp", lambda b: b.replace(args=())),
     "leaves an argument out": lambda t, _: t.replace(args=t.args[1:]),
+    "exchanges arguments": lambda t, _: t.replace(args=t.args[::-1]),
+    "exchanges results": lambda t, _: t.replace(output=(t.output[2], t.output[1], t.output[0])),
+    "writes to the trace": lambda t, _: setattr(t, "output", None),
+    "replaces a field that is none": lambda t, _: t.replace(body=()),
     "invents a value": lambda t, _: changed(t, "exp", lambda b: b.replace(args=(b.output.replace(name="new"),))),
 }
 for what, run in PASSES.items():
     case(f"pass: {what}", "Wrong One")(lambda run=run: passed(run))
+
+
+def telling(x, y):
+    print("told")
+    return x + y
+
+
+case("pass: leaves a call of the host out", "Wrong One")(
+    lambda: passed(lambda t, _: without(t, "host_call"), program=telling)
+)
+case("pass: its condition raises", "Wrong One")(lambda: thunder.jit(torch.tanh, passes=wrong_condition(raising))(X))
+case("pass: its condition returns nothing", "Wrong One")(
+    lambda: thunder.jit(torch.tanh, passes=wrong_condition(lambda t, lowering: None))(X)
+)
+
+
+def wrong_condition(when):
+    one = thunder.Pass("Wrong One", lambda t, _: t, when=when)
+    return lambda passes: passes.after("Dead Code Elimination", one)
+
+
 case("pass: leaves a write out", "Wrong One")(
     lambda: passed(
         lambda t, _: t.replace(bound_symbols=[b for b in t.bound_symbols if OpTags.DONT_DCE not in b.sym.tags]),
@@ -372,6 +447,12 @@ for what, run in TRANSFORMS.items():
     case(f"transform: {what}", "WrongOne")(lambda run=run: transformed("transform_trace_post_optimization", run))
 case("transform before the prologue: returns nothing", "WrongOne")(
     lambda: transformed("transform_traces_pre_prologue", lambda self, *traces, **_: None)
+)
+case("transform before the prologue: other order", "WrongOne")(
+    lambda: transformed("transform_traces_pre_prologue", lambda self, p, c, e, **_: (c, p, e))
+)
+case("transform: a hook that is none", "WrongOne", "transform_trace_post_optimization")(
+    lambda: transformed("transform_trace_post_optimisation", lambda self, trace, **_: trace)
 )
 case("transform before the prologue: raises", "WrongOne")(lambda: transformed("transform_traces_pre_prologue", raising))
 case("transform of a module: raises", "WrongOne")(lambda: transformed("transform_module", raising, module=True))

@@ -12,7 +12,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -206,8 +206,27 @@ def noted(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"{_RAISED}{what}")
+        note_raised(error, what)
         raise
+
+
+def note_raised(error: Exception, what: str) -> None:
+    """Notes which function of a user's who extends thunder raised an error."""
+    error.add_note(f"{_RAISED}{what}")
+
+
+def said_by(who: str, condition: Callable, args: Sequence, kwargs: Mapping) -> bool:
+    """The answer of a checker or of a rule's condition, for values of a program. Raises OptionError, which names it,
+    where it returns nothing, and where it computes with tensors."""
+    try:
+        answer = condition(*args, **kwargs)
+    except MissingImplementationError as error:
+        raise OptionError(
+            f"{who} computes with tensors, of which the shapes, dtypes and devices are known: {error}"
+        ) from error
+    if answer is None:
+        raise OptionError(f"{who} returned None: return True or False")
+    return bool(answer)
 
 
 def noting(what: str, function: Callable) -> Callable:

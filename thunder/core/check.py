@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from thunder.core.host_calls import host_call, name_of
 from thunder.core.proxies import Proxy, TensorProxy, proxies_in
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags, detached
 from thunder.core.trace import Trace, TraceTag
@@ -49,12 +50,20 @@ def check_change(before: Trace, after: Trace) -> Trace:
         if old is not None and old is not value and not is_like(old, value):
             raise _error(after, None, f"{value.name} was {old!r} and is {value!r}")
     if before.info.cut is after.info.cut and before.info.backwards == after.info.backwards:
+        arguments, now = (", ".join(a.name for a in t.args if isinstance(a, Proxy)) for t in (before, after))
+        if arguments != now:
+            raise _error(after, None, f"its arguments were ({arguments}) and are ({now})")
+        if lost := _told(before) - _told(after):
+            raise _error(after, None, f"it called {', '.join(lost)}, and does no more")
         results, now = _results(before), _results(after)
         if len(results) != len(now):
             raise _error(after, None, f"it returned {len(results)} values and returns {len(now)}")
         for i, (old, value) in enumerate(zip(results, now, strict=True)):
             if not is_like(old, value):
                 raise _error(after, None, f"result {i} was {old!r} and is {value!r}")
+        names = [[v.name for v in values] for values in (results, now)]
+        if names[0] != names[1] and sorted(names[0]) == sorted(names[1]):
+            raise _error(after, None, f"it returned {', '.join(names[0])}, and now {', '.join(names[1])}")
     _check_effects(before, after)
     return after
 
@@ -98,6 +107,12 @@ def _check_effects(before: Trace, after: Trace) -> None:
         if i < last:
             raise _error(after, operation, f"it runs behind {earlier!r}, and ran before it: both have effects")
         last, earlier = i, operation
+
+
+def _told(trace: Trace) -> Counter[str]:
+    """The calls of code on the host, by its name, and the checks of decisions: no program goes without them."""
+    calls = (b for b in trace.bound_symbols if b.sym is host_call or OpTags.DECISION in b.sym.tags)
+    return Counter(name_of(b.args[1]) if b.sym is host_call else b.sym.name for b in calls)
 
 
 def _written(trace: Trace) -> set[str]:

@@ -38,7 +38,13 @@ from thunder.core.recording import (
 )
 from thunder.core.signatures import no_places, positional_parameters, spelled
 from thunder.core.tags import CARRIED_OUT, EFFECTS, OpTags, carries_out, is_outside
-from thunder.errors import CaptureError, DataDependentError, MissingImplementationError
+from thunder.errors import (
+    CaptureError,
+    DataDependentError,
+    DeclarationError,
+    MissingImplementationError,
+    note_raised,
+)
 
 __all__ = [
     "EFFECTS", "BoundSymbol", "Context", "Names", "OpTags", "Recorder", "Symbol", "adopt", "current_recorder",
@@ -277,6 +283,11 @@ class Symbol(Definition):
     def qualified_name(self) -> str:
         return f"{self.module}.{self.name}" if self.module else self.name
 
+    @property
+    def is_operator_of_user(self) -> bool:
+        """Whether a user has registered it with an executor."""
+        return self.executor is not None and self.declared_outside
+
     def __repr__(self) -> str:
         return f"<Symbol {self.qualified_name}>"
 
@@ -316,6 +327,8 @@ class Symbol(Definition):
                 # a rule that cannot take a symbolic number takes its value
                 return self(*map_structure(settled, args), **map_structure(settled, kwargs))
             if self.explain is None:
+                if self.is_operator_of_user:
+                    note_raised(error, f"the {'like' if self.meta is None else 'meta'} of {self.qualified_name}")
                 raise
             failure = error
         else:
@@ -334,6 +347,11 @@ class Symbol(Definition):
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
         if not subsymbols and outputs and not self.is_fusion and _are_among(outputs, inputs):
+            if self.is_operator_of_user and self.meta is not None:
+                raise DeclarationError(
+                    f"the meta of {self.qualified_name} returned {outputs[0].name}, which is an argument: return a new "
+                    "value of its type, TensorProxy(like=...)"
+                )
             return out
         context = recorder.context
         if context.names.settings and inputs and not subsymbols and self._follows(context.names.settings, inputs):

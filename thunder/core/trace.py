@@ -133,6 +133,11 @@ class Trace:
         self.info = info or TraceInfo()
         self._callable: Callable | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "_callable" and hasattr(self, "_callable"):
+            raise AttributeError(f"a trace is never changed: trace.replace({name}=...) gives a changed copy")
+        object.__setattr__(self, name, value)
+
     @property
     def output_proxies(self) -> list[Proxy]:
         return proxies_in(self.output, [])
@@ -140,6 +145,8 @@ class Trace:
     def replace(self, **changes) -> Trace:
         """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, info changed."""
         fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "info")
+        if unknown := changes.keys() - set(fields):
+            raise TypeError(f"Trace.replace() has no {', '.join(sorted(unknown))}; valid: {', '.join(fields)}")
         fields_now = {k: changes.get(k, getattr(self, k)) for k in fields}
         return Trace(
             fields_now.pop("name"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import keyword
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,14 @@ from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
-from thunder.errors import DataDependentError, OptionError, did_you_mean, noted, warn_user
+from thunder.errors import (
+    DataDependentError,
+    OptionError,
+    did_you_mean,
+    noted,
+    said_by,
+    warn_user,
+)
 
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL",
@@ -61,8 +69,9 @@ class Implementation:
         if self.checker is None:
             return True
         try:
-            with noted(f"the checker for {operation.sym.qualified_name}"):
-                return bool(self.checker(*operation.args, **operation.kwargs))
+            who = f"the checker for {operation.sym.qualified_name}"
+            with noted(who):
+                return said_by(who, self.checker, operation.args, operation.kwargs)
         except DataDependentError:
             return False
 
@@ -223,17 +232,21 @@ class OperatorExecutor(Executor):
         python_printer(bound symbol, printer) gives the lines of text that a call is printed as, in the place of
         `outputs = name(arguments)`.
 
-        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what
-        is no function.
+        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found, and for a name that
+        cannot be printed as one; TypeError for what is no function.
         """
+        functions: Any = replaces if isinstance(replaces, (tuple, list)) else (replaces,)
         _check_callable(
             f"register_operator({name!r})",
+            **{f"replaces[{i}]": function for i, function in enumerate(functions)},
             like=like,
             meta=meta,
             fn=fn,
             bind_postprocess=bind_postprocess,
             python_printer=python_printer,
         )
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"register_operator({name!r}): the name is printed in programs: give a Python identifier")
         if (like is None) == (meta is None):
             raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
         if fn is None and module is not None:
@@ -248,7 +261,6 @@ class OperatorExecutor(Executor):
         if bind_postprocess is not None:
             symbol.bind_postprocess = bind_postprocess
         self.opmap[name] = symbol
-        functions: Any = replaces if isinstance(replaces, (tuple, list)) else (replaces,)
         self.replacements |= {function: symbol for function in functions if function is not None}
         return symbol
 
@@ -307,6 +319,10 @@ def operation_id(operation: Any, own: Iterable[Symbol] = ()) -> Any:
                 "function that stands for one"
             )
         operation = symbol
+    if not isinstance(operation, (str, Symbol)) and not hasattr(operation, "id"):
+        raise TypeError(
+            f"{operation!r} is no operation: give an operation (thunder.torch.add), its id, or a torch function"
+        )
     return getattr(operation, "id", operation)
 
 

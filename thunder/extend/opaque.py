@@ -59,7 +59,7 @@ def opaque(
     symbol = Symbol(
         name,
         _typed(meta, name),
-        id=("opaque function", name, id(fn)),
+        id=("opaque function", name, id(fn), id(meta), id(backward)),
         is_prim=True,
         tags=(OpTags.DONT_DCE, OpTags.OPAQUE),
         fn=_detaching(fn),

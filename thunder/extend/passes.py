@@ -24,7 +24,7 @@ from thunder.core.recording import undecided
 from thunder.core.symbol import BoundSymbol
 from thunder.core.tables import table
 from thunder.core.trace import Trace, TraceBuilder, headed
-from thunder.errors import DataDependentError, DeclarationError, OptionError, TraceCheckError, warn_user
+from thunder.errors import DataDependentError, DeclarationError, OptionError, TraceCheckError, said_by, warn_user
 from thunder.extend import Executor
 from thunder.extend.fusion import FusionExecutor
 from thunder.extend.own import finder_of
@@ -110,12 +110,19 @@ class Pass:
         """
         try:
             with undecided():
-                return self._checked_traces(trace, lowering) if self.when(trace, lowering) else []
+                return self._checked_traces(trace, lowering) if self._runs(trace, lowering) else []
         except DataDependentError as error:
             if not set(self.needs).issuperset(self.gives):
                 raise
             warn_user(f"the pass {self.name} is left out: {error}", UserWarning)
             return []
+
+    def _runs(self, trace: Trace, lowering: Lowering) -> bool:
+        if self.when is _always or finder_of(self) is not None:
+            return self.when(trace, lowering)
+        who = f"when= of the pass {self.name}"
+        with named(who):
+            return said_by(who, self.when, (trace, lowering), {})
 
     def _checked_traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
         if finder_of(self) is not None:

@@ -30,7 +30,7 @@ from thunder.core.check import is_like
 from thunder.core.proxies import Proxy, TensorProxy, leaves, proxies_in
 from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Symbol, is_outside
-from thunder.errors import DataDependentError, DeclarationError, MissingImplementationError, OptionError, noted
+from thunder.errors import DataDependentError, DeclarationError, OptionError, noted, said_by
 from thunder.extend.own import finder_of
 from thunder.extend.patterns import Attempt, Flow, Match, Matcher, Parameter, Pattern, equal_values, placed, traced
 from thunder.ops import ltorch
@@ -156,14 +156,10 @@ class Rule:
         """Whether the condition of the rule holds for a match."""
         if self.when is None:
             return True
-        try:
-            with noted(f"the condition of the rule {self.name}"):
-                holds = self.when(*match.arguments, **match.keywords, **self._with_match(self._takes_matches[0], match))
-        except MissingImplementationError as error:
-            raise OptionError(
-                f"the rule {self.name}: its condition computes with tensors, of which the shapes, dtypes and devices "
-                f"are known: {error}"
-            ) from error
+        who = f"the condition of the rule {self.name}"
+        with noted(who):
+            keywords = {**match.keywords, **self._with_match(self._takes_matches[0], match)}
+            holds = said_by(who, self.when, match.arguments, keywords)
         if holds:
             return True
         attempt.note(len(match.operations) + 1, "its condition does not hold", match.operation)
@@ -306,11 +302,24 @@ def rule(
     for function, what in ((pattern, "pattern"), (replacement, "replacement"), (when, "condition")):
         if not callable(function) and function is not None:
             raise OptionError(f"the rule {name}: its {what} is a {type(function).__name__}, and no function")
+    _check_parameters(name, pattern, replacement)
     if isinstance(pattern, (types.BuiltinFunctionType, types.MethodDescriptorType)):
         pattern = operation_of(pattern) or pattern
     one = Rule(name, pattern, replacement, when, at, exact, examples, cheaper=cheaper)
     assert one.patterns is not None  # refuses a wrong pattern here
     return one
+
+
+def _check_parameters(name: str, pattern: Callable | Symbol, replacement: Callable) -> None:
+    """Raises OptionError where a replacement has the parameters of its pattern in another order."""
+    if not isinstance(pattern, types.FunctionType) or not isinstance(replacement, types.FunctionType):
+        return
+    old, new = ([p for p in inspect.signature(f).parameters if p != "match"] for f in (pattern, replacement))
+    if old != new and sorted(old) == sorted(new):
+        raise OptionError(
+            f"the rule {name}: its replacement has the parameters ({', '.join(new)}), and its pattern "
+            f"({', '.join(old)}): give both the same order"
+        )
 
 
 def check_rules(rules: Any) -> tuple[Rule, ...]:
@@ -339,10 +348,15 @@ def _patterns(one: Rule, examples: Sequence | None) -> tuple[Pattern, ...]:
             patterns.setdefault(tuple((b.sym, len(b.inputs)) for b in pattern.operations), pattern)
         if patterns:
             return tuple(patterns.values())
+    which, cause = ("replacement", failure.__cause__) if isinstance(failure, _Untraced) else ("pattern", failure)
     raise OptionError(
-        f"the rule {one.name}: its pattern cannot be traced: {type(failure).__name__}: {failure}. Say examples= that "
-        "fit it, and make tensors by thunder.torch's functions"
-    ) from failure
+        f"the rule {one.name}: its {which} cannot be traced: {type(cause).__name__}: {cause}. Say examples= that fit "
+        "it, and make tensors by thunder.torch's functions"
+    ) from cause
+
+
+class _Untraced(Exception):
+    """A replacement cannot be traced, for the cause of this error."""
 
 
 def _arguments(one: Rule, examples: Sequence | None) -> Iterator[dict[str, Any]]:
@@ -409,7 +423,10 @@ def _check_replacement(one: Rule, values: Mapping[str, Any], result: Any) -> Non
     """Raises OptionError where the replacement's types are not those of the pattern for the examples."""
     if _takes_match(one.replacement):
         return
-    _, new = traced(one.replacement, list(values.values()))
+    try:
+        _, new = traced(one.replacement, list(values.values()))
+    except Exception as error:
+        raise _Untraced(error) from error
     try:
         one._check(new, list(_outputs(result)))
     except DeclarationError as error:

@@ -9,6 +9,7 @@ thunder.jit(model, transforms=[Doubling()])
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -115,7 +116,17 @@ def check_transforms(transforms: Sequence) -> tuple:
                 f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: "
                 f"{', '.join(HOOKS)}"
             )
+        _check_hooks(t)
     return checked
+
+
+def _check_hooks(transform) -> None:
+    """Raises OptionError for a method whose name is nearly that of a hook, which nothing would call."""
+    for name in {n for kind in type(transform).__mro__ for n in vars(kind)} - set(dir(Transform)):
+        if name[0] != "_" and (near := difflib.get_close_matches(name, HOOKS, 1, 0.9)):
+            raise OptionError(
+                f"the transform {type(transform).__name__} has no hook {name!r}: did you mean {near[0]!r}?"
+            )
 
 
 def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
@@ -155,6 +166,7 @@ def transform_traces(
         def run(computation: Trace, transform=transform, before=before, name=name, changed_traces=changed_traces):
             changed_traces[:] = _three(
                 name,
+                before,
                 transform.transform_traces_pre_prologue(
                     before[0], computation, before[2], executors_list=executors, model=model
                 ),
@@ -181,12 +193,15 @@ def transform_traces(
                 check(changed)
 
 
-def _three(name: str, returned) -> tuple:
+def _three(name: str, before: tuple, returned) -> tuple:
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise OptionError(
             f"{name}.transform_traces_pre_prologue returned {type(returned).__name__}: return (prologue_trace, "
             "computation_trace, epilogue_trace)"
         )
+    names = [[t and t.name for t in traces] for traces in (before, returned)]
+    if names[0] != names[1] and set(names[0]) == set(names[1]):
+        raise OptionError(f"{name}.transform_traces_pre_prologue returned the traces in another order: {names[1]}")
     return returned
 
 

@@ -104,6 +104,11 @@ def _run_generator(rule: Callable, operation: BoundSymbol, recorder: Recorder, g
         result = next(steps)
     except StopIteration:  # it declined
         return NotImplemented
+    count, wanted = len(proxies_in(result, [])), len(operation.outputs)
+    if count != wanted and is_outside(rule):
+        raise DerivativeError(
+            f"{_who(operation)} yields {count} values where the operation has {wanted}: yield its result"
+        )
     placeholders: dict[TensorProxy, TensorProxy] = {}
 
     def cotangent(value):

@@ -37,6 +37,10 @@ class FunctionContext:
         self._materializes = True
 
     def save_for_backward(self, *tensors):
+        for i, tensor in enumerate(tensors):
+            if tensor is not None and not isinstance(tensor, (Proxy, torch.Tensor)):
+                kind = type(tensor).__name__
+                raise TypeError(f"save_for_backward can only save variables, but argument {i} is of type {kind}")
         self.saved_tensors = tensors
 
     save_for_forward = save_for_backward
