@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import dashboard
+from benchmarks import dashboard, lab_log
 from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,6 +117,23 @@ def test_the_dashboard_is_that_of_its_data():
     data = json.loads(dashboard.DATA.read_text())
     assert dashboard.PAGE.read_text() == dashboard.page(data), "python benchmarks/dashboard.py writes it"
     assert dashboard.PICTURE.read_text() == dashboard.picture(data["rows"])
+
+
+def test_the_lab_log_is_that_of_its_data():
+    experiments = json.loads(lab_log.DATA.read_text())["experiments"]
+    assert lab_log.PAGE.read_text() == lab_log.page(experiments), "python benchmarks/lab_log.py writes it"
+    pictures = {path.name: path.read_text() for path in lab_log.PICTURES.iterdir()}
+    assert pictures == lab_log.pictures(experiments)
+    assert [e["code"] for e in experiments if e["code"] and not (ROOT / e["code"]).exists()] == []
+    assert [r for e in experiments for r in e["rows"] if len(r) != len(e["columns"]) + 1] == []
+
+
+def test_pictures_of_the_design_are_those_of_their_tables():
+    space = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    for name, picture in space["PICTURES"].items():
+        assert (space["DIRECTORY"] / f"{name}.svg").read_text() == space["draw"](picture), "python docs/pictures.py"
+        chapter = (space["DIRECTORY"] / f"{name.replace('_', '-')}.md").read_text()
+        assert f"![{picture.description}]({name}.svg)" in chapter
 
 
 def test_the_page_of_options_names_each_one():
