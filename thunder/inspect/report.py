@@ -211,17 +211,18 @@ def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) ->
         (f"{len(compiled.programs)}", "programs"),
         (f"{stats.cache_misses}", "compilations"),
         (f"{entry.captured.guard_count:,}", "guards"),
-        (f"{len(entry.forward.bound_symbols):,}", "bound symbols in the forward"),
+        (f"{len(entry.forward.bound_symbols):,}", "operations in the forward"),
     ]
     if entry.backward is not None:
         cards.append((f"{len(entry.backward.bound_symbols):,}", "in the backward"))
     if measured is not None:
         cards = [
             (f"{1e3 * measured.step:.3f} ms", "a step"),
-            (f"{1e3 * measured.noted:.3f} ms", "with notes"),
-            (f"{1e3 * measured.seconds:.3f} ms", "in bound symbols"),
-            (f"{1e3 * measured.guards:.3f} ms", f"in guards; together {measured.covered:.1%} of it"),
-            (f"{_mib(measured.peak):.1f} MiB", "peak, above what was there"),
+            (f"{1e3 * measured.noted:.3f} ms", "a step with the clock read between operations"),
+            (f"{1e3 * measured.seconds:.3f} ms", "in operations"),
+            (f"{1e3 * measured.guards:.3f} ms", "in guards"),
+            (f"{measured.covered:.1%}", "of that step is in operations and guards"),
+            (f"{_mib(measured.peak):.1f} MiB", "peak of memory above the start of the call"),
             *((f"{1e3 * seconds:.3f} ms", f"a step of {system}") for system, seconds in measured.beside.items()),
             *cards,
         ]
