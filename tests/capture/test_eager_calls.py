@@ -404,17 +404,7 @@ def steps_a_coroutine(x):
         return stop.value
 
 
-def handles_a_group(x):
-    try:
-        raise ExceptionGroup("two", [ValueError(2), KeyError()])
-    except* ValueError as group:
-        x = x * group.exceptions[0].args[0]
-    except* KeyError:
-        x = x + 1
-    return x
-
-
-@pytest.mark.parametrize("function", [makes_a_class, steps_a_coroutine, handles_a_group])
+@pytest.mark.parametrize("function", [makes_a_class, steps_a_coroutine])
 def test_what_the_interpreter_leaves_to_python(function):
     class Uses(nn.Module):
         def forward(self, x):
@@ -422,7 +412,7 @@ def test_what_the_interpreter_leaves_to_python(function):
 
     compiled, _ = same_as_eager(Around(Uses()))
     assert names(compiled).count("eager_call") == 1
-    with pytest.raises(CaptureError, match="runs code that is not there before|code that is awaited|CHECK_EG_MATCH"):
+    with pytest.raises(CaptureError, match="runs code that is not there before|code that is awaited"):
         thunder.jit(function, fallback="error")(torch.ones(2))
 
 

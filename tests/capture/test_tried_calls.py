@@ -195,3 +195,65 @@ def test_a_sequence_repeated_by_a_tensor(sequence):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             assert repr(thunder.jit(f, fallback="eager")(x, sequence)) == repr(f(x, sequence))
+
+
+class Numbered(ExceptionGroup):
+    """A group that keeps a number in its parts, by a method in Python."""
+
+    def derive(self, errors):
+        part = Numbered(self.message, errors)
+        part.number = self.number
+        return part
+
+
+def handles_a_group(x):
+    try:
+        raise ExceptionGroup("two", [ValueError(x * 2), ExceptionGroup("inner", [KeyError(), ValueError(3)])])
+    except* ValueError as group:
+        x = group.exceptions[0].args[0] * group.exceptions[1].exceptions[0].args[0]
+    except* KeyError:
+        x = x + 1
+    return x
+
+
+def handles_one_exception(x):
+    try:
+        raise ValueError(x)
+    except* ValueError as group:
+        x = group.exceptions[0].args[0] * (len(group.exceptions) + 1)
+    return x
+
+
+def raises_what_is_left(x):
+    try:
+        try:
+            raise ExceptionGroup("three", [ValueError(2), TypeError(3), KeyError()])
+        except* ValueError:
+            x = x * 2
+            raise
+        except* TypeError as group:
+            raise RuntimeError(x) from group
+    except ExceptionGroup as error:
+        new, old = error.exceptions
+        assert (type(new), type(new.__cause__), old.message) == (RuntimeError, ExceptionGroup, "three")
+        return new.args[0] * len(old.exceptions), repr(old)
+
+
+def keeps_a_number(x):
+    group = Numbered("two", [ValueError(), KeyError()])
+    group.number = 5
+    try:
+        raise group
+    except* KeyError as part:
+        x = x * part.number
+    except* ValueError:
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("function", [handles_a_group, handles_one_exception, raises_what_is_left, keeps_a_number])
+def test_groups_of_exceptions_are_handled_in_the_program(function):
+    compiled = thunder.jit(function, fallback="error")
+    for n in (1.0, 2.0):
+        assert repr(compiled(torch.full((2,), n))) == repr(function(torch.full((2,), n)))
+    assert len(compiled.programs) == 1

@@ -19,7 +19,7 @@ import types
 import weakref
 from typing import NamedTuple
 
-from thunder.interpreter import building, instructions
+from thunder.interpreter import building, exception_groups, instructions
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, always
 
@@ -27,7 +27,7 @@ OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NO
 SEND, LOAD_FAST_AND_CLEAR = (dis.opmap.get(name, -1) for name in ("SEND", "LOAD_FAST_AND_CLEAR"))
 HANDLERS = {
     name: function
-    for module in (instructions, building)
+    for module in (instructions, building, exception_groups)
     for name, function in vars(module).items()
     if name.isupper() and isinstance(function, types.FunctionType)
 }

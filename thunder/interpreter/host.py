@@ -138,7 +138,7 @@ class Host:
     enter = enter
 
     def foreign_function(self, f, args, kwargs, construct: str) -> Any:
-        """A call of a function with a construct that is not interpreted: `except*`, generic syntax, templates, a
+        """A call of a function with a construct that is not interpreted: generic syntax, templates, a
         coroutine, which runs when somebody awaits it."""
         return f(*args, **kwargs)
 

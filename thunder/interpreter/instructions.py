@@ -583,13 +583,17 @@ def POP_EXCEPT(frame, stack, _):
 
 def CHECK_EXC_MATCH(frame, stack, _):
     wanted = stack.pop()
+    check_exception_classes(wanted)
+    stack.append(matches(stack[-1], wanted))
+
+
+def check_exception_classes(wanted) -> None:
     for t in wanted if isinstance(wanted, tuple) else (wanted,):
         if not (isinstance(t, type) and issubclass(t, BaseException)):
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-    stack.append(_matches(stack[-1], wanted))
 
 
-def _matches(error, wanted):
+def matches(error, wanted):
     """Like CPython, by the class's real bases: `__instancecheck__` has no say."""
     mro = type(error).__mro__
     return any(t in mro for t in wanted) if isinstance(wanted, tuple) else wanted in mro

@@ -146,6 +146,10 @@ def intrinsic_1(raw):
     return (INTRINSICS_1.get(raw.arg) or ("UNSUPPORTED", always("CALL_INTRINSIC_1")),)
 
 
+def intrinsic_2(raw):
+    return (("PREP_RERAISE_STAR", nothing) if raw.arg == 1 else ("UNSUPPORTED", always("CALL_INTRINSIC_2")),)
+
+
 INTRINSICS_1 = {
     3: ("STOPITERATION_ERROR", nothing),
     5: ("UNARY", always((operator.pos, "+"))),
@@ -170,7 +174,7 @@ V3_11 = {
         "POP_TOP PUSH_NULL GET_ITER GET_LEN STORE_SUBSCR DELETE_SUBSCR RETURN_VALUE GET_YIELD_FROM_ITER BEFORE_WITH "
         "PUSH_EXC_INFO CHECK_EXC_MATCH POP_EXCEPT LOAD_BUILD_CLASS COPY_FREE_VARS "
         "MATCH_MAPPING MATCH_SEQUENCE MATCH_KEYS LIST_TO_TUPLE RETURN_GENERATOR "
-        "RERAISE",
+        "RERAISE CHECK_EG_MATCH PREP_RERAISE_STAR",
         nothing,
     ),
     **dropped("NOP RESUME PRECALL"),
@@ -215,6 +219,7 @@ V3_12 = V3_11 | {
     "STORE_SLICE": (("BUILD_SLICE", always(2)), ("STORE_SUBSCR", nothing)),
     "COMPARE_OP": (("COMPARE", comparison(4)),),
     "CALL_INTRINSIC_1": intrinsic_1,
+    "CALL_INTRINSIC_2": intrinsic_2,
 }
 
 # 3.13: super-instructions, NULL above callables, keyword calls and function attributes get their own opcodes
