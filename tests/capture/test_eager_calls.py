@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import traceback
+import tracemalloc
 import types
 import warnings
 import weakref
@@ -1077,6 +1078,24 @@ def test_a_function_of_many_calls_that_writes_to_its_argument_is_read():
         for n in (1, 2, 3):
             assert torch.equal(compiled(x * n), f(x * n))
     assert len(compiled.programs) == 1
+
+
+def test_memory_that_python_code_takes_is_measured_in_each_call():
+    """What a program makes of constants, it makes once."""
+
+    def measured(x):
+        tracemalloc.start()
+        values = [bytes(100) for _ in range(50)]
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return x * (len(values) if taken > 1000 else 0)
+
+    compiled = thunder.jit(lambda x: measured(x.relu()) + 1, fallback="eager")
+    for n in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert torch.equal(compiled(torch.full((2,), float(n))), torch.full((2,), 50.0 * n + 1))
+    assert names(compiled).count("eager_call") == 1
 
 
 def test_an_item_that_the_program_appends_asks_for_no_length():

@@ -157,6 +157,7 @@ _READ = "Python code that is read like the user's"
 _LIBRARY: dict[str, Any] = {"python": Fold(), "library": True}
 
 _FRAMES = "watches how Python runs the program"
+_MEMORY = "measures memory that Python code takes, which a program takes once"
 _ELSEWHERE = "runs Python code that the program does not call"
 CODE: list[Row] = [
     # ---------------------------------------------------------------- what capture cannot follow
@@ -179,6 +180,10 @@ CODE: list[Row] = [
     ),
     *_names(Eager(), _FRAMES, "torch.profiler", "profile.__enter__ profile.start"),
     *_names(Eager(), _FRAMES, "torch.autograd.profiler", "profile.__enter__"),
+    *_modules(Eager(), _MEMORY, "_tracemalloc"),
+    *_names(Eager(), _MEMORY, "tracemalloc", "take_snapshot get_object_traceback"),
+    *_names(Eager(), _MEMORY, "gc", "get_count get_objects get_stats"),
+    *_names(Eager(), _MEMORY, "sys", "getallocatedblocks"),
     # ---------------------------------------------------------------- Python
     *_modules(
         Fold(), _PURE,
@@ -217,7 +222,7 @@ CODE: list[Row] = [
     *_names(Host("random"), _DRAWS, "numpy.random", "get_state"),
     *_names(Host("random"), _DRAWS, "posix", "urandom getrandom"),
     *_modules(Host("random"), _CHANGES, "time", **_LIBRARY),
-    *_modules(Host("random"), _CHANGES, "gc resource tracemalloc"),
+    *_modules(Host("random"), _CHANGES, "gc resource"),
     *_names(Fold(), _PURE, "time", "struct_time"),
     *_names(Host("random", type(None)), "waits", "time", "sleep"),
     *_names(Host("random", float), _CHANGES, "time", "time perf_counter monotonic"),
