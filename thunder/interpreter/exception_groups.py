@@ -23,6 +23,7 @@ def _check_no_groups(wanted) -> None:
 
 
 def _parts(host, error, wanted) -> tuple:
+    """What a clause leaves of an exception, and what it handles: an exception that is no group is handled as one."""
     is_group = isinstance(error, BaseExceptionGroup)
     if error is None:
         return None, None
@@ -46,6 +47,7 @@ def PREP_RERAISE_STAR(frame, stack, _):
 
 
 def _going_on(original, errors):
+    """See PREP_RERAISE_STAR. errors: what each clause has raised, and what is left, or None."""
     if not isinstance(original, BaseExceptionGroup):  # one clause at most has handled it
         return errors[0] if errors else None
     errors = [error for error in errors if error is not None]
