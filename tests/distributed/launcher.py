@@ -2,16 +2,97 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import itertools
 import os
+import signal
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 
 from tests import fresh
 
+# what functions of ranks import; each rank would take seconds for it
+IMPORTED = (
+    "pytest", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel", "transformers.integrations.moe", "thunder.distributed.pipelines",
+)  # fmt: skip
 _serial = itertools.count()
+
+
+class Source:
+    """A process that has imported what ranks need, and has run nothing: ranks are forked from it."""
+
+    def __init__(self):
+        context = fresh.context()
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=_forks, args=(there,), daemon=True)
+        self.process.start()
+        there.close()
+
+    def rank(self, *arguments) -> tuple[Process, Connection]:
+        """A process that runs `_serve(*arguments, pipe)`, and this end of the pipe."""
+        here, there = fresh.context().Pipe()
+        self.pipe.send(arguments)
+        reduction.send_handle(self.pipe, there.fileno(), self.process.pid)
+        there.close()
+        return Process(self.pipe.recv()), here
+
+
+@functools.cache
+def source() -> Source:
+    """The one of this process."""
+    return Source()
+
+
+def _forks(pipe: Connection) -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is gone
+    while True:
+        try:
+            arguments = pipe.recv()
+        except EOFError:  # the tests are over
+            return
+        handle = reduction.recv_handle(pipe)
+        process = os.fork()
+        if process:
+            os.close(handle)
+            pipe.send(process)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pipe.close()
+        try:
+            _serve(*arguments, Connection(handle))
+        finally:
+            os._exit(0)
+
+
+class Process:
+    """A rank's."""
+
+    def __init__(self, number: int):
+        self.pid = number
+
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kills it, and waits for its end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        while self.is_alive():
+            time.sleep(0.01)
 
 
 class Ranks:
@@ -23,14 +104,11 @@ class Ranks:
         self.size = size
         self.answers: dict[int, object] = {}  # of the ranks that gave one, by rank, of the last call
         self.folder = tempfile.TemporaryDirectory()
-        context = fresh.context()
         store = os.path.join(self.folder.name, f"store{next(_serial)}")
         self.pipes, self.processes = [], []
         for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, store, patience, there), daemon=True)
-            process.start()
-            self.pipes.append(here)
+            process, pipe = source().rank(rank, size, store, patience)
+            self.pipes.append(pipe)
             self.processes.append(process)
         for pipe in self.pipes:
             if not pipe.poll(120.0):
@@ -52,7 +130,7 @@ class Ranks:
                     if pipe.poll(timeout / 4 if failures else timeout)
                     else (False, f"no answer within {timeout} seconds")
                 )
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 ok, value = False, "the process ended"
             results.append(value)
             if ok:
@@ -70,8 +148,7 @@ class Ranks:
 
     def close(self) -> None:
         for process in self.processes:
-            process.kill()
-            process.join()
+            process.end()
         self.processes = []
         self.folder.cleanup()
 

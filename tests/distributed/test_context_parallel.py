@@ -9,7 +9,7 @@ from tests.distributed.training import batches, close
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
 from thunder.distributed import context_parallel, fsdp
-from thunder.distributed.layouts import I, R, S, axis_of
+from thunder.distributed.layouts import Axis, I, R, S
 from thunder.distributed.redistribute import redistribute
 from thunder.ops.families.attention import attended_in_blocks, flash_attention, flash_attention_backward
 
@@ -21,7 +21,7 @@ def divides(rank, size):
     gradients of copies are summed."""
     generator = torch.Generator().manual_seed(0)
     for groups, folded, dim in ((1, True, 1), (1, True, 0), (4, False, 0), (2, True, 0), (4, True, 1)):
-        axis = axis_of(dist.group.WORLD, "cp", "sum", groups=groups, folded=folded)
+        axis = Axis(dist.group.WORLD, "cp", "sum", groups=groups, folded=folded)
         x = torch.randn(16 * size, 16 * size, dtype=torch.float64, generator=generator).requires_grad_()
         weight = torch.randn(x.shape, dtype=torch.float64, generator=generator)
         part = redistribute(x.detach(), axis, I, S(dim))

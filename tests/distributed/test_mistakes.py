@@ -1,6 +1,7 @@
 """Mistakes: each ends with an error on every rank, which says what differs and where; no rank trains on."""
 
 import contextlib
+import re
 import resource
 import signal
 import time
@@ -87,6 +88,17 @@ class Branch(nn.Module):
         return self.layers[self.number](x)
 
 
+class Trained(nn.Module):
+    """A layer that only training has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) if self.training else x
+
+
 def frozen(rank):
     module = mlp()
     module[0].weight.requires_grad_(rank == 0)
@@ -118,6 +130,10 @@ DIFFERENT_MODULES = {
     "kinds of parallelism": lambda r: fsdp(mlp()) if r else ddp(mlp()),
     "kinds of layers": lambda r: row_parallel(mlp(), ["2"]) if r else column_parallel(mlp(), ["0"]),
     "paths of layers": lambda r: column_parallel(mlp(), ["0" if r else "2"]),
+    "roots": lambda r: ddp(mlp(), broadcast_from=r),
+    "dimensions of positions": lambda r: context_parallel(mlp(), sequence_dim=r),
+    "paths of experts": lambda r: expert_parallel(nn.Sequential(Experts(2), Experts(2)), [str(r)]),
+    "layers and positions": lambda r: context_parallel(mlp()) if r else column_parallel(mlp(), ["0"]),
 }
 
 
@@ -140,6 +156,42 @@ def gathered(x):
     return thunder.torch.all_gather(x, dist.group.WORLD)[:4]
 
 
+def in_autocast(rank):
+    module = column_parallel(mlp(), ["0"])
+    with torch.autocast("cpu", torch.bfloat16, enabled=rank == 1):
+        step(module, torch.ones(3, 4))
+
+
+def in_evaluation(rank):
+    module = fsdp(nn.Sequential(*mlp(), Trained()))
+    step(module.train(rank == 0))
+
+
+def by_data(rank):
+    """A branch that data decide, which are those of a rank."""
+    first, second = fsdp(mlp()), fsdp(mlp(10))
+    jitted(lambda x: first(x) if x.sum() > 0 else second(x), torch.full((2, 4), 1.0 - 2 * rank))
+
+
+def frozen_later(rank):
+    module = ddp(mlp(14))
+    module[0].weight.requires_grad_(rank == 0)
+    step(module)
+
+
+def whole_step(rank, clips):
+    module = column_parallel(mlp(18), ["0"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def train(x):
+        module(x).square().sum().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+
+    jitted(train, torch.ones(3, 4))
+
+
 DIFFERENT_PROGRAMS = {
     # of sizes of their own: ranks that have agreed on a program once do not ask again
     "a collective": lambda r: jitted(gathered if r else total, torch.ones(4, 5)),
@@ -150,6 +202,12 @@ DIFFERENT_PROGRAMS = {
     "one more": lambda r: jitted(two(total, total) if r else total, torch.ones(4, 10)),
     "a layer": lambda r: step(fsdp(Branch(r))),
     "a layer under ddp": lambda r: step(ddp(Branch(r))),
+    "rows of split layers": lambda r: step(column_parallel(mlp(), ["0"]), torch.ones(5 + r, 4)),
+    "lengths of shared sequences": lambda r: step(context_parallel(mlp()), torch.ones(2, 8 + 8 * r, 4)),
+    "autocast": in_autocast,
+    "evaluation": in_evaluation,
+    "a parameter that is frozen later": frozen_later,
+    "a step that clips": lambda r: whole_step(r, r == 1),
 }
 
 
@@ -216,6 +274,7 @@ WRONG = {
     "a parameter of later": (replaced_later, "was added to the module, or replaced, after it was prepared"),
     "an old parameter": (old_parameters, "was parameter 0.weight before the module was distributed"),
     "another checkpoint": (other_state, "0.weight|size mismatch"),
+    "a branch by data": (by_data, r"(?s)ranks that communicate would have to decide together.*test_mistakes\.py:\d+"),
     "a backward outside": (outside_of_the_block, "the module was called under no_sync"),
     "a place to split": (lambda r: pipeline_stages(mlp(), ["3"], torch.ones(1, 4)), "split_at='3' is not where a module can be split"),
     "an order of stages": (
@@ -250,13 +309,12 @@ def test_different_programs(ranks, name):
     for rank, (text, seconds) in enumerate(ranks(2)(errors, "DIFFERENT_PROGRAMS", name)):
         assert text.startswith("CollectiveError") and "run different programs" in text, text
         assert f"on rank {rank}" in text and f"on rank {1 - rank}" in text and seconds < 20, text
-        assert "layer" in name or "test_mistakes.py:" in text, text
+        names_it = r"test_mistakes\.py:\d+|On rank \d that is for linear\.py:\d+, \d| for (d_)?t_\w+"
+        assert re.search(names_it, text), text  # the line, the layer or the parameter
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_use(ranks, name):
-    import re
-
     for text, seconds in ranks(2)(errors, "WRONG", name):
         assert re.search(WRONG[name][1], text) and seconds < 20, text
 
@@ -300,20 +358,79 @@ def one_prepares(rank):
     fsdp(mlp())
 
 
-def one_disk_is_full(rank):
+def another_mesh(rank):
+    alone = [dist.new_group([r]) for r in range(2)]
+    if rank:
+        fsdp(mlp(), process_group=alone[1])
+        time.sleep(PATIENCE + 2)
+        raise RuntimeError("rank 1 prepared a module over ranks of its own")
+    fsdp(mlp())
+
+
+def one_is_slow(rank):
+    module = thunder.jit(fsdp(mlp()), executors=[])
+    module(torch.ones(2, 4)).sum().backward()
+    if rank:
+        time.sleep(PATIENCE + 8)
+    module(torch.ones(2, 4)).sum().backward()
+
+
+def one_forgets_to_synchronize(rank):
+    module = thunder.jit(ddp(mlp()), executors=[])
+    with no_sync(module) if rank else contextlib.nullcontext():
+        module(torch.ones(2, 4)).sum().backward()
+        if rank:
+            time.sleep(PATIENCE + 8)
+            raise RuntimeError("rank 1 did not synchronize")
+
+
+def one_is_interrupted(rank):
+    """An error of its data in the second step."""
+    module = thunder.jit(fsdp(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))), executors=[])
+    for number in range(2):
+        module(torch.tensor([1, 2 + 7 * number * rank])).sum().backward()
+
+
+def folder_of_all():
     import tempfile
 
-    module = thunder.jit(fsdp(mlp(4096)))
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
+    return folder[0] + "/state"
+
+
+def saved_by_one(rank, save):
+    module, folder = thunder.jit(fsdp(mlp())), folder_of_all()
+    if rank:
+        time.sleep(PATIENCE + 8)
+        raise RuntimeError("rank 1 did not save")
+    save({"model": checkpoint.get_model_state_dict(module)}, folder)
+
+
+def loaded_by_one(rank):
+    module, folder = thunder.jit(fsdp(mlp())), folder_of_all()
+    state = {"model": checkpoint.get_model_state_dict(module)}
+    checkpoint.save(state, folder)
+    if rank:
+        time.sleep(PATIENCE + 8)
+        raise RuntimeError("rank 1 did not load")
+    checkpoint.load(state, folder)
+
+
+def one_disk_is_full(rank, save=checkpoint.save):
+    module, folder = thunder.jit(fsdp(mlp(4096))), folder_of_all()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        checkpoint.save({"model": checkpoint.get_model_state_dict(module)}, folder[0] + "/state")
+        save({"model": checkpoint.get_model_state_dict(module)}, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def saved_later(state, folder):
+    checkpoint.async_save(state, folder).result()
 
 
 LONELY = {
@@ -322,16 +439,22 @@ LONELY = {
     "one fails": (one_fails, "rank 1 (says nothing|did not compile)"),
     "one evaluates": (one_evaluates, "run different programs: collective .* on rank 1"),
     "one prepares": (one_prepares, "rank 1 (prepared no module|says nothing)"),
+    "another mesh": (another_mesh, "rank 1 (prepared no module|says nothing)"),
+    "one is slow": (one_is_slow, "rank 1 says nothing: it hangs"),
+    "one does not synchronize": (one_forgets_to_synchronize, "rank 1 (compiled no program|says nothing|did not)"),
+    "one is interrupted": (one_is_interrupted, "rank 1 says nothing"),
+    "one saves": (lambda r: saved_by_one(r, checkpoint.save), "(?s)saving .*rank 1 says nothing"),
+    "one saves in the background": (lambda r: saved_by_one(r, saved_later), "(?s)saving .*rank 1 says nothing"),
+    "one loads": (loaded_by_one, "(?s)loading .*rank 1 says nothing"),
     "a full disk": (one_disk_is_full, "RANK 1"),
+    "a full disk in the background": (lambda r: one_disk_is_full(r, saved_later), "RANK 1"),
 }
 
 
 @pytest.mark.slow  # each waits for a timeout, in processes of its own
 @pytest.mark.parametrize("name", LONELY)
 def test_one_rank_is_at_something_else(name):
-    import re
-
-    patience = 60.0 if name == "a full disk" else PATIENCE  # which no rank waits for
+    patience = 60.0 if name.startswith("a full disk") else PATIENCE  # which no rank waits for
     ranks = Ranks(2, patience=patience)
     try:
         for rank, (text, seconds) in enumerate(ranks(errors, "LONELY", name)):

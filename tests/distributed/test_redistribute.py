@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import thunder
 from tests.distributed.training import close
 from thunder.core.trace import Trace
-from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, layers, layouts, row_parallel
+from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, layers, row_parallel
 from thunder.distributed.layouts import Axis, I, P, R, S, V
 from thunder.distributed.redistribute import TABLE, redistribute
 
@@ -129,7 +129,6 @@ def lines(trace: Trace, word: str) -> list[str]:
 
 
 def is_printed(rank, size):
-    layouts._axes.clear()  # an earlier test may have given the group's axis another name
     sharded = thunder.jit(fsdp(mlp(), sharding_strategy=FSDPType.ZERO2), executors=[])
     whole = thunder.jit(split(mlp()), executors=[])
     for module in (sharded, whole):
@@ -154,6 +153,26 @@ def is_printed(rank, size):
 
 def test_programs_print_what_moves(ranks):
     ranks(2)(is_printed)
+
+
+def has_one_name(rank, size):
+    """Axes of the same ranks are one axis, whichever names modules give it; a program prints one."""
+    first, other = Axis(dist.group.WORLD, "first", "sum"), Axis(dist.group.WORLD, "other", "sum")
+    assert first == other and first != Axis(dist.group.WORLD, "first", "avg")
+    program = thunder.jit(lambda x: redistribute(redistribute(x, first, I, S(0)), other, S(0), I) * 1, executors=[])
+    x = torch.arange(4.0)
+    assert torch.equal(program(x), x)
+    moved = [x.partition("(")[2].split(", ")[1] for x in lines(thunder.last_traces(program)[0], "redistribute(")]
+    assert moved == ["first", "first"], moved
+    for name in ("tp", "rows"):
+        module = thunder.jit(column_parallel(mlp(), ["0"], init_device_mesh("cpu", (size,), mesh_dim_names=(name,))))
+        module(torch.ones(4, 6, dtype=torch.float64))
+        distributed = next(t for t in thunder.last_traces(module) if t.made_by[0] == "Distribute")
+        assert ", tp, " in distributed.python()
+
+
+def test_an_axis_has_one_name_in_a_program(ranks):
+    ranks(2)(has_one_name)
 
 
 def is_checked(rank, size):

@@ -329,14 +329,42 @@ def test_losses_of_parts_of_the_vocabulary(ranks):
 
 
 def no_class(rank, size):
-    m = column_parallel(WithLoss("mean").double(), ["head"])
-    x = torch.tensor([[1, 2, 30]])
-    loss = thunder.jit(lambda h, y: torch.nn.functional.cross_entropy(m.head(h), y))(torch.ones(3, 8).double(), x[0])
-    assert loss.isnan()
+    whole = WithLoss("mean").double()
+    m = column_parallel(copy.deepcopy(whole), ["head"])
+    x, h = torch.tensor([[1, 2, 30]]), torch.ones(3, 8).double()
+    for reduction in ("mean", "sum"):
+        loss = thunder.jit(lambda h, y, r=reduction: torch.nn.functional.cross_entropy(m.head(h), y, reduction=r))
+        with pytest.raises(IndexError, match="out of range"):
+            loss(h, x[0])
+        ignored = torch.tensor([1, 2, -100])
+        expected = torch.nn.functional.cross_entropy(whole.head(h), ignored, reduction=reduction)
+        close(loss(h, ignored).detach(), expected.detach(), "a loss with an ignored target")
 
 
-def test_a_target_that_is_no_class_is_not_a_loss(ranks):
+def test_a_target_that_is_no_class_is_an_error_on_each_rank(ranks):
     ranks(2)(no_class)
+
+
+def no_row(rank, size):
+    """An id that no rank has a row for."""
+    whole = torch.nn.Embedding(8, 3, padding_idx=5).double()
+    table = row_parallel(torch.nn.Sequential(copy.deepcopy(whole)), ["0"])
+    compiled = thunder.jit(table)
+    for wrong in (-1, 8, 30, -9):
+        for x in (torch.tensor([[1, wrong, 3]]), torch.tensor([[1, wrong, 3]], dtype=torch.int32)):
+            unused = thunder.jit(lambda x: (table(x), x + 1)[1])
+            for call in (compiled, unused, thunder.jit(lambda x: table(x).square().sum().backward())):
+                with pytest.raises(IndexError, match="index out of range"):
+                    call(x)
+    x = torch.arange(8).repeat(2, 1)
+    (whole(x) * x[..., None]).sum().backward()
+    (compiled(x) * x[..., None]).sum().backward()
+    close(table[0].weight.grad.full_tensor(), whole.weight.grad, "the gradient of a table", 1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_id_that_no_rank_has_is_an_error_on_each_rank(ranks, size):
+    ranks(size)(no_row)
 
 
 def one_alone(rank, size):

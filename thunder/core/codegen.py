@@ -79,7 +79,7 @@ class Printer:
         self.context: dict[str, Any] = {}
         self.variables: set[str] = set()  # names of the program's values, which no function may take
         self._modules: set[str] = set()  # whose imports are collected
-        self._names: dict[int, str] = {}
+        self._names: dict[Any, str] = {}
         self._taken: set[str] = set()
         self.layouts: Mapping[str, Mapping[Any, Any]] = {}  # of the program's values
         self._comment = False  # what only a comment names is neither imported nor passed in
@@ -150,9 +150,12 @@ class Printer:
         """A name for an object without a literal form; the object itself is passed to the text by that name."""
         if not self.memory and getattr(sys.modules.get("torch"), str(x).removeprefix("torch."), None) is x:
             return str(x)  # torch.contiguous_format
-        name = self._names.get(id(x))
+        t = type(x)
+        parameters = getattr(t, "__dataclass_params__", None)
+        is_value = t in OBJECT_NAMES and parameters is not None and parameters.frozen and parameters.eq
+        key = x if is_value else id(x)  # equal values have one name
+        name = self._names.get(key)
         if name is None:
-            t = type(x)
             if t in OBJECT_NAMES:
                 stem = first = re.sub(r"\W", "_", OBJECT_NAMES[t](x))
             else:
@@ -161,8 +164,9 @@ class Printer:
                 first = f"{stem}_0"
             names = itertools.chain([first], (f"{stem}_{i}" for i in itertools.count(1)))
             free = (n for n in names if n not in self._taken and n not in self.variables)
-            name = next(n for n in free if self.context.get(n, x) is x)
-            self._names[id(x)] = name
+            known = ((n, self.context.get(n, x)) for n in free)
+            name = next(n for n, other in known if other is x or is_value and other == x)
+            self._names[key] = name
             self._taken.add(name)
         if not self._comment:
             self.context[name] = x

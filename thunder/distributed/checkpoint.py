@@ -8,6 +8,8 @@ ranks, loaded on any other.
     load_model_state_dict(state["model"], model, StateDictOptions())
     load_optimizer_state_dict(state["optimizer"], model, optimizer, StateDictOptions())
 
+    saving = async_save(state, folder)  # training goes on; saving.result() waits, and raises what the save raises
+
 Keys are those of the module before it was distributed. Parts are DTensors, the module's own; a full state dict has
 whole tensors.
 """
@@ -15,10 +17,14 @@ whole tensors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import warnings
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +33,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as torchs
 
+from thunder import compat
 from thunder.distributed.boundary import local_of
 from thunder.distributed.checkpoint_files import Planner, check_description
 from thunder.distributed.placement import is_dtensor, placed_parameters
-from thunder.ops.families.lost_ranks import failed
+from thunder.ops.families.lost_ranks import failed, introduce
 
 
 @dataclass(frozen=True)
@@ -265,26 +272,85 @@ def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
     The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which
     `load` finds. Raises CollectiveError where a rank ends meanwhile.
     """
-    path = Path(path)
+    _wait_for_last()
+    _save(state_dict, Path(path), None, options)
+
+
+def async_save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> Future[None]:
+    """`save` in a thread, of copies of the tensors on the CPU, so that training goes on. Every rank calls it, once the
+    last one is done, for which it waits. Returns a future: `result()` waits until the checkpoint is there for all
+    ranks. It raises what `save` raises; `save`, `async_save` and `load` do so as well for a last one that failed.
+
+    The ranks talk about it in a group of its own, by Gloo.
+    """
+    global _last
+    _wait_for_last()
+    group = _group_of_saves(path) if dist.is_initialized() else None
+    leaves, structure = compat.tree_flatten(state_dict)
+    copies = compat.tree_unflatten(list(map(_copied, leaves)), structure)
+    _last = _saver().submit(_save, copies, Path(path), group, options)
+    return _last
+
+
+_last: Future | None = None  # of `async_save`
+
+
+@functools.cache
+def _saver() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "thunder_saves")
+
+
+def _wait_for_last() -> None:
+    global _last
+    last, _last = _last, None
+    if last is not None:
+        last.result()
+
+
+_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of saves, by the default group
+
+
+def _group_of_saves(path: str | Path):
+    """Collectives of training and of a save would meet in one group."""
+    everyone = dist.group.WORLD
+    if everyone not in _groups:
+        introduce()
+        limit = timedelta(seconds=compat.timeout_of(everyone))
+        try:
+            _groups[everyone] = dist.new_group(backend="gloo", timeout=limit)
+        except RuntimeError as error:
+            raise failed(error, f"saving {path}", everyone) from error
+    return _groups[everyone]
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone() if value.device.type == "cpu" else value.detach().cpu()
+
+
+def _save(state_dict: dict[str, Any], path: Path, group: Any, options: dict[str, Any]) -> None:
+    """group: of the ranks, the default one where it is None."""
     writing, previous = path.with_name(f"{path.name}.writing"), path.with_name(f"{path.name}.previous")
     if _is_first():
         shutil.rmtree(writing, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+    has_others = dist.is_initialized()
     try:
         with _alone_is_meant():
-            dcp.save(state_dict, checkpoint_id=str(writing), no_dist=not dist.is_initialized(), **options)
-    except RuntimeError as error:
-        if not dist.is_initialized():
-            raise
-        raise failed(error, f"saving {path}", dist.group.WORLD) from error
-    if _is_first():
-        if path.exists():
+            dcp.save(state_dict, checkpoint_id=str(writing), process_group=group, no_dist=not has_others, **options)
+        if _is_first():
+            if path.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+                path.rename(previous)
+            writing.rename(path)
             shutil.rmtree(previous, ignore_errors=True)
-            path.rename(previous)
-        writing.rename(path)
-        shutil.rmtree(previous, ignore_errors=True)
-    if dist.is_initialized():
-        dist.barrier()
+        if has_others:
+            dist.barrier(group)
+    except RuntimeError as error:
+        if not has_others:
+            raise
+        raise failed(error, f"saving {path}", group or dist.group.WORLD) from error
 
 
 def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
@@ -292,11 +358,17 @@ def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
     it, of however many; options go to `torch.distributed.checkpoint.load`. Raises FileNotFoundError where there is no
     complete checkpoint; pickle.UnpicklingError where its description names what runs code; what PyTorch raises for keys
     and shapes that are not there. Warns of values that torch.load(weights_only=True) refuses, which are unpickled."""
+    _wait_for_last()
     path = Path(path)
     folder = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
     if folder is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint: save writes one")
     check_description(folder)
     options = {"planner": Planner()} | options
-    with _alone_is_meant():
-        dcp.load(state_dict, checkpoint_id=str(folder), no_dist=not dist.is_initialized(), **options)
+    try:
+        with _alone_is_meant():
+            dcp.load(state_dict, checkpoint_id=str(folder), no_dist=not dist.is_initialized(), **options)
+    except RuntimeError as error:  # what does not fit is a CheckpointException
+        if not dist.is_initialized():
+            raise
+        raise failed(error, f"loading {path}", dist.group.WORLD) from error

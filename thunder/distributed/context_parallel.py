@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import module_behind
-from thunder.distributed.layouts import I, axis_of
+from thunder.distributed.layouts import Axis, I
 from thunder.distributed.placement import Held, Placement, place, placement_of
 from thunder.ops.families.collectives import group_of
 from thunder.ops.families.lost_ranks import introduce
@@ -44,7 +44,7 @@ def context_parallel(model, process_group=None, *, sequence_dim: int = 1):
     check_same_module(
         [group], f"context_parallel(sequence_dim={sequence_dim})", [*parameters.items(), *module.named_buffers()]
     )
-    held = Held(axis_of(group, "cp", "sum", folded=True), I, I, on_mesh=False, positions=sequence_dim)
+    held = Held(Axis(group, "cp", "sum", folded=True), I, I, on_mesh=False, positions=sequence_dim)
     for name, parameter in parameters.items():
         known = placement_of(parameter)
         placement = (

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind, remember
-from thunder.distributed.layouts import I, R, S, axis_of
+from thunder.distributed.layouts import Axis, I, R, S
 from thunder.distributed.placement import (
     FSDPBucketingStrategy,
     FSDPType,
@@ -64,7 +64,7 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
 def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
     """The placement that `ddp` gives a parameter."""
-    axis = Held(axis_of(group, "dp", "avg"), I, R, on_mesh=False)
+    axis = Held(Axis(group, "dp", "avg"), I, R, on_mesh=False)
     return _placement(name, parameter, [], [axis], bucket_bytes=int(bucket_size_in_mb * 2**20))
 
 
@@ -167,8 +167,8 @@ def sharded(
     return _placement(
         name,
         parameter,
-        [Held(axis_of(group, "replicas", "avg"), I, R) for group in replicated_over],
-        [Held(axis_of(over, "dp", "avg"), layout, R)],
+        [Held(Axis(group, "replicas", "avg"), I, R) for group in replicated_over],
+        [Held(Axis(over, "dp", "avg"), layout, R)],
         dtype=dtype,
         reduce_dtype=reduce_dtype,
         again=strategy is FSDPType.ZERO3,

@@ -13,7 +13,7 @@ import torch
 
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind
-from thunder.distributed.layouts import I, R, S, axis_of
+from thunder.distributed.layouts import Axis, I, R, S
 from thunder.distributed.placement import Held, Placement, placement_of
 from thunder.errors import OptionError
 from thunder.ops.families.collectives import group_of
@@ -62,7 +62,7 @@ def expert_parallel(
                 "of the group"
             )
     check_same_module([group], f"expert_parallel({', '.join(paths)})", [*named.items(), *module.named_buffers()])
-    axis, replacing = axis_of(group, "ep", "avg"), Replacing(module, at_once=False)
+    axis, replacing = Axis(group, "ep", "avg"), Replacing(module, at_once=False)
     for name, parameter in named.items():
         held = Held(axis, S(0) if id(parameter) in own else I, R, experts=True)
         placement = Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, (held,))

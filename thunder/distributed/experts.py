@@ -21,27 +21,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
-from thunder.distributed.layouts import Axis, PlannedGroup, V
+from thunder.distributed.layouts import Axis, P, PlannedGroup, R, S, V
 from thunder.distributed.redistribute import redistribute, spelled, steps_of
 from thunder.ops import ltorch
 from thunder.ops.families.exchange import collect_rows, dispatch_rows, rows_of_experts
 from thunder.ops.families.grouped_products import grouped_operands
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
-from thunder.transforms.dce import dce
 
 
-def exchange_rows(trace: Trace, experts: Mapping[Proxy, Axis]) -> Trace:
+def exchange_rows(
+    trace: Trace, experts: Mapping[Proxy, Axis], known: Mapping[Proxy, Part] = MappingProxyType({})
+) -> Trace:
     """The program with grouped products of this rank's experts. experts: the arguments that hold them, and the axis
-    whose ranks have the others."""
-    state = _Experts(experts)
+    whose ranks have the others. known: of whole weights, this rank's experts."""
+    state = _Experts(experts, known)
     for operation in trace.bound_symbols:
         state.write(operation)
-    return dce(trace.replace(bound_symbols=state.operations))
+    return trace.replace(bound_symbols=state.operations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +57,25 @@ class _Exchange:
 
 
 class _Experts:
-    """parts: of weights, this rank's experts; of values in rows by expert, the rows for these."""
+    """parts: of weights, this rank's experts; of values in rows by expert, the rows for these. held: of whole weights,
+    what this rank has over the axis. scattered: of whole gradients that are zero outside of this rank's experts,
+    these."""
 
     shares_positions = True
 
-    def __init__(self, experts: Mapping[Proxy, Axis]):
+    def __init__(self, experts: Mapping[Proxy, Axis], known: Mapping[Proxy, Part]):
         self.experts = experts
+        self.held: dict[tuple[Proxy, Axis], TensorProxy] = {}
+        self.scattered: dict[tuple[Proxy, Axis], TensorProxy] = {}
         self.sequences: dict[Axis, int] = {}
         self.operations: list[BoundSymbol] = []
-        self.parts: dict[Proxy, Part] = {}
+        self.parts: dict[Proxy, Part] = dict(known)
         self.exchanges: dict[tuple[Proxy, Axis], _Exchange] = {}
         self.sent: dict[tuple[TensorProxy, _Exchange], TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
+        if operation.sym is redistribute:
+            operation = self._without_round_trip(operation)
         is_known = any(isinstance(p, Proxy) and (p in self.parts or p in self.experts) for p in operation.inputs)
         is_pure = not operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}
         if (
@@ -90,6 +98,19 @@ class _Experts:
         assert not aliases, "rows are collected by an operation"
         self.operations += written
 
+    def _without_round_trip(self, operation: BoundSymbol) -> BoundSymbol:
+        """What cuts this rank's experts out of a whole weight, or out of a gradient that has no others, reads them:
+        programs that call backward themselves do so, since they see whole weights."""
+        x, *along = operation.args[:4]
+        axis, src, dst = first = steps_of(*along)[0]
+        table = self.held if src == R else self.scattered if src == P else {}
+        if dst == S(0) and (x, axis) in table:
+            rest = steps_of(*along)[1:] or [(axis, dst, dst)]
+            return operation.replace(args=(table[x, axis], *spelled(rest), *operation.args[4:]))
+        if first[1:] == (S(0), P):
+            self.scattered[operation.output, axis] = x
+        return operation
+
     def _parts(self, operation: BoundSymbol) -> list[Part]:
         """The parts of an operation's results; none where it computes whole values."""
         if operation.sym is redistribute:
@@ -109,12 +130,13 @@ class _Experts:
     def _of_weight(self, operation: BoundSymbol) -> list[Part]:
         held, *along = operation.args[:4]
         axis = self.experts.get(held)
-        if axis is None or not any(step[0] is axis for step in steps_of(*along)):
+        if axis is None or not any(step[0] == axis for step in steps_of(*along)):
             return []
         steps = steps_of(*along)
-        (own,) = (step for step in steps if step[0] is axis)
+        (own,) = (step for step in steps if step[0] == axis)
         if others := [step for step in steps if step is not own]:
             held = redistribute(held, *spelled(others), *operation.args[4:])
+        self.held[operation.output, axis] = held
         part = ltorch.to(redistribute(held, axis, own[1], V), dtype=operation.output.dtype)
         return [Part(part, axis, 0)]
 

@@ -24,7 +24,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.distributed.experts import exchange_rows
 from thunder.distributed.layout_types import Parts, with_layouts
-from thunder.distributed.layouts import Axis, I, P, R, S, outside_axis
+from thunder.distributed.layouts import Axis, I, Layout, P, R, S, V, outside_axis
 from thunder.distributed.placement import Placement
 from thunder.distributed.positions import share_positions
 from thunder.distributed.redistribute import redistribute, redistribute_parameters, steps_of
@@ -32,27 +32,23 @@ from thunder.ops import ltorch
 from thunder.ops.families import foreach
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
-from thunder.transforms.dce import dce
+from thunder.transforms.dce import dce, dce_of_captured
 
 
 def distribute(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program of one rank: on what it holds of parameters, with its parts of layers, and the layouts of values."""
     of_arguments = [placements.get(a) if isinstance(a, Proxy) else None for a in computation.args]
     has_parts = any(b.sym is redistribute for b in computation.bound_symbols)  # of the program's own
+    if not has_parts:  # what may raise stays, whether or not its results are used
+        computation = dce_of_captured(computation)
     trace = redistribute_parameters(computation, placements)
     parts: Parts = {}
-    experts = {
-        held: q.axis
-        for held, one in zip(trace.args, of_arguments, strict=True)
-        if one is not None
-        for q in one.axes
-        if q.experts and q.layout.kind == "S"
-    }
-    if experts:
-        trace = exchange_rows(trace, experts)
+    placed = {held: one for held, one in zip(trace.args, of_arguments, strict=True) if one is not None}
+    if experts := _experts(placed):
+        trace = dce(exchange_rows(trace, experts))
     for axis, dim in _positions(placements).items():
         trace, of_positions = share_positions(trace, axis, dim)
-        parts = {**parts, **of_positions}
+        trace, parts = dce(trace), {**parts, **of_positions}
     if any(q.joining for q in placements.values()) or has_parts:
         trace, of_layers = split_layers(trace, _shared_by_program(computation) | _sequences(placements))
         trace, parts = dce(trace), {**parts, **of_layers}
@@ -68,34 +64,51 @@ def _sequences(placements: Mapping[Proxy, Placement]) -> dict[Axis, int]:
     return {step[0]: dim for dim, step in steps if dim is not None}
 
 
+def _experts(placements: Mapping[Proxy, Placement]) -> dict[Proxy, Axis]:
+    """By weight of experts, the axis whose ranks have some each."""
+    return {p: q.axis for p, one in placements.items() for q in one.axes if q.experts and q.layout.kind == "S"}
+
+
 def _positions(placements: Mapping[Proxy, Placement]) -> dict[Axis, int]:
     """By axis, the dimension of activations whose positions its ranks share in all layers."""
     return {q.axis: q.positions for one in placements.values() for q in one.axes if q.positions is not None}
 
 
 def split_before_backward(trace: Trace, placements: Mapping[Proxy, Placement]) -> Trace:
-    """The operations in front of a backward that a program itself calls, with layers split: the backward is that of
-    parts then. Parameters are whole in such a program, and the parts of them are cut out, which is nothing once the
-    program is distributed.
+    """The operations in front of a backward that a program itself calls, with layers split, positions shared and rows
+    exchanged: the backward is that of parts then. Parameters are whole in such a program, and the parts of them are cut
+    out, which is nothing once the program is distributed.
 
     Before: `y = linear(x, t_w, None)`. After: `t0 = redistribute(t_w, tp, I, S0)`, `x0 = redistribute(x, tp, I, R)`,
     `y0 = linear(x0, t0, None)`, `y = redistribute(y0, tp, S1, I)`.
     """
-    split = {p: one for p, one in placements.items() if one.joining}
+    split, experts = {p: one for p, one in placements.items() if one.joining}, _experts(placements)
+    positions = _positions(placements)
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    if not split or context is None:
+    if context is None or not (split or experts or positions):
         return trace
     known = {(b.args[0], *b.args[1:4]): b.output for b in trace.bound_symbols if b.sym is redistribute}
     parts: dict[Proxy, Part | None] = {}
+    own_experts: dict[Proxy, Part] = {}
+
+    def cut(p: Proxy, axis: Axis, src: Layout, dst: Layout) -> TensorProxy:
+        earlier = known.get((p, axis, src, dst))  # of an earlier backward
+        return redistribute(p, axis, src, dst) if earlier is None else earlier
+
     with recording(Recorder(context.replace(grad_enabled=True, autocast=None, checkpoint=()))) as recorder:
+        for p, axis in experts.items():
+            own_experts[p] = Part(cut(cut(p, axis, R, S(0)), axis, S(0), V), axis, 0)
         for p, one in split.items():
             for axis, layout, _ in reversed(one.joining):
-                own = known.get((p, axis, I, layout))  # of an earlier backward
-                own = redistribute(p, axis, I, layout) if own is None else own
+                own = cut(p, axis, I, layout)
                 parts[p] = Part(own, axis, layout.dim)
                 p = own
-    operations = [*recorder.bound_symbols, *trace.bound_symbols]
-    return split_layers(trace.replace(bound_symbols=operations), _sequences(split), parts)[0]
+    trace = trace.replace(bound_symbols=[*recorder.bound_symbols, *trace.bound_symbols])
+    if experts:
+        trace = exchange_rows(trace, {}, own_experts)
+    for axis, dim in positions.items():
+        trace, _ = share_positions(trace, axis, dim)
+    return split_layers(trace, _sequences(split), parts)[0] if split else trace
 
 
 def split_layers(
@@ -340,15 +353,14 @@ class _Split:
         if part.dim == 1:
             own = ltorch.embedding(ids, part.value, padding_idx)
             return redistribute(own, part.axis, S(len(ids.shape)), I)
-        rows = part.value.shape[0]
+        rows, count = part.value.shape[0], weight.shape[0]
         first = part.axis.rank * rows
-        elsewhere = ltorch.logical_or(ltorch.lt(ids, first), ltorch.ge(ids, first + rows))
-        mine = (
-            None
-            if padding_idx is None or not first <= padding_idx % weight.shape[0] < first + rows
-            else padding_idx % weight.shape[0] - first
-        )
-        looked_up = ltorch.embedding(ltorch.masked_fill(ltorch.sub(ids, first), elsewhere, 0), part.value, mine)
+        own = ltorch.sub(ids, first)  # an id that no rank has is out of range on all of them: each raises
+        before = ltorch.logical_and(ltorch.ge(ids, 0), ltorch.lt(own, 0))
+        elsewhere = ltorch.logical_or(before, ltorch.logical_and(ltorch.ge(own, rows), ltorch.lt(ids, count)))
+        padding = None if padding_idx is None else padding_idx % count - first
+        mine = padding if padding is not None and 0 <= padding < rows else None
+        looked_up = ltorch.embedding(ltorch.masked_fill(own, elsewhere, 0), part.value, mine)
         return self.summed(ltorch.masked_fill(looked_up, ltorch.unsqueeze(elsewhere, -1), 0), part.axis)
 
     def copied(self, x: TensorProxy, axis) -> TensorProxy:

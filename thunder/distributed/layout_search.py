@@ -28,7 +28,7 @@ from thunder.core.tables import table
 from thunder.core.trace import Trace
 from thunder.distributed.costs import H200, Machine
 from thunder.distributed.data_parallel import module_of
-from thunder.distributed.layouts import I, PlannedGroup, R, S, axis_of
+from thunder.distributed.layouts import Axis, I, PlannedGroup, R, S
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Held, Placement, place
 from thunder.distributed.planning import GIB, Plan, on_meta, plan, state_of, trace_to_plan
 from thunder.errors import OptionError
@@ -209,13 +209,13 @@ class _Shape:
             axes = []
             if candidate.ep > 1:
                 is_expert = _kind(name) in self.experts
-                axis = axis_of(_group(candidate.ep, inside), "ep", "avg")
+                axis = Axis(_group(candidate.ep, inside), "ep", "avg")
                 axes.append(Held(axis, S(0) if is_expert else I, R, experts=True))
             if candidate.tp > 1:
                 dim = self.split.get(_kind(name))
-                axes.append(Held(axis_of(_group(candidate.tp, 1), "tp", "sum"), I if dim is None else S(dim), I))
+                axes.append(Held(Axis(_group(candidate.tp, 1), "tp", "sum"), I if dim is None else S(dim), I))
             if candidate.cp > 1:
-                axis = axis_of(_group(candidate.cp, candidate.tp), "cp", "sum", folded=True)
+                axis = Axis(_group(candidate.cp, candidate.tp), "cp", "sum", folded=True)
                 axes.append(Held(axis, I, I, on_mesh=False, positions=1))
             if axes:
                 placement = Placement(

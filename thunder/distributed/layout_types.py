@@ -35,7 +35,7 @@ def with_layouts(trace: Trace, placements: Sequence[Placement | None], parts: Pa
         usual = V if axis.reduction == "avg" else I  # ranks of split layers are called with the same data
         for p, layout in _along(trace, axis, usual, placements, has_parts).items():
             known, of_part = parts.get(p, (None, V))
-            layout = of_part if known is not None and known.of_sequences is axis and layout == V else layout
+            layout = of_part if known is not None and known.of_sequences == axis and layout == V else layout
             if layout != usual:
                 layouts.setdefault(p.name, {})[axis] = layout
     return trace.replace(info=trace.info.replace(layouts=layouts))
@@ -47,12 +47,12 @@ def _along(
     """The layout of each value along one axis."""
     layouts: dict[Proxy, Layout] = {}
     for a, placement in zip(trace.args, placements, strict=True):
-        held = (q.layout for q in ([] if placement is None else placement.axes) if q.axis is axis)
+        held = (q.layout for q in ([] if placement is None else placement.axes) if q.axis == axis)
         if isinstance(a, Proxy):
             layouts[a] = next(held, usual)
     for operation in trace.bound_symbols:
         steps = steps_of(*operation.args[1:4]) if operation.sym is redistribute else []
-        step = next((step for step in steps if step[0].of_sequences is axis), None)
+        step = next((step for step in steps if step[0].of_sequences == axis), None)
         if step is not None:
             _check_source(operation, step, layouts, has_parts)
             layout = step[2]

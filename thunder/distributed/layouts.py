@@ -14,8 +14,7 @@ which gradients are summed over ranks, and which are whole already.
 from __future__ import annotations
 
 import functools
-import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -64,10 +63,10 @@ class PlannedGroup(dist.ProcessGroup):
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a mesh: a group of ranks. reduction: how one value becomes of partial ones. The loss of a program is
-    the mean over ranks with data of their own ("avg"), and every rank's own over ranks that share data ("sum").
-    outside: along which the ranks hold what is a DTensor outside of the program: gradients, states of optimizers,
-    results.
+    """One axis of a mesh: a group of ranks. name: in the text of programs; axes that differ in it alone are equal.
+    reduction: how one value becomes of partial ones. The loss of a program is the mean over ranks with data of their
+    own ("avg"), and every rank's own over ranks that share data ("sum"). outside: along which the ranks hold what is a
+    DTensor outside of the program: gradients, states of optimizers, results.
 
     The ranks divide a dimension in their order. groups: the dimension is so many sequences in a row, each of which the
     ranks divide. folded: they divide it into twice as many pieces as there are ranks, and a rank has one from the front
@@ -75,7 +74,7 @@ class Axis:
     """
 
     group: Any
-    name: str
+    name: str = field(compare=False)
     reduction: Literal["sum", "avg"]
     outside: bool = False
     groups: int = 1
@@ -101,7 +100,7 @@ class Axis:
 
     def in_groups(self, groups: int) -> Axis:
         """The axis along which the same ranks divide so many sequences in a row."""
-        return axis_of(self.group, self.name, self.reduction, self.outside, groups, self.folded)
+        return replace(self, groups=groups)
 
     def ends(self, size: int) -> list[tuple[int, int]]:
         """Of this rank's pieces of a sequence: the position behind the last one, and how many there are."""
@@ -113,32 +112,15 @@ class Axis:
         return self.name
 
 
-_axes: weakref.WeakValueDictionary[tuple, Axis] = weakref.WeakValueDictionary()
-
-
-def axis_of(
-    group,
-    name: str,
-    reduction: Literal["sum", "avg"],
-    outside: bool = False,
-    groups: int = 1,
-    folded: bool = False,
-) -> Axis:
-    """The axis of a group, one object for all that ask. name: in the text of programs, where it is the first that the
-    group is given."""
-    key = (group, reduction, outside, groups, folded)
-    return _axes.setdefault(key, Axis(group, name, reduction, outside, groups, folded))
-
-
 def outside_axis(axis: Axis) -> Axis:
     """The axis of the same ranks, for what is a DTensor outside."""
-    return axis_of(axis.group, axis.name, "sum", outside=True)
+    return Axis(axis.group, axis.name, "sum", outside=True)
 
 
 def mesh_axis(mesh, i: int, outside: bool = False) -> Axis:
     """Dimension i of a DeviceMesh whose ranks share data."""
     name = mesh.mesh_dim_names[i] if mesh.mesh_dim_names else "mesh" if outside else "tp"
-    return axis_of(mesh.get_group(i), name, "sum", outside)
+    return Axis(mesh.get_group(i), name, "sum", outside)
 
 
 def steps_from(mesh, placements, shape) -> list[tuple[Axis, Layout]]:

@@ -30,7 +30,7 @@ from thunder.core.utils import compiling
 from thunder.distributed.boundary import local_of
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
-from thunder.distributed.layouts import Axis, PlannedGroup, axis_of
+from thunder.distributed.layouts import Axis, PlannedGroup
 from thunder.distributed.placement import (
     FSDPBucketingStrategy,
     FSDPType,
@@ -281,7 +281,7 @@ def _planned_axis(axis: Axis, groups: dict[int, PlannedGroup]) -> Axis:
     if (planned := groups.get(id(axis.group))) is None:
         ranks = dist.get_process_group_ranks(axis.group)
         planned = groups[id(axis.group)] = PlannedGroup(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
-    return axis_of(planned, axis.name, axis.reduction, axis.outside, axis.groups, axis.folded)
+    return Axis(planned, axis.name, axis.reduction, axis.outside, axis.groups, axis.folded)
 
 
 def _compiled(

@@ -26,27 +26,27 @@ from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, current_re
 from thunder.core.trace import Trace
 from thunder.distributed.layout_types import Parts
 from thunder.distributed.layouts import Axis, I, P, R, S
-from thunder.distributed.redistribute import redistribute
+from thunder.distributed.redistribute import redistribute, steps_of
 from thunder.ops import ltorch
 from thunder.ops.rules import splitting
 from thunder.ops.rules.splitting import Part
-from thunder.transforms.dce import dce
 
 
 def share_positions(trace: Trace, axis: Axis, dim: int) -> tuple[Trace, Parts]:
     """The program with positions along dimension `dim` of activations shared by the ranks of an axis, and the layouts
-    of parts."""
+    of parts. What the ranks share already, in front of a backward that a program itself calls, stays."""
     state = _Positions(axis, dim)
     for operation in trace.bound_symbols:
         state.write(operation)
     parts: dict = {part.value: (part.axis, S(part.dim)) for part in state.parts.values()}
     parts |= {x: (axis, P) for x in state.summands}
-    return dce(trace.replace(bound_symbols=state.operations)), parts
+    return trace.replace(bound_symbols=state.operations), parts
 
 
 class _Positions:
     """parts: this rank's part of each value that has one; the whole value is joined of it. copies: what each rank gives
-    a gradient of, by the whole value. cuts: parts of whole values."""
+    a gradient of, by the whole value. cuts: parts of whole values. own: values of this rank that an earlier pass has
+    made."""
 
     shares_positions = True
 
@@ -58,8 +58,13 @@ class _Positions:
         self.copies: dict[tuple[Proxy, bool], TensorProxy] = {}
         self.cuts: dict[tuple[Proxy, Axis, int, bool], TensorProxy] = {}
         self.summands: list[TensorProxy] = []
+        self.own: set[Proxy] = set()
 
     def write(self, operation: BoundSymbol) -> None:
+        if self._is_own(operation):
+            self.own.update(operation.outputs)
+            self.operations.append(operation)
+            return
         if not self._is_pure(operation):
             self.operations.append(operation)
             return
@@ -84,6 +89,14 @@ class _Positions:
             for table in (self.copies, self.cuts):
                 for key in [key for key, x in table.items() if x in begun]:
                     del table[key]
+
+    def _is_own(self, operation: BoundSymbol) -> bool:
+        """Whether results are this rank's: of parts that the program has, and up to where the ranks join them."""
+        if operation.sym is redistribute:
+            for axis, _, dst in steps_of(*operation.args[1:4]):
+                if axis.of_sequences == self.axis:
+                    return dst != I
+        return not self.own.isdisjoint(operation.inputs)
 
     def _is_pure(self, operation: BoundSymbol) -> bool:
         tags = operation.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.OPAQUE}

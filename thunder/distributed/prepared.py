@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from thunder import compat
-from thunder.distributed.layouts import I, R, S, axis_of, dividing, mesh_axis
+from thunder.distributed.layouts import Axis, I, R, S, dividing, mesh_axis
 from thunder.distributed.placement import Held, Placement, is_dtensor, own, place, placement_of, placing_copies
 
 REMEDY = "compile the module first, then prepare the result, or use thunder.distributed"
@@ -114,7 +114,7 @@ def _averaged(
     others = [*known.others, *["parameters that are DTensors"] * any(map(is_dtensor, wrapper.parameters()))]
     if others:
         raise NotImplementedError(f"thunder.jit of a module under DistributedDataParallel with {others[0]}: {REMEDY}")
-    axis = Held(axis_of(known.group, "dp", "avg"), I, R, on_mesh=False)
+    axis = Held(Axis(known.group, "dp", "avg"), I, R, on_mesh=False)
     for p in wrapper.parameters():
         if p.requires_grad and placement_of(p) is None:
             shape = tuple(p.shape)
@@ -139,10 +139,10 @@ def _placement_of(name: str, p, sharded: compat.FullyShard | None, path: str | N
         axis = mesh_axis(mesh, i)
         axes.append(Held(axis, _parts(name, shape, placements[i].dim, axis.size) if i in divides else I, I))
     if sharded is not None:  # which divides what a rank has of a layer
-        over = axis_of(sharded.shards, "dp", "avg")
+        over = Axis(sharded.shards, "dp", "avg")
         axes.append(Held(over, _parts(name, shape, sharded.dim, over.size), R))
         if sharded.replicas is not None:
-            axes.insert(0, Held(axis_of(sharded.replicas, "replicas", "avg"), I, R))
+            axes.insert(0, Held(Axis(sharded.replicas, "replicas", "avg"), I, R))
     computed = p.dtype if sharded is None or not p.is_floating_point() else sharded.param_dtype or p.dtype
     return Placement(
         name,

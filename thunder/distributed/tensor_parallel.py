@@ -13,7 +13,7 @@ import torch
 
 from thunder.distributed.agreement import check_same_module
 from thunder.distributed.boundary import Replacing, as_parameter, local_of, module_behind
-from thunder.distributed.layouts import Axis, I, S, axis_of
+from thunder.distributed.layouts import Axis, I, S
 from thunder.distributed.placement import Held, Placement, placement_of
 from thunder.errors import OptionError
 from thunder.ops.families.collectives import group_of
@@ -69,7 +69,7 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
     paths = [target_modules] if isinstance(target_modules, str) else list(target_modules)
     how = f"{what}({', '.join(paths)}{f', sequence_dim={sequence_dim}' if sequence_dim is not None else ''})"
     check_same_module([group], how, module.named_parameters())
-    axis = axis_of(group, "tp", "sum")
+    axis = Axis(group, "tp", "sum")
     replacing = Replacing(module, at_once=False)
     for path in paths:
         target = module.get_submodule(path)
@@ -99,7 +99,7 @@ def _share(replacing: Replacing, parameter: torch.nn.Parameter, name: str, axis:
     """All ranks hold a parameter of no split layer: a DTensor as those of split ones, so that optimizers and norms take
     them together."""
     known = placement_of(parameter)
-    if parameter.is_meta or known is not None and (known.synchronizes or any(q.axis is axis for q in known.axes)):
+    if parameter.is_meta or known is not None and (known.synchronizes or any(q.axis == axis for q in known.axes)):
         return
     placement = _placed(parameter, name, Held(axis, I, I), known)
     local = local_of(parameter)
@@ -110,7 +110,7 @@ def _placed(parameter: torch.nn.Parameter, name: str, held: Held, known: Placeme
     """How the ranks of one more axis hold a parameter, or of an axis that has all of it."""
     if known is None:
         return Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, (held,))
-    return replace(known, name=name, axes=(*(q for q in known.axes if q.axis is not held.axis), held))
+    return replace(known, name=name, axes=(*(q for q in known.axes if q.axis != held.axis), held))
 
 
 def _split(

@@ -22,7 +22,7 @@ from thunder.ops.families.data import convert
 from thunder.ops.families.ternary import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
 from thunder.ops.registry import alias, composite, prim, torch_prim
-from thunder.ops.rules import batching, derivatives, effects
+from thunder.ops.rules import batching, derivatives, effects, splitting
 from thunder.ops.shape_rules import require
 from thunder.ops.signature import named
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -515,3 +515,4 @@ effects.synchronises.add(ltorch.one_hot, when=_counts_classes)
 
 
 batching.rule.set(batching.same, ltorch.zeros_like, ltorch.ones_like, ltorch.full_like)
+splitting.rule.set(splitting.elementwise, zeros_like, ones_like, empty_like, full_like)  # which read no data

@@ -266,21 +266,22 @@ def _loss_of_parts(split: splitting.Split, operation: BoundSymbol) -> TensorProx
 
 def _loss_of_classes(split: splitting.Split, part: splitting.Part, target, ignored: int, how: str) -> TensorProxy:
     """Losses where each rank has the logits of some of the classes (M. Shoeybi et al. 2019, "Megatron-LM", section 3):
-    what the ranks exchange are the largest logit of each row, the sum of exponentials and the logit of the target. NaN
-    where a target is none of the classes."""
+    what the ranks exchange are the largest logit of each row, the sum of exponentials and the logit of the target. A
+    target that is none of the classes has no weight, and raises on every rank."""
     logits, dtype, count = part.value, part.value.dtype, part.value.shape[1]
     logits = ltorch.to(logits, dtype=compute_dtype(dtype))
+    is_counted = ltorch.ne(target, ignored)
+    ones = ltorch.full((count * part.axis.size,), 1.0, dtype=logits.dtype, device=target.device)
+    weights = _where(is_counted, ltorch.index_select(ones, 0, _where(is_counted, target, 0)), 0.0)
     largest = split.largest_over(ltorch.amax(ltorch.detach(logits), 1, True), part.axis)
     shifted = ltorch.sub(logits, largest)
     places = ltorch.arange(part.axis.rank * count, (part.axis.rank + 1) * count, device=target.device)
     is_target = ltorch.eq(ltorch.unsqueeze(target, 1), places)
-    own = [ltorch.exp(shifted), _where(is_target, shifted, 0.0), ltorch.to(is_target, dtype=shifted.dtype)]
+    own = [ltorch.exp(shifted), _where(is_target, shifted, 0.0)]
     sums = split.summed_over(ltorch.stack([ltorch.sum(x, 1) for x in own]), part.axis)
-    total, picked, times = (ltorch.squeeze(x, 0) for x in ltorch.chunk(sums, 3, 0))
-    losses = _where(ltorch.eq(times, 1.0), ltorch.sub(ltorch.log(total), picked), math.nan)
-    counts = ltorch.ne(target, ignored)
-    loss = ltorch.sum(_where(counts, losses, 0.0))
-    loss = loss if how == "sum" else ltorch.div(loss, ltorch.sum(counts))
+    total, picked = (ltorch.squeeze(x, 0) for x in ltorch.chunk(sums, 2, 0))
+    loss = ltorch.sum(_where(is_counted, ltorch.sub(ltorch.log(total), picked), 0.0) * weights)
+    loss = loss if how == "sum" else ltorch.div(loss, ltorch.sum(weights))
     return ltorch.to(loss, dtype=dtype)
 
 
