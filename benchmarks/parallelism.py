@@ -352,12 +352,12 @@ def torch_cp(compiled: bool, *where) -> Trainer:
     return trainer.optimize(model.parameters())
 
 
-def thunder_cp(*where) -> Trainer:
+def thunder_cp(whole: bool, *where) -> Trainer:
     trainer = Trainer(*where)
     context_parallel(trainer.model, sequence_dim=1)
     plan_of(trainer, trainer.model, sharding_strategy=None)
     trainer.optimize(trainer.model.parameters())
-    return as_module(trainer)
+    return as_whole_step(trainer) if whole else as_module(trainer)
 
 
 # expert parallelism
@@ -409,12 +409,12 @@ def torch_ep(compiled: bool, *where) -> Trainer:
     return trainer.optimize(model.parameters())
 
 
-def thunder_ep(*where) -> Trainer:
+def thunder_ep(whole: bool, *where) -> Trainer:
     trainer = Trainer(*where)
     expert_parallel(trainer.model, [f"blocks.{i}.mlp.experts" for i in range(len(trainer.model.blocks))])
     plan_of(trainer, trainer.model, sharding_strategy=None)
     trainer.optimize(trainer.model.parameters())
-    return as_module(trainer)
+    return as_whole_step(trainer) if whole else as_module(trainer)
 
 
 # stages
@@ -518,12 +518,14 @@ ROWS: dict[str, dict[str, Callable[..., Trainer]]] = {
         "thunder whole step": functools.partial(thunder_tp, True),
     },
     "cp": {
-        "torch": functools.partial(torch_cp, False), "thunder": thunder_cp,
+        "torch": functools.partial(torch_cp, False), "thunder": functools.partial(thunder_cp, False),
         "torch compiled": functools.partial(torch_cp, True),
+        "thunder whole step": functools.partial(thunder_cp, True),
     },
     "ep": {
-        "torch": functools.partial(torch_ep, False), "thunder": thunder_ep,
+        "torch": functools.partial(torch_ep, False), "thunder": functools.partial(thunder_ep, False),
         "torch compiled": functools.partial(torch_ep, True),
+        "thunder whole step": functools.partial(thunder_ep, True),
     },
     "pp": {
         "torch 1F1B": functools.partial(torch_pp, "Schedule1F1B", False),
