@@ -29,13 +29,11 @@ from thunder.cache.entry import CacheEntry, Lowered
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
-from thunder.core.utils import has_triton
 from thunder.errors import MissingImplementationError, warn_user
-from thunder.executors.copies import copies_together
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import GRAPHS_CALL, JitOptions, debug_topics
 from thunder.runtime.cudagraphs.device import DEVICES, GPU
-from thunder.runtime.cudagraphs.memory import Memory, copies_by_type
+from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.recording import Refused
 from thunder.runtime.cudagraphs.region import GraphedRegion
 from thunder.transforms.cudagraph import CUDAGraphTransform
@@ -67,7 +65,6 @@ class RecordsProgram(CUDAGraphTransform):
     def __init__(self, tier: GraphTier, kind: str, memory: dict[tuple, Memory]):
         super().__init__()
         self.device_type, self.watcher, self._memory = kind, tier, memory
-        self.copies = copies_together if kind == "cuda" and has_triton() else copies_by_type
 
     def make_memory(self, device: torch.device) -> Memory:
         memory = super().make_memory(device)

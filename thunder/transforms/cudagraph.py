@@ -41,7 +41,7 @@ from thunder.ops.functionalize.inplace import count_write
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
 from thunder.runtime.cudagraphs.device import DEVICES
-from thunder.runtime.cudagraphs.memory import Memory, copies_by_type
+from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.region import GraphedRegion, Warns, Watcher
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
@@ -72,7 +72,6 @@ class CUDAGraphTransform(Transform):
     needs_sizes = True  # a recording is for addresses and sizes
     device_type = "cuda"
     copies_gradients = False
-    copies = staticmethod(copies_by_type)
 
     def __init__(self, *, share_mem_pool: bool = True):
         self.share_mem_pool = share_mem_pool
@@ -211,7 +210,7 @@ class CUDAGraphTransform(Transform):
         return self._memory[key]
 
     def make_memory(self, device: torch.device) -> Memory:
-        return Memory(DEVICES[self.device_type](device), self.copies)
+        return Memory(DEVICES[self.device_type](device))
 
 
 class _Flow:

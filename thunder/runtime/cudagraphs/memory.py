@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from thunder import compat
 from thunder.core.utils import without_collection
 from thunder.runtime.cudagraphs.device import GPU
 
@@ -35,35 +34,15 @@ _DRAWN: dict[int, Any] = {}
 ONE_AT_A_TIME = threading.RLock()
 
 
-Copies = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]  # from sources to targets
-
-
-def copies_by_type(like: Sequence[torch.Tensor]) -> Copies:
-    """A function that copies sources to targets, both of which have the types, shapes and strides of `like`, by
-    PyTorch: it launches a kernel for many tensors of one type, and one for each tensor where types differ."""
-    by_type: dict[torch.dtype, list[int]] = {}
-    for i, x in enumerate(like):
-        by_type.setdefault(x.dtype, []).append(i)
-
-    def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        for places in by_type.values():
-            if len(places) == 1:  # the host takes less time
-                targets[places[0]].copy_(sources[places[0]])
-            else:
-                compat.foreach_copy([targets[i] for i in places], [sources[i] for i in places])
-
-    return copy
-
-
 class Memory:
-    """The memory that recordings on one device share. copies: gives the function that copies tensors like some.
+    """The memory that recordings on one device share.
 
     The results of a recording stay allocated. Its temporaries may be in the memory of the results of later recordings,
     so a replay overwrites its own results and theirs.
     """
 
-    def __init__(self, gpu: GPU, copies: Callable[[Sequence[torch.Tensor]], Copies] = copies_by_type):
-        self.gpu, self.copies, self.lock = gpu, copies, threading.RLock()
+    def __init__(self, gpu: GPU):
+        self.gpu, self.lock = gpu, threading.RLock()
         self.recordings: list[Any] = []  # each a `Recording`
         self.pool, self.stream = gpu.pool(), gpu.new_stream()
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the pool
