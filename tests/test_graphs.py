@@ -119,6 +119,18 @@ def test_copies_of_two_types_are_a_launch_for_each(world, monkeypatch):
     assert sorted(copied, key=str) == [[torch.float32], [torch.int64]]
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "function"])
+def test_parameters_stay_where_they_are(world, wrapped):
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    f = compiled((lambda x: module(x)) if wrapped else module)
+    for _ in range(CALL + 3):
+        f(torch.randn(3, 4)).sum().backward()
+    recordings = [r for region in f.programs[0].graphs._regions for r in region.recordings]
+    assert len(recordings) == 2 and world.replays
+    copied = [[tuple(b.shape) for b in r.buffers] for r in recordings]
+    assert copied == [[(3, 4)], [(1, 1), (3, 4)]]  # the input; the expanded cotangent and the input
+
+
 def test_options(world, monkeypatch):
     x = torch.randn(4)
     for said, option, recorded in (

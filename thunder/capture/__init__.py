@@ -164,7 +164,7 @@ class Captured:
         is_by_name, memory = bool(c.request.options.transforms or c.tensors.replaced), c.recorder.memory
         info = TraceInfo(
             parameters=_parameter_paths(c, tensors) if is_by_name else {},
-            held=_held(c, tensors) if is_by_name else frozenset(),
+            held=_held(c, tensors),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
             unseen=frozenset(map(_NAME, written_unseen(c))),
             backwards=c.engine.backwards, strides=_strides(c, tensors),
