@@ -22,6 +22,7 @@ from thunder.programs.commands import add_command
 
 
 def versions() -> None:
+    """Prints the versions, the devices, the executors, and the private names that this PyTorch lacks."""
     print(f"thunder {thunder.__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     names = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
     print(f"devices: {', '.join(names)}")
@@ -36,6 +37,7 @@ def versions() -> None:
 
 
 def options() -> None:
+    """Prints everything that can be set: keywords, compile options, debug options and environment variables."""
     thunder.get_all_executors()  # which declare options when they are imported
     print("thunder.jit(fn, ...), see help(thunder.jit)")
     for name, parameter in inspect.signature(thunder.jit).parameters.items():
@@ -69,6 +71,7 @@ def _kinds(annotation: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Runs the command of `python -m thunder`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m thunder", description="Versions, devices and executors.")
     parser.set_defaults(command=lambda options: versions())
     commands = parser.add_subparsers(title="commands")

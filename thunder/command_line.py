@@ -396,6 +396,7 @@ def _cache() -> str:
 
 
 def _works(device: str) -> bool:
+    """Whether a small training step on a device equals eager's."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).to(device)
     x = torch.randn(4, 8, device=device)

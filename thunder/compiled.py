@@ -289,6 +289,7 @@ class Compiled:
         return self._miss(compat.modes_key(), args, kwargs)
 
     def _run_now(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict, log: Log | None):
+        """The result of a program, with its epilogue. log: host calls that capture has made already."""
         self.stats.last_entry = entry
         entry.calls += 1
         if entry.calls >= entry.due_at:

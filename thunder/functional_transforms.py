@@ -19,6 +19,7 @@ from thunder.transforms.base import has_hook
 
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
+    """The compiled function of a transformed function, with the options of what was compiled."""
     compiled = compiled_of(fn) or compiled_of(jit(fn))
     assert compiled is not None, "thunder.jit compiles"
     changing = [

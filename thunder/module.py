@@ -372,6 +372,7 @@ class ThunderModule(torch.nn.Module):
         return self
 
     def _apply(self, fn, recurse: bool = True):
+        """`nn.Module._apply`, for the overrides as well; parameters stay the objects that optimizers hold."""
         self._model._apply(fn, recurse)
         for table in self._compiled.overrides:
             for name, value in table.items():
@@ -433,6 +434,7 @@ def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> T
 def _overridden(
     overrides: dict, own: Iterator, prefix: str, recurse: bool, remove_duplicate: bool
 ) -> Iterator[tuple[str, Any]]:
+    """Names and values of a module's parameters or buffers, with overrides in the place of its own."""
     if not overrides:
         yield from own
         return

@@ -99,6 +99,7 @@ def _save_plan(trace: Trace, lowering: Lowering) -> Trace:
 
 
 def _transform(trace: Trace, lowering: Lowering) -> list[Trace]:
+    """The traces that the users' transforms of the finished program make, each checked."""
     traces = [trace]
     for t in lowering.options.transforms:
         if has_hook(t, "transform_trace_post_optimization"):

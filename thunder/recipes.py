@@ -65,6 +65,7 @@ class Joined(Recipe):
     parts: tuple[Recipe, ...]
 
     def options(self) -> dict[str, Any]:
+        """The options of all parts. Raises OptionError where two of them differ."""
         joined: dict[str, Any] = {}
         set_by: dict[str, Recipe] = {}
         for part in self.parts:

@@ -74,6 +74,8 @@ class Compilation(NamedTuple):
     graphs: FunctionGraphs
 
     def run(self) -> CacheEntry:
+        """Captures and lowers the program. Where that fails with numbers or values that change from call to call, it is
+        tried again with fewer of them."""
         for executor in self.options.executors:
             executor.in_use = True
             executor.expect_program()
@@ -127,6 +129,7 @@ class Compilation(NamedTuple):
             captured.close()
 
     def _capture(self, changing: dict[str, set | None]) -> Captured:
+        """Captures the function. Errors that may be the program's own are ProgramFails."""
         log = Log() if self.log is None else self.log
         request = Request(
             self.fn, self.args, self.kwargs, self.options, changing, self.overrides, self.path, log, self.eager

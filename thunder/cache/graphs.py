@@ -100,6 +100,8 @@ class _Clock:
         self.threads, self.streams = set[int](), set[int]()
 
     def timed(self, kind: str, run: Callable, inputs: tuple) -> Any:
+        """The results of a forward or a backward; notes the seconds that its launches take, and between which marks it
+        runs."""
         gpu = self._gpu
         if gpu.is_recording():
             return run(*inputs)
@@ -183,6 +185,7 @@ class GraphTier:
         return clock
 
     def _decide(self) -> None:
+        """After some calls: records the regions as graphs, or notes the reason against it."""
         entry = self._entry()
         if entry is None:
             return
@@ -256,6 +259,7 @@ class GraphTier:
         return self._graphed(*inputs)
 
     def _compare(self) -> None:
+        """After some calls with graphs: gives them up where they are not faster."""
         entry = self._entry()
         if entry is None or not self.has_graphs:
             return

@@ -245,6 +245,7 @@ class _Node:
             self._choose()
 
     def remove(self, known: _Known) -> None:
+        """The entry is gone; answers that no other entry gives are forgotten."""
         self.known.remove(known)
         if self.fact is None:
             self.entries.remove(known.entry)
@@ -275,6 +276,7 @@ class _Node:
             below.loosen(known, facts)
 
     def _below(self, known: _Known) -> _Node:
+        """The node for an entry's answer to this node's question, made where there is none."""
         assert self.fact is not None, "a leaf has nothing below"
         if self.fact in known.loose:
             if self.rest is None:

@@ -56,6 +56,8 @@ def native_batch_check(
 
 
 def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):
+    """The check in Python: whether tensors have the types, facts and sizes of these."""
+
     def facts(t: torch.Tensor) -> list:
         return [
             t.dtype,

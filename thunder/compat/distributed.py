@@ -96,6 +96,7 @@ def _gathers_again(group) -> bool:
 
 
 def _others(group, module) -> tuple[str, ...]:
+    """Settings of an FSDP group that thunder does not follow, in words."""
     others = {
         "a CPU offload policy": any(parameter.offload_to_cpu for parameter in group.fsdp_params),
         "set_gradient_divide_factor": getattr(group, "gradient_divide_factor", None) is not None,
@@ -111,6 +112,7 @@ def _others(group, module) -> tuple[str, ...]:
 
 
 def _sharded(parameter, group, module) -> FullyShard:
+    """The facts of a parameter under `fully_shard`."""
     mesh, policy = parameter.mesh_info, group.mp_policy
     name = "_unsharded_dtensor_spec" if hasattr(parameter, "_unsharded_dtensor_spec") else "_tp_spec"  # before 2.13
     spec = getattr(parameter, name, None)

@@ -148,6 +148,7 @@ class _Modes:
             self.settings, self.nesting = compat.settings(), compat.autocast_nesting()
 
     def restore(self) -> None:
+        """Sets the thread's modes and settings to those that were noted."""
         _replace(_function_modes(), self.functions, compat.pop_function_mode, compat.push_function_mode)
         _replace(_dispatch_modes(), self.dispatching, compat.pop_dispatch_mode, compat.push_dispatch_mode)
         with compat.DisableTorchFunction():

@@ -51,6 +51,8 @@ class probing:  # noqa: N801 - a context manager, used as a function
         )
 
     def _around(self) -> contextlib.ExitStack:
+        """The modes that a probe of PyTorch's functions runs under, entered: no hooks, autocast or inference mode of
+        the user's."""
         stack = contextlib.ExitStack()
         enter = stack.enter_context
         if compat.saved_hooks(False) is not None:
@@ -94,6 +96,8 @@ def drawing_apart(generators: Mapping[torch.device, torch.Generator]) -> context
 
 @functools.cache
 def _drawing_apart() -> type:
+    """A dispatch mode in which random operations draw from generators of its own."""
+
     class DrawingApart(compat.TorchDispatchMode):
         def __init__(self, generators: Mapping[torch.device, torch.Generator]):
             super().__init__()

@@ -41,6 +41,7 @@ class _Setting(NamedTuple):
 
 @functools.cache
 def _settings() -> dict[str, _Setting]:
+    """The settings of PyTorch that a program may read or change, by name."""
     C = compat.C
     settings = {
         "grad mode": _Setting(torch.is_grad_enabled, compat.set_grad_enabled, key=True),

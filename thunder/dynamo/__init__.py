@@ -97,6 +97,7 @@ class _InParts:
         return self.parts(*args, **kwargs), True
 
     def _split(self, error: Exception) -> Callable:
+        """The graph in parts: the refused nodes run by the fallback, those before and behind them are compiled."""
         parts = parts_around(self.graph, refused_node(self.graph, error))
         line, by = user_line_of(parts.refused), self.compiler.fallback
         whole = "" if parts.before or parts.behind else ", all that Dynamo has captured there"
@@ -203,6 +204,7 @@ class _Noting(ThunderCompiler):
         self.calls = calls
 
     def compiled(self, graph: torch.fx.GraphModule, symbolic: bool) -> Callable:
+        """The compiled graph, whose calls are noted."""
         compiled = super().compiled(graph, symbolic)
 
         def call(*args: Any) -> Any:

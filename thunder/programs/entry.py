@@ -121,6 +121,7 @@ def key_of_missing(missing: Sequence[int]) -> str:
 
 
 def _refuse(entry: CacheEntry) -> None:
+    """Raises Unspeakable where a program depends on what a file cannot hold."""
     captured = entry.captured
     of_users = [operation.id for operation in REGISTERED.values() if operation.executor is None]
     reasons = [
@@ -151,6 +152,7 @@ def _lines(captured: Any, trace: Trace) -> dict[str, list]:
 
 
 def _connection(connection: Connection) -> dict:
+    """The parts of a connection to autograd, as a file holds them."""
     tensors = [i for i, a in enumerate(connection.computation.args) if isinstance(a, TensorProxy)]
     saved = [list(pair) for pair in connection.inputs.saved]
     unsaved = [i for i in tensors if i not in {i for i, _ in saved}]

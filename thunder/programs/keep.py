@@ -101,6 +101,7 @@ def _modes(modes: tuple) -> str:
 
 
 def _options(options: JitOptions) -> dict[str, str]:
+    """The options that a program on disk depends on, as text. Raises Unspeakable for those that a file cannot hold."""
     if options.rules:
         raise Unspeakable("thunder.jit was given rules")
     if options.passes is not PASSES:
@@ -152,6 +153,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_executor(executor: Any) -> None:
+    """Raises Unspeakable for an executor with code of a user's, or with fuel."""
     if executor._fuel is not FUEL_LEVEL.UNLIMITED:
         raise Unspeakable(f"the executor {executor.name} stops after a number of regions (its fuel)")
     for implementation in executor.implmap.values():
@@ -298,6 +300,7 @@ def _fitting(
     document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
     transforms: tuple, path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
+    """The entry of a document that fits a call; None, with the reason in `why` or a warning, where it does not."""
     try:
         return entry_of(document, modes, fn, args, kwargs, overrides, transforms, lambda: _retired.add(_version(path)))
     except Mismatch as error:

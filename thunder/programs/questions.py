@@ -86,6 +86,7 @@ class _Writer:
         return number
 
     def _row(self, source: Source) -> list:
+        """A source as a file holds it: its base, its step and its key."""
         key = source.key
         if source.step == "const":
             return [None, "const", self._constant(key)]
@@ -113,6 +114,7 @@ class _Writer:
         return [[name, self.source(source)] for name, source in sources]
 
     def _constant(self, name: str) -> int:
+        """The number of an object that the program depends on, among the constants of the file."""
         number = self._constants.get(name)
         if number is None:
             value = self.c.world.constants[name]
@@ -261,6 +263,7 @@ def written_questions(
 
 
 def _refuse_what_is_left_out(c: Any) -> None:
+    """Raises Unspeakable for inputs that a file cannot describe."""
     if c.tensors.local:
         raise Unspeakable("it takes DTensors, whose ranks a file does not know: let each rank capture the program")
     if c.tensors.opaque or c.tensors.holds_opaque:
@@ -394,6 +397,7 @@ class Replay:
         raise Mismatch(f"{self.world.describe(source) if source is not None else 'the document'}: {what}")
 
     def _look_at_tensors(self, say: Describer) -> None:
+        """Compares the tensors of a call with those of the program. Raises Mismatch."""
         for number, want in self.said["tensors"]:
             source = self.source(number)
             tensor = self.value(source)

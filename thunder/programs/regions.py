@@ -52,6 +52,7 @@ class Regions:
                     self._add(b, trace)
 
     def _add(self, b: BoundSymbol, trace: Trace) -> None:
+        """Adds a fused region, as text or as its kernels. Raises Unspeakable for machine code."""
         executor, function = b.sym.executor, b.sym.fn
         is_text = self._allowed and isinstance(executor, FusionExecutor) and executor.as_text(function) is not None
         if not is_text:
@@ -81,6 +82,7 @@ def kept_regions(said: dict[str, dict], unusual: Callable[[], None]) -> dict[str
 
 
 def _function(said: dict, unusual: Callable[[], None]) -> FusedFunction:
+    """The function of a fused region that a file describes."""
     executor = get_executor(said["executor"])
     if not isinstance(executor, FusionExecutor):
         raise Damaged(f"it has regions of {said['executor']}, which is no fusion executor here")

@@ -85,6 +85,7 @@ class QuantizedWeights(Transform):
 
     # --- modules
     def transform_module(self, model) -> None:
+        """Quantizes the weights that the filter selects. Warns where there is none."""
         refused, taken = [], 0
         for path, weight in _own_weights(model, self.filter):
             why = self.refusal(weight)
@@ -100,6 +101,7 @@ class QuantizedWeights(Transform):
     def transform_traces_pre_prologue(
         self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
     ) -> tuple:
+        """Lets the consumers of weights compute with their quantized parts."""
         parameters = computation_trace.info.parameters
         paths = {
             a: parameters[a.name]

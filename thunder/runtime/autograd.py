@@ -44,6 +44,7 @@ class ThunderFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents):
+        """Runs the program's backward on the saved values and the cotangents."""
         tensors = ctx.saved_tensors
         program, others, inputs, versions, numbers, generators, joins, hooked, wholes = ctx.call
         for whole, version in wholes:
@@ -434,6 +435,7 @@ def with_grad(function: Callable) -> Callable:
 
 
 def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
+    """The function under a grad mode, whatever that of its call is."""
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled
 
     def run(*inputs):

@@ -45,6 +45,7 @@ class _Background:
             self.condition.notify_all()
 
     def run(self) -> None:
+        """Runs the jobs one by one, until there are none."""
         while True:
             with self.condition:
                 self.busy = False
@@ -58,6 +59,8 @@ class _Background:
             del job  # which holds a program
 
     def elsewhere(self, job: Any) -> None:
+        """Runs a job in the process that compiles. Raises Ended at the end of the program, RuntimeError where the
+        process dies."""
         with self.condition:
             if self.ended:
                 raise Ended("the program ends")
@@ -77,6 +80,7 @@ class _Background:
             return self.condition.wait_for(lambda: not self.jobs and not self.busy, timeout)
 
     def end(self) -> None:
+        """Drops the jobs and ends the thread and the process, at the end of the program."""
         if os.getpid() != self.owner:  # a fork: the thread and the process are another program's
             return
         with self.condition:

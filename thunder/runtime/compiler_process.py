@@ -43,6 +43,7 @@ def compiled(job: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def main() -> None:
+    """Answers each job from the standard input with what was compiled."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
     waiting: queue.Queue[Any] = queue.Queue()

@@ -49,6 +49,7 @@ def is_awaited() -> bool:
 
 
 def _look() -> None:
+    """Loads the native extension from the disk cache, or begins to build it."""
     compiler = _compiler()
     if compiler is None:
         _known.append(None)

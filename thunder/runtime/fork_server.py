@@ -43,6 +43,7 @@ def _fork(control: socket.socket, connection: socket.socket) -> tuple[int, int]:
 
 
 def main() -> None:
+    """Serves requests for forks of this process until it has been idle for a while."""
     with contextlib.suppress(Exception):  # what is missing fails in a fork, which says so
         importlib.import_module(sys.argv[1]).prepare()
     control, idle = socket.socket(fileno=sys.stdin.fileno()), float(sys.argv[2])

@@ -174,6 +174,7 @@ class Recording:
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
     def replay(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
+        """The results of a recorded region: arguments are copied to its buffers, and the graph is launched."""
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             sources = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
