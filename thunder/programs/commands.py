@@ -159,7 +159,7 @@ def _text(name: str):
 
 
 def remove_programs(parts: list[str], everything: bool, unusable: bool) -> None:
-    """`python -m thunder cache --remove`: deletes programs by parts of their names, those of other versions, or all."""
+    """`python -m thunder cache --remove`: deletes the programs of some names, those of other versions, or all."""
     if not (parts or everything or unusable):
         raise SystemExit("say which: parts of names, --unusable or --all")
     here = {"versions": dict(versions(False)), "machine": dict(machine())}

@@ -32,7 +32,8 @@ class Float8Weights(ScaledRows):
         return (wide / scale).clamp(-MOST, MOST).to(to_torch_dtype(float8_e4m3fn)), scale
 
     def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
-        return not any(n % 16 for n in shape) and has_products(to_torch_device(x.device))
+        device = to_torch_device(x.device)
+        return not any(n % 16 for n in shape) and device is not None and has_products(device)
 
     def product(self, x: Any, held: Any, scale: Any) -> Any:  # type: ignore[override]
         quantized_input = quantized(x, float8_e4m3fn, True, False)

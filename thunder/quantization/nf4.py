@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy
 from thunder.core.symbol import Symbol
 from thunder.ops import ltorch
 from thunder.ops.families.few_bits import Encoding
@@ -22,11 +22,11 @@ NF4 = (
 )  # fmt: skip
 
 
-def _chosen(codes: TensorProxy) -> TensorProxy:
+def _chosen(codes: Any) -> Any:
     """The value of each code, by halving: for fusion executors, which have no tables."""
     zeros = codes * 0.0  # of float32, whatever the type of numbers is
 
-    def between(low: int, high: int) -> TensorProxy:
+    def between(low: int, high: int) -> Any:
         middle = (low + high) // 2
         if high - low == 2:
             return ltorch.where(codes < middle, NF4[low], zeros + NF4[middle])

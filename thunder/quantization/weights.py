@@ -99,7 +99,13 @@ class QuantizedWeights(Transform):
             warn_user(f"{type(self).__name__} takes no layer{': ' if refused else ''}{'; '.join(refused)}", UserWarning)
 
     def transform_traces_pre_prologue(
-        self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
+        self,
+        prologue_trace: Trace,
+        computation_trace: Trace,
+        epilogue_trace: Trace | None,
+        *,
+        model: Any = None,
+        **kwargs,
     ) -> tuple:
         """Lets the consumers of weights compute with their quantized parts."""
         parameters = computation_trace.info.parameters
@@ -108,7 +114,7 @@ class QuantizedWeights(Transform):
             for a in computation_trace.args
             if isinstance(a, TensorProxy) and self._holds(model, parameters.get(a.name))
         }
-        parts_of: dict[Proxy, tuple] = {}
+        parts_of: dict[TensorProxy, tuple] = {}
         for a, path in paths.items():
             held, *names = _names(self, path)
             value = model.get_parameter(held)
@@ -171,12 +177,13 @@ def _own_weights(model, filter: Callable | None) -> list[tuple[str, torch.Tensor
     ]
 
 
-def _with_weights(trace: Trace, format: QuantizedWeights, parts_of: dict[Proxy, tuple]) -> Trace:
+def _with_weights(trace: Trace, format: QuantizedWeights, parts_of: dict[TensorProxy, tuple]) -> Trace:
     """The program on what is held: each weight is made right before its first use."""
     context = next((o.context for o in trace.bound_symbols if o.context is not None), None) or Context(trace.names)
     context = context.replace(autocast=None, checkpoint=())
-    frozen = {a: a.replace(requires_grad=False) for a in parts_of}
-    waiting, parts = dict(parts_of), dict(parts_of)
+    frozen: dict[Proxy, Any] = {a: a.replace(requires_grad=False) for a in parts_of}
+    waiting = dict(parts_of)
+    parts: dict[Proxy, tuple] = {**parts_of}
     operations: list[BoundSymbol] = []
     for operation in trace.bound_symbols:
         if operation.sym is ltorch.to and operation.args[0] in parts:  # of autocast
@@ -185,14 +192,14 @@ def _with_weights(trace: Trace, format: QuantizedWeights, parts_of: dict[Proxy, 
             operations.append(multiplied)
             continue
         for a in dict.fromkeys(operation.inputs):
-            if a in waiting:
+            if isinstance(a, TensorProxy) and a in waiting:
                 shape, dtype = tuple(a.shape), to_torch_dtype(a.dtype)
                 bound = dequantize.bind(waiting.pop(a), format, shape, dtype, output=frozen[a], context=context)
                 operations.append(bound)
         operations.append(operation.swap(frozen))
     paths = trace.info.parameters
     info = trace.info.replace(parameters={**paths, **{held.name: paths[a.name] for a, (held, *_) in parts_of.items()}})
-    args = [parts_of[a][0] if isinstance(a, Proxy) and a in parts_of else a for a in trace.args]
+    args = [parts_of[a][0] if isinstance(a, TensorProxy) and a in parts_of else a for a in trace.args]
     return connected(trace.replace(args=args, bound_symbols=operations, info=info), set(frozen.values()))
 
 
@@ -216,7 +223,9 @@ def _multiplied(
 
 
 def join(first: Any, second: Any, dim: int) -> Any:
-    return (ltorch.cat if isinstance(first, Proxy) else torch.cat)([first, second], dim)
+    if isinstance(first, Proxy):
+        return ltorch.cat([first, second], dim)
+    return torch.cat([first, second], dim)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

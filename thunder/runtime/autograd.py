@@ -111,6 +111,7 @@ class _Left:
 
 def _parts(ctx, program: _Program, own_cotangents: list, numbers: Sequence) -> tuple[Callable, list] | None:
     """The program, and its cotangents, of a backward that autograd wants some gradients of and others later."""
+    assert program.places is not None, "the forward has run"
     edges = dict(zip(program.places, ctx.next_functions, strict=True))
     wanted = {i for i, edge in edges.items() if edge[0] is not None and compat.will_run(edge)}
     later = {i for i, edge in edges.items() if edge[0] is not None} - wanted
@@ -119,7 +120,7 @@ def _parts(ctx, program: _Program, own_cotangents: list, numbers: Sequence) -> t
         del ctx.left
         if left.goes_on(wanted, own_cotangents):
             return left.second, [*own_cotangents, *left.handed]
-    if not wanted or not later or not compat.keeps_graph():
+    if not wanted or not later or program.make_parts is None or not compat.keeps_graph():
         return None
     parts = program.once("parts", program.make_parts, tuple(sorted(later)), numbers)
     if parts is None:
@@ -176,7 +177,9 @@ def _differentiable_gradients(
 
 def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
     """A tensor with memory for each element, where it is broadcast."""
-    broadcast = cotangent is not None and cotangent.layout is torch.strided and 0 in cotangent.stride()
+    if cotangent is None:
+        return None
+    broadcast = cotangent.layout is torch.strided and 0 in cotangent.stride()
     return cotangent.contiguous() if broadcast else cotangent
 
 

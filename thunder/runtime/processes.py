@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import atexit
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -31,7 +32,8 @@ class _Process(abc.ABC):
     def __init__(self, module: str, *arguments: object, stdin: int | socket.socket, stdout: int):
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"thunder.runtime.{module}", *map(str, arguments)],
-            stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
+            stdin=stdin if isinstance(stdin, int) else stdin.fileno(),
+            stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
             env=environment_of_children(),
         )  # fmt: skip
         _known.add(self)
@@ -114,7 +116,7 @@ class ForkServer(_Process):
             raise self._has_ended() from error
 
 
-def _answer(job: Any, jobs: IO[bytes], answers: IO[bytes]) -> Any:
+def _answer(job: Any, jobs: IO[bytes] | io.BufferedRWPair, answers: IO[bytes] | io.BufferedRWPair) -> Any:
     pickle.dump(job, jobs)
     jobs.flush()
     result, failure = pickle.load(answers)
