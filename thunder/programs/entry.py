@@ -222,8 +222,9 @@ class TextTrace(Trace):
     __slots__ = ("text",)
 
     def __init__(self, name: str, text: str, function: Callable | None):
+        self.text = text
         super().__init__(name, (), (), None, Names())
-        self.text, self._callable = text, function
+        self._callable = function
 
     def _text(self, printer: Printer, include_decorators: bool) -> str:
         return self.text
