@@ -35,10 +35,16 @@ def module_of(f) -> str:
     """The module of the function behind functools.lru_cache, through partial objects, which have the module of theirs.
 
     A cached method of a class has no `__module__` of its own."""
+    function = _function_of(f)
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _function_of(f) -> Any:
+    """The function behind functools.lru_cache, and behind partial objects."""
     function = f.__wrapped__
     while type(function) is functools.partial:
         function = function.func
-    return getattr(function, "__module__", None) or type(function).__module__
+    return function
 
 
 def call(c: Capture, f, args, kwargs):
@@ -109,7 +115,7 @@ _OF_DEFINITIONS = (IDENTITY, PRESENT, TYPE)  # functions and classes that stay
 
 
 def _refuse(c: Capture, f, why: str):
-    name = getattr(f, "__name__", "a function")
+    name = getattr(_function_of(f), "__qualname__", "a function")
     reason = f"{name}() is behind functools.lru_cache, which {why}"
     c.refuse(reason, "call it without the cache (`__wrapped__`), or outside of the compiled function")
 
