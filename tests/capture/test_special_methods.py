@@ -112,8 +112,16 @@ def test_a_hash_that_an_object_keeps_is_interpreted():
             self.seen.append(len(self))  # native code would call it once more
             return super().items()
 
+    class Counting(Remembering):
+        __slots__ = ("compared",)
+        __hash__ = Remembering.__hash__
+
+        def __eq__(self, other):
+            self.compared = other
+            return super().__eq__(other)
+
     outside = Remembering(5)  # without its hash: the program would write it there
-    for key in (lambda: Overridden(a=1), lambda: outside):
+    for key in (lambda: Overridden(a=1), lambda: Counting(1), lambda: outside):
         with pytest.raises(CaptureError, match=r"a hash table is native code that may call .*__hash__,"):
             thunder.jit(lambda x, key=key: x * len({key(): 2}), fallback="error")(torch.ones(2))
 

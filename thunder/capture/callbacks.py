@@ -224,7 +224,10 @@ def _hashed_in_python(c: Capture, k) -> bool:
     if not called_in(c, type(k)):
         return False
     methods = _hash_methods(c, k)
-    if c.effects.names(k) and methods or not all(is_pure(m) or _only_remembers(c, k, m) for m in methods):
+    hashing = c.slot(type(k), "__hash__")
+    if c.effects.names(k) and methods:
+        _refuse_hash(c, k)
+    if not all(is_pure(m) or m is hashing and _only_remembers(c, k, m) for m in methods):
         _refuse_hash(c, k)
     return bool(methods)
 
