@@ -219,6 +219,7 @@ def _hash(k):
 
 
 def _hashed_in_python(c: Capture, k) -> bool:
+    """Whether a method of the user's hashes or compares a key. Raises CaptureError where it might do something else."""
     if isinstance(k, weakref.ref):  # as its object
         return type(k()) is TensorProxy or _hashed_in_python(c, k())
     if not called_in(c, type(k)):
