@@ -230,6 +230,7 @@ for what, register in EXECUTORS.items():
         "register_implementation",
         "checker",
         "execution_transform",
+        "is no operation",
         "lambda x: torch.tanh(x)",
     )
     case(f"executor: {what}", *words)(lambda register=register: executed(register))
