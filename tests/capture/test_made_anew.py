@@ -106,6 +106,8 @@ ROWS = {
     "modules_in_a_module": (lambda x, f: f(x.expand(3, 4)), block),
     "module_that_counts": (apply, Counting),
     "method_of_a_module": (apply, lambda i: linear(i).forward),
+    "method_of_a_lambda": (apply, lambda i: types.MethodType(lambda o, x: x * o.n, Numbered(i))),
+    "method_over_a_tensor": (apply, lambda i: types.MethodType(lambda o, x: scaled_by(i)(x) + o.n, Numbered(i))),
     "an_object_of_a_class_that_a_metaclass_made": (lambda x, o: x * o.n * o.twice(), lambda i: _Subclass(i)),
     "in_a_list": (lambda x, fs: fs[0](x) + fs[1](x), lambda i: [scaled_by(i), linear(i)]),
     "in_a_dict": (lambda x, fs: fs["act"](x), lambda i: {"act": scaled_by(i)}),

@@ -148,9 +148,20 @@ def _text(c: Capture, value, source: Source):
 
 def _method(c: Capture, value: types.MethodType, source: Source):
     c.world.ask(source, TYPE)
-    c.world.ask(source.attr("__func__"), IDENTITY)
-    known_itself(c, value.__func__)
+    of_function, function = source.attr("__func__"), value.__func__
+    if type(function) is types.FunctionType and _stands_in_no_class(function):  # each call may make it anew
+        c.world.note(of_function, function)
+        _identical(c, function, of_function)
+    else:
+        c.world.ask(of_function, IDENTITY)
+        known_itself(c, function)
     return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
+
+
+def _stands_in_no_class(f: types.FunctionType) -> bool:
+    """Whether a function is a local one of another, and of no class in that."""
+    _, is_local, name = f.__code__.co_qualname.rpartition("<locals>.")
+    return bool(is_local) and "." not in name
 
 
 def _mapping_proxy(c: Capture, value: types.MappingProxyType, source: Source):
