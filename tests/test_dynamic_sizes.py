@@ -124,6 +124,7 @@ def test_a_size_that_happens_to_be_another_dimensions():
     assert compiled.recompilations[-1].reason.startswith("x.shape[0] > 1 was True")
 
 
+@pytest.mark.slow
 def test_batches_of_30_sizes_through_a_gpt():
     model = NanoGPT(GPTConfig(vocab_size=48, block_size=16, n_layer=2, n_head=4, n_embd=32))
     compiled = thunder.jit(model)

@@ -148,6 +148,7 @@ def _by_torch(composition, x):
         return None
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("group", range(20))
 def test_random_compositions_equal_torch_func(group):
     """200 in all: ten in each group."""

@@ -311,6 +311,7 @@ def test_only_views_are_no_region():
 # torch.compile
 
 
+@pytest.mark.slow
 def test_torch_compile_takes_regions():
     def program(x, w):
         y = torch.nn.functional.gelu(x @ w) * 2

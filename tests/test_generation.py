@@ -94,6 +94,7 @@ def test_caches(name, most, way):
     assert len(compared(name, way, by_forward, batch=2).programs) <= most
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("jit", [by_module, by_forward])
 def test_256_tokens_have_four_programs_at_most(jit):
     assert len(compared("llama", "greedy", jit, tokens=256).programs) <= 4

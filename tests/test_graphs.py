@@ -268,6 +268,7 @@ def check_program(world, model, habit):
     assert not graph_programs.unequal(expected, actual)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("model, habit", sampled()[::4])
 def test_programs_that_could_notice(model, habit, world):
     check_program(world, model, habit)

@@ -78,6 +78,7 @@ def test_a_step_is_as_near_to_float64_as_eager_and_layers_are_compiled_once():
     )
 
 
+@pytest.mark.slow
 def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides_that_come(monkeypatch):
     """What attention gives, and what is taken apart and turned around, is not row-major. A region whose strides were
     not foreseen is compiled again."""

@@ -69,6 +69,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_tile_computes_the_same(name, monkeypatch, tmp_path):
     x, program = torch.randn(40, 50, device=DEVICE), PROGRAMS[name]
@@ -83,6 +84,7 @@ def test_every_tile_computes_the_same(name, monkeypatch, tmp_path):
     assert counts[-1] > 2
 
 
+@pytest.mark.slow
 def test_the_second_call_changes_tiles():
     weight = torch.randn(96, device=DEVICE, requires_grad=True)
     x = torch.randn(64, 96, device=DEVICE, requires_grad=True)

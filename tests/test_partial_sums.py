@@ -166,6 +166,7 @@ def test_sums_that_are_read_in_their_region():
     torch.testing.assert_close(compiled(x, weights), f(x, weights))
 
 
+@pytest.mark.slow
 def test_an_optimizers_step_reads_sums():
     module, x = layers(3, torch.float64), positive(torch.float64)
     ours = copy.deepcopy(module)

@@ -175,7 +175,7 @@ def test_what_eager_refuses_is_refused_and_nothing_is_nothing(norm, shape):
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("steps", [False, True], ids=["", "steps"])
 @pytest.mark.parametrize("layout", ["row-major", "channels last"])
 @pytest.mark.parametrize("name", ["batch", "group"])

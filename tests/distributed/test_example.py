@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests import fresh
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fsdp.py"
@@ -65,6 +67,7 @@ def workers(process: subprocess.Popen) -> list[int]:
     return [int(n) for n in children.stdout.split()]
 
 
+@pytest.mark.slow
 def test_ends_when_a_process_is_killed(tmp_path):
     folder = tmp_path / "state"
     process = under_torchrun(2, "--checkpoint", str(folder), "--steps", "6000")  # the later option counts

@@ -65,6 +65,7 @@ def hangs(rank, size, gave_up):
     return str(caught.value), time.monotonic() - start
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
     ranks = Ranks(2, patience=3.0)
     (text, seconds), _ = ranks(hangs, tmp_path / "gave up")

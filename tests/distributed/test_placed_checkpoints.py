@@ -138,6 +138,7 @@ def loads(rank, size, folder, seed, saved):
 SIZES = (1, 2, 4)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_saved_under_one_placement_is_loaded_under_any_other(ranks, tmp_path, seed):
     for i, (size, other) in enumerate(itertools.product(SIZES, SIZES)):

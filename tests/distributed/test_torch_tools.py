@@ -218,7 +218,7 @@ def uses(rank, size, layout, model, names, folder):
     return refused
 
 
-SOME = ["zero3", "sp", "ep x zero3", "fully_shard"]
+SOME = ["zero3", "sp", "fully_shard"]
 
 
 def shown(ranks, layout, model, folder):
@@ -233,7 +233,7 @@ def test_tools(ranks, layout, tmp_path):
     shown(ranks, layout, "grouped", tmp_path)
 
 
-@pytest.mark.slow  # all of them; the default suite has four
+@pytest.mark.slow  # all of them; the default suite has three
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in OF_MODELS])
 def test_all_tools(ranks, layout, model, tmp_path):

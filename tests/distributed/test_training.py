@@ -104,6 +104,7 @@ def trains(rank, size, dtype):
             assert thunder.cache_misses(compiled) == (2 if accumulated and name != "tensor parallel" else 1), name
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
 @pytest.mark.parametrize("size", (2, 4))
 def test_training_equals_that_of_one_process(ranks, size, dtype):

@@ -65,6 +65,7 @@ def test_scans(name, shape, interpreted):  # noqa: F811
         assert sum(len(launch.kernels) for launch in region.scheduled(region._shown)[0]) == kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rows_that_are_no_whole_tile(name, interpreted, monkeypatch):  # noqa: F811
     """A loop over the sweep goes on with what the tiles before are combined to."""

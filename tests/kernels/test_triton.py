@@ -187,6 +187,7 @@ class Block(torch.nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
+@pytest.mark.sweep(2)
 def test_a_block_forward_and_backward(interpreted, schedules):
     torch.manual_seed(0)
     model, x = Block(), torch.randn(2, 7, 24)
