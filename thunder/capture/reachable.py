@@ -32,8 +32,7 @@ _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))  # lead 
 class Reach:
     """The objects that functions may look at: their arguments, the values in their closures and defaults, those that
     names in their code stand for, and all that these lead to, with the methods of their classes. Computed names
-    (`getattr(module, name)`) are not followed into modules, and functions and classes of PyTorch, thunder and the
-    standard library not into others.
+    (`getattr(module, name)`) are not followed into modules. Functions of libraries lead to no other functions.
 
     is_known: False where there are too many objects to look at.
     """
@@ -130,7 +129,7 @@ def _behind(value: Any) -> Iterable:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether a function or a class is one of PyTorch, thunder or the standard library."""
+    """Whether a function or a class is one of PyTorch, what it is built on, thunder or the standard library."""
     name = value.__module__
     return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
 

@@ -155,7 +155,7 @@ def _method(c: Capture, value: types.MethodType, source: Source):
     else:
         c.world.ask(of_function, IDENTITY)
         known_itself(c, function)
-    return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
+    return types.MethodType(function, read(c, value.__self__, source.attr("__self__")))
 
 
 def _stands_in_no_class(f: types.FunctionType) -> bool:

@@ -86,6 +86,7 @@ class Recording:
             self.buffers.append(buffer)
             self.copied.append((i, part))
             inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
+        self.buffers_by_type = _by_type(self.buffers)
         before = _versions(inputs)
         self.launch, outputs = self.memory.record(region.run, inputs)
         self.counted = [
@@ -94,6 +95,7 @@ class Recording:
         if not set(self.counted).isdisjoint(copied):
             raise Refused("it writes to a tensor that it was not known to write to")
         self._take(outputs, inputs, region)
+        self.whole_by_type = _by_type([o for _, o in self.whole])
         self.shows_given = any(i >= len(tensors) for i in (*self.counted, *self.shown_from))
         del outputs, inputs
         self.handed_out = self.opened = False
@@ -178,7 +180,7 @@ class Recording:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             sources = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
-            _copy(self.buffers, sources)
+            _copy(self.buffers, sources, self.buffers_by_type)
         if self.draws:
             self.memory.launch_drawing(self.launch)
         else:
@@ -199,7 +201,7 @@ class Recording:
     def _copies(self) -> dict[int, torch.Tensor]:
         """Copies of results in memory of their own, by place."""
         copies = [torch.empty_like(o) for _, o in self.whole]
-        _copy(copies, [o for _, o in self.whole])
+        _copy(copies, [o for _, o in self.whole], self.whole_by_type)
         return dict(zip((index for index, _ in self.whole), copies, strict=True))
 
 
@@ -209,21 +211,22 @@ def beyond(address: int, alignment: int) -> int:
     return address % 16 or (address & -address) % alignment
 
 
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def _by_type(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The places of the tensors of each type."""
+    places: dict[torch.dtype, list[int]] = {}
+    for i, t in enumerate(tensors):
+        places.setdefault(t.dtype, []).append(i)
+    return list(places.values())
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], by_type: Sequence[Sequence[int]]) -> None:
     """Copies tensors into others of the same types and strides. PyTorch launches one kernel for all that have one type,
     and one for each tensor where types differ."""
-    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        pair = by_type.get(target.dtype)
-        if pair is None:
-            pair = by_type[target.dtype] = ([], [])
-        pair[0].append(target)
-        pair[1].append(source)
-    for some_targets, some_sources in by_type.values():
-        if len(some_targets) == 1:  # the host takes less time
-            some_targets[0].copy_(some_sources[0])
+    for places in by_type:
+        if len(places) == 1:  # the host takes less time
+            targets[places[0]].copy_(sources[places[0]])
         else:
-            compat.foreach_copy(some_targets, some_sources)
+            compat.foreach_copy([targets[i] for i in places], [sources[i] for i in places])
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
