@@ -187,3 +187,28 @@ def test_names_that_pytorch_spells_otherwise(name):
     program, x = OTHER_NAMES[name], torch.linspace(1, 3, 9).reshape(3, 3)
     assert torch.equal(thunder.jit(program)(x), program(x))
     assert torch.equal(thunder.trace()(program, x).python_callable()(x), program(x))
+
+
+def test_names_that_are_functions_of_pytorch():
+    """Modes and functions of functions are called as in PyTorch; tests/distributed has the collectives."""
+
+    def modes(x):
+        mode = ltorch.autocast_enter("cpu", torch.bfloat16, True, True)
+        inside = x @ x
+        ltorch.autocast_exit(mode)
+        ltorch._set_grad_enabled_with_warning(False)
+        constant = x * 2
+        ltorch._set_grad_enabled_with_warning(True)
+        return inside, constant, x @ x
+
+    x = torch.randn(3, 3, requires_grad=True)
+    ours = thunder.jit(modes, fallback="error")(x)
+    assert [(r.dtype, r.requires_grad) for r in ours] == [(r.dtype, r.requires_grad) for r in modes(x)]
+    forward, backward = (torch.fx.symbolic_trace(f) for f in (lambda x: (x * 2, [x]), lambda g, x: g * 5))
+
+    def apply(x):
+        options = {"args_tensor_mask": [True], "non_differentiable_idx": []}
+        return ltorch.autograd_function_apply(forward, backward, x, **options)
+
+    thunder.jit(apply, fallback="error")(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 5.0))

@@ -194,6 +194,51 @@ def test_the_derivative_of_a_primitive(tangent):
     assert torch.equal(gradients(lambda x: torch.tanh(x), [], X)[0], torch.full_like(X, 7.0))
 
 
+@pytest.mark.parametrize("left_out", range(5))
+def test_the_order_of_derivatives(tangent, left_out):
+    """An executor's for the operation, or for the primitive that it is; those that are registered; its own."""
+    ltorch_tanh, prims_tanh = tangent
+    doubled = lambda executor, like: executor.register_operator("tangent", like=like, fn=torch.tanh)
+
+    def executor(name, operation, factor):
+        created = OperatorExecutor(name)
+        symbol = doubled(created, operation)
+        created.register_implementation(operation, symbol, grad_transform=times(factor, symbol))
+        return created
+
+    steps = [
+        lambda: executor("of the operation", ltorch_tanh, 3.0),
+        lambda: executor("of the primitive", prims_tanh, 4.0),
+        lambda: register_grad(ltorch_tanh, times(5.0, ltorch_tanh)),
+        lambda: register_grad(prims_tanh, times(6.0, prims_tanh)),
+    ]
+    results = [step() for step in steps[left_out:]]
+    executors = [r for r in results if isinstance(r, OperatorExecutor)]
+    expected = torch.full_like(X, left_out + 3.0) if left_out < 4 else 1 - torch.tanh(X) ** 2
+    for program in (torch.tanh, lambda x: torch.tanh(x) * 1.0):
+        torch.testing.assert_close(gradients(program, executors, X)[0], expected)
+    if executors:  # the first executor that takes either has it
+        first = gradients(torch.tanh, executors[::-1], X)[0]
+        assert torch.equal(first, torch.full_like(X, 4.0))
+
+
+def test_a_registered_derivative_is_the_first_where_a_second_may_follow():
+    """`einsum` has a rule of its own for programs that are differentiated twice."""
+    with restored(ltorch.einsum):
+
+        @register_grad(ltorch.einsum)
+        def doubled(equation, *operands):
+            result = ltorch.einsum(equation, *operands)
+            put_grads(operands, [2.0 * get_grad(result) * x * x for x in operands])
+            return result
+
+        x = X.clone().requires_grad_()
+        y = thunder.jit(lambda x: torch.einsum("ij->", x), fallback="error")(x)
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.sum(), x)
+        torch.testing.assert_close((slope, second), (2 * X * X, 4 * X))
+
+
 def test_operations_without_a_decomposition_beside_a_registered_primitive(tangent):
     """RReLU in training draws random numbers: its arguments have no decomposition to look for primitives in."""
     register_grad("prims.tanh", times(5.0, tangent[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import types
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from thunder.compat.names import AUTOCAST_MODE
 from thunder.core.proxies import METHODS, proxies_in
 from thunder.ops import LTORCH
 from thunder.ops.methods import call_torch
@@ -38,6 +40,15 @@ _OTHER_NAMES: dict[str, Callable] = {
     "all_tensor": torch.all, "any_tensor": torch.any, "torch_max": torch.max, "_softmin": torch.nn.functional.softmin,
     "checkpoint": torch.utils.checkpoint.checkpoint,
 }  # fmt: skip
+# those that programs call as PyTorch's functions: they communicate in place, set a mode, or take functions
+_FUNCTIONS = {
+    "all_reduce_": "torch.distributed.all_reduce", "all_gather_": "torch.distributed.all_gather_into_tensor",
+    "reduce_scatter_": "torch.distributed.reduce_scatter_tensor",
+    "_set_grad_enabled_with_warning": "torch.set_grad_enabled",
+    "autocast_enter": f"{AUTOCAST_MODE}._enter_autocast",
+    "autocast_exit": f"{AUTOCAST_MODE}._exit_autocast",
+    "autograd_function_apply": "torch.ops.higher_order.autograd_function_apply",
+}  # fmt: skip
 
 
 @functools.cache
@@ -45,6 +56,8 @@ def _of_torch(name: str) -> Callable | None:
     """PyTorch's function or method of that name (`softsign`, `add_`, `numel`), which is recorded where a program is."""
     if isinstance(getattr(torch.Tensor, name, None), types.GetSetDescriptorType):  # is_cuda
         return lambda a: getattr(a, name)
+    if name in _FUNCTIONS:
+        return pkgutil.resolve_name(_FUNCTIONS[name])
     spaces = (torch.nn.functional, torch, torch.Tensor)
     functions = (f for space in spaces if callable(f := getattr(space, name, None)) and not isinstance(f, type))
     function: Any = _OTHER_NAMES.get(name) or next(functions, None)

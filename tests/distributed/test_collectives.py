@@ -93,8 +93,18 @@ def of_nn(x):
     return differentiable.all_reduce(x.cos()) * parts[0] + parts[1]
 
 
+def by_names_of_lightning(x):
+    """In place, with names of `thunder.torch`."""
+    y, out = x.sin(), torch.empty(x.shape[0] // N, *x.shape[1:], dtype=x.dtype)
+    ltorch.all_reduce_(y, group=dist.group.WORLD)
+    ltorch.reduce_scatter_(out, y * x)
+    everything = torch.empty_like(x)
+    ltorch.all_gather_(everything, out)
+    return everything * x
+
+
 PROGRAMS = (
-    reduced, reduced_later, a_view_is_reduced, gathered, gathered_list, scattered, scattered_list, broadcasted,
+    by_names_of_lightning, reduced, reduced_later, a_view_is_reduced, gathered, gathered_list, scattered, scattered_list, broadcasted,
     exchanged, functional_reduced, functional_gathered,
     functional_scattered, functional_exchanged, of_nn,
 )  # fmt: skip

@@ -343,15 +343,17 @@ def _rule_for(
     operation: BoundSymbol, executors: Sequence, functional: bool, inexact: bool
 ) -> tuple[Callable, bool] | None:
     """(rule, whether it is a generator): an executor's that takes the operation, in their order, then the operation's
-    own, unless it is inexact where PyTorch's bits are wanted. functional: that for a second derivative before both."""
-    if functional and not inexact and (again := facts.functional.of(operation.sym)) is not None:
-        return again, True
+    own, unless it is inexact where PyTorch's bits are wanted. functional: its own for a second derivative, if there is
+    one."""
     for executor in executors:
         implementation = executor.implementation(operation)
         if implementation is not None and implementation.grad_transform is not None:
             return implementation.grad_transform, False
         if implementation is not None or operation.sym.executor is executor:
             break
+    if functional and not inexact and operation.sym.id not in REGISTERED:
+        if (again := facts.functional.of(operation.sym)) is not None:
+            return again, True
     if (
         inexact
         or operation.sym.grad_rule is None
@@ -362,12 +364,24 @@ def _rule_for(
     return operation.sym.grad_rule, True
 
 
-def _is_registered_primitive(operation: BoundSymbol) -> bool:
-    """Whether an operation is a primitive that a user has given a derivative."""
+def _is_by_primitive(operation: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an operation that is a primitive and nothing else has the primitive's derivative: the first executor that
+    takes either has one for the primitive, or register_grad gave one to the primitive alone."""
     if operation.sym.decomposition is None or operation.aliases:
         return False
-    primitive = operation.primitive
-    return primitive is not None and primitive.sym.id in REGISTERED
+    for executor in executors:
+        implementation = executor.implementation(operation)
+        if implementation is None and executor.takes_primitives and operation.primitive is not None:
+            implementation = executor.implementation(operation.primitive)
+            if implementation is not None and implementation.grad_transform is not None:
+                return True
+        if implementation is not None and implementation.grad_transform is not None:
+            return False
+        if implementation is not None or operation.sym.executor is executor:
+            break
+    if not REGISTERED or operation.sym.id in REGISTERED:
+        return False
+    return operation.primitive is not None and operation.primitive.sym.id in REGISTERED
 
 
 def _is_for_reals(operation: BoundSymbol) -> bool:
@@ -439,11 +453,11 @@ def derivatives(
     if (why := facts.once_differentiable.of(operation.sym)) is not None:
         raise MissingImplementationError(f"a second derivative is asked for, but {why}")
     inexact = exact and facts.inexact.of(operation.sym) and operation.sym.id not in REGISTERED
-    if not inexact and facts.formula.of(operation.sym) is not None:
+    if not inexact and operation.sym.id not in REGISTERED and facts.formula.of(operation.sym) is not None:
         for sub in by_formula(operation):
             derivatives(sub, executors, out, functional, exact)
         return
-    if REGISTERED and operation.sym.id not in REGISTERED and _is_registered_primitive(operation):
+    if _is_by_primitive(operation, executors):
         typed(operation.subsymbols)
         derivatives(operation.subsymbols[0], executors, out, functional, exact)
         return
