@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -18,6 +19,9 @@ import torch
 import thunder
 from tests import operation_names
 from tests.stubs import MODULES, NAMESPACES, ROOT, operations, stub
+from thunder.core.symbol import Symbol
+from thunder.kernels import lower
+from thunder.ops import LTORCH, PRIMS
 
 PROGRAM = """
 import torch
@@ -83,6 +87,15 @@ def test_sources_name_operations_that_exist():
     assert operation_names.main() == 0
     text = "from thunder.ops import ltorch, prims as p\nltorch.add(1, p.addd(2))\nltorch.ad.id\nother.ad"
     assert operation_names.wrong_names(text) == ["2: p.addd", "3: ltorch.ad"]
+    text = "ROWS = {'prims.add': 1, 'prims.addd': 2, f'ltorch.{n}': 3}\nb.sym.id == 'ltorch.ad'"
+    assert operation_names.wrong_names(text) == ["1: 'prims.addd'", "2: 'ltorch.ad'"]
+
+
+def test_rows_of_the_fuser_are_of_operations_that_exist():
+    """Some are written as loops over names, which the linter does not follow."""
+    registered = [*LTORCH.values(), *PRIMS.values()]
+    symbols = {s.id for s in (*registered, *gc.get_objects()) if isinstance(s, Symbol)} | operation_names.declared()
+    assert {i for i in lower.ROWS if i.startswith(("ltorch.", "prims."))} - symbols == set()
 
 
 def test_one_version():

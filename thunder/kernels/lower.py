@@ -80,7 +80,7 @@ def is_formula(b: BoundSymbol) -> bool:
     return b.sym.name in FORMULAS and all(t.dtype.category == FLOAT for t in tensors)
 
 
-NAMES = {"negative": "neg", "sgn": "sign"}
+NAMES = {"sgn": "sign"}
 
 
 def _cast(to: Lowering, b: BoundSymbol) -> Node:

@@ -370,14 +370,17 @@ for _rank in (1, 2, 3):
         f"aten.avg_pool{_rank}d_backward.default": _Row(
             _pool_of_average_gradient(_rank), _average_gradient_row, is_gradient=True
         ),
+        f"aten.adaptive_max_pool{_rank}d_backward.default": _Row(
+            _adaptive_gradient(_rank), _maximum_gradient_row, is_gradient=True
+        ),
+    }
+for _rank in (2, 3):  # the gradients of pools of one dimension are those of two
+    _ROWS |= {
         f"ltorch.adaptive_avg_pool{_rank}d_backward": _Row(
             _adaptive_gradient(_rank), _average_gradient_row, is_gradient=True
         ),
         f"ltorch.max_pool{_rank}d_with_indices_backward": _Row(
             _pool_of_maximum_gradient(_rank), _maximum_gradient_row, is_gradient=True
-        ),
-        f"aten.adaptive_max_pool{_rank}d_backward.default": _Row(
-            _adaptive_gradient(_rank), _maximum_gradient_row, is_gradient=True
         ),
     }
 
