@@ -1,23 +1,27 @@
 """Each kind of parallelism on two GPUs: thunder's functions beside torch's own, eager and compiled.
 
-    python benchmarks/parallelism.py [--rows tp,cp,ep,pp,zero3,zero2] [--limit 110] [--deadline 470] [--json FILE]
-    python benchmarks/parallelism.py --tiny --rows tp   # small sizes on CPUs, with Gloo
+    python benchmarks/parallelism.py [--rows tp,cp,ep,1f1b,zb,zero3,zero2,drawn] [--limit 110] [--deadline 470] [--json
+    FILE] python benchmarks/parallelism.py --tiny --rows tp   # small sizes on CPUs, with Gloo
+    python benchmarks/parallelism.py --plans FILE   # what plan says of the rows of such a file, without GPUs
 
-Every row is two processes of its own, which end after `--limit` seconds; what was printed until then
-stays. bfloat16 (float32 on CPUs), fused AdamW, models of about a billion parameters:
+Every row is two processes of its own. Systems that `--limit` seconds leave no time for are not begun, the rounds in
+turns end with it, and what was printed until then stays. bfloat16 (float32 on CPUs), fused AdamW, models of about a
+billion parameters:
 
     tp      a Llama of 8 layers, 4096 tokens; sequence parallelism between layers, the loss over parts of the vocabulary
     cp      a Llama of 4 layers, one sequence of 32,768 tokens, replicated parameters
     ep      a Mixtral of 2 layers, 8 experts, two of them for each of 4096 tokens of a rank
-    pp      a Llama of 8 layers in four stages, two on each rank; 8 microbatches of 2048 tokens; zero bubble
+    1f1b    a Llama of 8 layers in two stages; 8 microbatches of 2048 tokens
+    zb      likewise in four stages, two on each rank; interleaved zero bubble
     zero3   a Llama of 4 layers, 2048 tokens a rank, parameters gathered again in the backward
     zero2   likewise, gathered once
+    drawn   one model of each of six kinds, of sizes that `--seed` draws
 
 A line for each system, and one for each row at its end: the step of the slowest rank beside the fastest of torch's
 (median of rounds in turns), the peak beside the least of torch's, the share of the time of communication kernels during
-which another kernel runs, the largest relative difference of the losses of the first five steps to those of torch's
-eager system, and for ours what `thunder.distributed.plan` (for stages `search`) says: step and peak, and how far that
-is from what was measured.
+which another kernel runs, and the largest relative difference of the losses of the first five steps to those of
+torch's first system. `--plans` prints what `thunder.distributed.plan` (for stages `search`) says of ours: step and
+peak, and how far they are from those of the file.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import functools
 import gc
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -169,17 +174,38 @@ class Decoder(nn.Module):
 SIZES = {
     "tp": dict(layers=8, time=4096, batch=1), "cp": dict(layers=4, time=32768, batch=1),
     "ep": dict(layers=2, time=4096, batch=1, inner=14336, experts=True),
-    "pp": dict(layers=8, time=2048, batch=8), "zero3": dict(layers=4, time=2048, batch=1),
-    "zero2": dict(layers=4, time=2048, batch=1),
+    "1f1b": dict(layers=8, time=2048, batch=8), "zb": dict(layers=8, time=2048, batch=8),
+    "zero3": dict(layers=4, time=2048, batch=1), "zero2": dict(layers=4, time=2048, batch=1),
 }  # fmt: skip
+DRAWN = ("tp", "cp", "ep", "1f1b", "zero3", "zero2")
+LARGEST = 1.2e9  # parameters of a drawn model
 
 
 def sizes_of(row: str, tiny: bool) -> SimpleNamespace:
     usual = dict(width=4096, inner=11008, vocabulary=32000, experts=False)
     if tiny:
-        small = dict(width=32, inner=48, vocabulary=64, time=16, layers=4 if row == "pp" else 2)
+        small = dict(width=32, inner=48, vocabulary=64, time=16, layers=4 if row in ("1f1b", "zb") else 2)
         return SimpleNamespace(**usual | SIZES[row] | small)
     return SimpleNamespace(**usual | SIZES[row])
+
+
+def drawn_sizes(row: str, seed: int, tiny: bool) -> SimpleNamespace:
+    """Sizes of a model of a row's kind, the same on every rank."""
+    rng = random.Random(f"{seed} {row}")
+    in_stages, experts = row == "1f1b", row == "ep"
+    while True:
+        width = 256 * rng.randint(4, 18)
+        sizes = SimpleNamespace(
+            width=width, inner=256 * rng.randint(width // 128, width // 64), vocabulary=2000 * rng.randint(4, 32),
+            experts=experts, layers=2 * rng.randint(2, 4) if in_stages else rng.randint(1, 3 if experts else 8),
+            time=1024 * rng.randint(8, 28) if row == "cp" else 512 * rng.randint(2, 10),
+            batch=rng.randint(4, 8) if in_stages else 1 if row == "cp" else rng.randint(1, 2),
+        )  # fmt: skip
+        layer = width * (4 * width + 3 * sizes.inner * (8 if experts else 1))
+        if sizes.layers * layer + 2 * width * sizes.vocabulary <= LARGEST:
+            break
+    small = dict(width=32, inner=48, vocabulary=64, time=16, layers=4 if in_stages else 2) if tiny else {}
+    return SimpleNamespace(**vars(sizes) | small)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -190,17 +216,20 @@ class Trainer:
     """One system of a row. `step` trains on the rank's batch and leaves the loss; the batch is the same on both ranks
     but where they have data of their own."""
 
-    def __init__(self, row: str, tiny: bool, device: torch.device):
-        self.row, self.device, self.sizes = row, device, sizes_of(row, tiny)
-        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    def __init__(self, row: str, sizes: SimpleNamespace, device: torch.device):
+        self.row, self.device, self.sizes = row, device, sizes
+        self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         torch.manual_seed(0)
         with device:
             self.model = Decoder(self.sizes).to(self.dtype)
+        if device.type == "meta":  # to be planned: parts of layers are on a device, whatever they hold
+            self.model.to_empty(device="cpu")
         torch.manual_seed(100 + (dist.get_rank() if row in ("ep", "zero2", "zero3") else 0))
         shape = self.sizes.batch, self.sizes.time
         self.tokens = torch.randint(self.sizes.vocabulary, shape, device=device)
         self.labels = self.tokens.roll(-1, 1)
-        self.mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("ranks",))
+        kind = "cpu" if device.type == "meta" else device.type
+        self.mesh = init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("ranks",))
         self.loss, self.optimizer = torch.zeros((), device=device), None
         self.run: Callable[[], torch.Tensor] = lambda: self.both(self.model)
 
@@ -458,20 +487,11 @@ def torch_pp(schedule: str, compiled: bool, *where) -> Trainer:
     return in_stages(trainer, getattr(pipelining, schedule), stages, parameters)
 
 
-def thunder_pp(schedule: str, *where, graphs: str = "auto") -> Trainer:
+def thunder_pp(schedule: str, *where) -> Trainer:
     from torch.distributed import pipelining
 
     trainer = Trainer(*where)
     ranks, count = dist.get_world_size(), dist.get_world_size() * (1 if schedule == "Schedule1F1B" else 2)
-    cuts = [f"blocks.{i * len(trainer.model.blocks) // count}" for i in range(1, count)]
-    cut = pipeline_stages(trainer.model, cuts, trainer.tokens[:1])
-    trainer.model, parts = None, {i: cut[i] for i in range(dist.get_rank(), count, ranks)}
-    del cut
-    stages = [
-        PipelineStage(thunder.jit(part, graphs=graphs), i, count, trainer.device, group=trainer.mesh.get_group())
-        for i, part in parts.items()
-    ]
-    parameters = [p for part in parts.values() for p in part.parameters()]
 
     def planned():
         with torch.device("meta"):
@@ -482,6 +502,17 @@ def thunder_pp(schedule: str, *where, graphs: str = "auto") -> Trainer:
         return told.seconds, told.peak
 
     trainer.planned = planned
+    if trainer.device.type == "meta":
+        return trainer
+    cuts = [f"blocks.{i * len(trainer.model.blocks) // count}" for i in range(1, count)]
+    cut = pipeline_stages(trainer.model, cuts, trainer.tokens[:1])
+    trainer.model, parts = None, {i: cut[i] for i in range(dist.get_rank(), count, ranks)}
+    del cut
+    stages = [
+        PipelineStage(thunder.jit(part), i, count, trainer.device, group=trainer.mesh.get_group())
+        for i, part in parts.items()
+    ]
+    parameters = [p for part in parts.values() for p in part.parameters()]
     return in_stages(trainer, getattr(pipelining, schedule), stages, parameters)
 
 
@@ -511,6 +542,15 @@ def thunder_fsdp(strategy: FSDPType, whole: bool, *where) -> Trainer:
     return as_whole_step(trainer) if whole else as_module(trainer)
 
 
+def drawn(kind: str, row: str, chosen: argparse.Namespace, device: torch.device) -> Trainer:
+    return ROWS[kind]["thunder"](kind, drawn_sizes(kind, chosen.seed, chosen.tiny), device)
+
+
+def system_of(row: str, system: str, chosen: argparse.Namespace, device: torch.device) -> Trainer:
+    make = ROWS[row][system]
+    return make(row, chosen if row == "drawn" else sizes_of(row, chosen.tiny), device)
+
+
 ROWS: dict[str, dict[str, Callable[..., Trainer]]] = {
     "tp": {
         "torch": functools.partial(torch_tp, False), "thunder": functools.partial(thunder_tp, False),
@@ -527,15 +567,15 @@ ROWS: dict[str, dict[str, Callable[..., Trainer]]] = {
         "torch compiled": functools.partial(torch_ep, True),
         "thunder whole step": functools.partial(thunder_ep, True),
     },
-    "pp": {
-        "torch 1F1B": functools.partial(torch_pp, "Schedule1F1B", False),
-        "thunder": functools.partial(thunder_pp, "ScheduleInterleavedZeroBubble"),
-        "thunder 1F1B": functools.partial(thunder_pp, "Schedule1F1B"),
+    "1f1b": {
+        "torch": functools.partial(torch_pp, "Schedule1F1B", False),
+        "thunder": functools.partial(thunder_pp, "Schedule1F1B"),
+        "torch compiled": functools.partial(torch_pp, "Schedule1F1B", True),
+    },
+    "zb": {
         "torch": functools.partial(torch_pp, "ScheduleInterleavedZeroBubble", False),
-        "torch 1F1B compiled": functools.partial(torch_pp, "Schedule1F1B", True),
+        "thunder": functools.partial(thunder_pp, "ScheduleInterleavedZeroBubble"),
         "torch compiled": functools.partial(torch_pp, "ScheduleInterleavedZeroBubble", True),
-        "thunder without graphs": functools.partial(thunder_pp, "ScheduleInterleavedZeroBubble", graphs="off"),
-        "thunder 1F1B without graphs": functools.partial(thunder_pp, "Schedule1F1B", graphs="off"),
     },
     "zero3": {
         "torch": functools.partial(torch_fsdp, True, False),
@@ -548,6 +588,7 @@ ROWS: dict[str, dict[str, Callable[..., Trainer]]] = {
         "thunder": functools.partial(thunder_fsdp, FSDPType.ZERO2, False),
         "torch compiled": functools.partial(torch_fsdp, False, True),
     },
+    "drawn": {f"thunder {kind}": functools.partial(drawn, kind) for kind in DRAWN},
 }  # fmt: skip
 
 
@@ -576,13 +617,13 @@ def all_can(works: bool, device: torch.device) -> bool:
     return largest(0.0 if works else 1.0, device) == 0.0
 
 
-def begin(figures: Figures, system: str, make: Callable[..., Trainer], where: tuple, steps: int) -> Trainer | None:
+def begin(figures: Figures, system: str, chosen: argparse.Namespace, device: torch.device) -> Trainer | None:
     """A system after its first steps: its peak, share of hidden communication and first losses; None where it fails."""
-    device, known = where[-1], figures.systems.setdefault(system, {})
+    known = figures.systems.setdefault(system, {})
     gc.collect()
     before, trainer, failure = allocated(device), None, ""
     try:
-        trainer = make(*where)
+        trainer = system_of(figures.row, system, chosen, device)
         start, losses = time.perf_counter(), []
         for number in range(COMPARED):
             trainer.step()
@@ -597,7 +638,7 @@ def begin(figures: Figures, system: str, make: Callable[..., Trainer], where: tu
         synchronize(device)
         peak = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
         known |= {"losses": losses, "peak": largest(peak, device) / GIB, "hidden": hidden_share(trainer)}
-        known["seconds"] = seconds_of(trainer, steps)
+        known["seconds"] = seconds_of(trainer, chosen.steps)
     except Exception as failed:  # noqa: BLE001  # told in the row; the others go on
         trainer, failure = None, traceback.format_exception_only(failed)[-1].strip().splitlines()[-1]
         if not dist.get_rank():
@@ -622,14 +663,22 @@ def measure(chosen: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpus else "gloo", device_id=device if on_gpus else None)
     (row,) = chosen.rows
-    figures, trainers = Figures(row, chosen.inner), dict[str, Trainer]()
-    for system, make in ROWS[row].items():
-        if chosen.systems and system not in chosen.systems:
+    figures, trainers, start = Figures(row, chosen.inner), dict[str, Trainer](), time.monotonic()
+
+    def is_time_left(share: float) -> bool:
+        return largest(time.monotonic() - start, device) < share * chosen.limit
+
+    for system in chosen.systems or ROWS[row]:
+        if system not in ROWS[row]:
             continue
-        if (trainer := begin(figures, system, make, (row, chosen.tiny, device), chosen.steps)) is not None:
+        if trainers and not is_time_left(0.65):
+            figures.line(system, "not begun: no time is left")
+        elif (trainer := begin(figures, system, chosen, device)) is not None:
             trainers[system] = trainer
     samples: dict[str, list[float]] = {name: [] for name in trainers}
     for order in turns(list(trainers), chosen.rounds):
+        if all(samples.values()) and not is_time_left(0.85):
+            break
         for name in order:
             samples[name].append(seconds_of(trainers[name], chosen.steps))
     known = figures.systems
@@ -639,34 +688,53 @@ def measure(chosen: argparse.Namespace) -> None:
     fastest = min(torchs, key=lambda name: known[name]["seconds"], default=None)
     least = min((known[name]["peak"] for name in torchs), default=0)
     reference = known[(torchs or list(trainers))[0]]["losses"] if trainers else []
-    for name, trainer in trainers.items():
+    for name in trainers:
         it = known[name]
         ratio = ""
         if fastest is not None:
             it["ratio"], it["best"] = paired_ratio(samples[name], samples[fastest]), fastest
             ratio = f" ({it['ratio'][0]:.3f} of {fastest})"
         it["peak ratio"] = it["peak"] / least if least else None
+        it["sizes"] = vars(trainers[name].sizes)
         it["difference"] = max(abs(a - b) / abs(b) for a, b in zip(it["losses"], reference, strict=True))
-        planned = ""
-        if not dist.get_rank():
-            try:
-                if (told := trainer.planned()) is not None:
-                    seconds, peak = told[0], told[1] / GIB
-                    it["plan"] = {"seconds": seconds, "peak": peak}
-                    apart = [
-                        f"{seconds / it['seconds'] - 1:+.0%}",
-                        f"{peak / it['peak'] - 1:+.1%}" if it["peak"] else "",
-                    ]
-                    planned = f"plan {seconds * 1e3:.2f} ms ({apart[0]}) {peak:.2f} GiB ({apart[1]})"
-            except Exception as failed:  # noqa: BLE001  # told in the row
-                planned = f"plan failed: {type(failed).__name__}: {str(failed)[:200]}"
-                traceback.print_exc()
+        it["rounds"] = len(samples[name])
         peak_ratio = "" if it["peak ratio"] is None else f" ({it['peak ratio']:.3f})"
         hidden = "" if it["hidden"] is None else f"hidden {it['hidden']:4.0%}"
         figures.line(
             name, f"step {it['seconds'] * 1e3:9.2f} ms{ratio}  peak {it['peak']:6.2f} "
-            f"GiB{peak_ratio}  {hidden}  losses apart {it['difference']:.1e}  {planned}",
+            f"GiB{peak_ratio}  {hidden}  losses apart {it['difference']:.1e}  {it['rounds']} rounds",
         )  # fmt: skip
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# plans
+
+
+def print_plans(path: str, chosen: argparse.Namespace) -> None:
+    """What plan says of the systems of a file of measured rows, beside what was measured; on each of two ranks."""
+    dist.init_process_group("gloo")
+    with open(path, encoding="utf-8") as measured:
+        results = json.load(measured)
+    for it in results:
+        row, system = it["row"], it["system"]
+        if not system.startswith("thunder") or "seconds" not in it:
+            continue
+        trainer = system_of(row, system, chosen, torch.device("meta"))
+        if dist.get_rank() or (told := trainer.planned()) is None:
+            continue
+        seconds, peak = told[0], told[1] / GIB
+        it["plan"] = {"seconds": seconds, "peak": peak}
+        apart = f"{peak / it['peak'] - 1:+.1%}" if it["peak"] else "not measured"
+        print(
+            f"{row:6} {system:20} plan {seconds * 1e3:9.2f} ms ({seconds / it['seconds'] - 1:+.0%})  {peak:6.2f} GiB "
+            f"({apart})",
+            flush=True,
+        )
+    if not dist.get_rank():
+        with open(path, "w", encoding="utf-8") as out:
+            json.dump(results, out, indent=1)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -684,13 +752,22 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3, help="steps of a system in a round")
     parser.add_argument("--limit", type=float, default=110.0, help="seconds of a row")
     parser.add_argument("--deadline", type=float, default=470.0, help="seconds of all rows")
+    parser.add_argument("--seed", type=int, default=0, help="draws the sizes of the row `drawn`")
     parser.add_argument("--json", help="a file for the rows")
+    parser.add_argument(
+        "--plans", metavar="FILE", help="print what plan says of the rows of a file, and write it there"
+    )
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if unknown := set(chosen.rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     if chosen.inner:
         measure(chosen)
+        return 0
+    if chosen.plans:
+        if "RANK" not in os.environ:
+            return int(not _ranks(sys.argv[1:], chosen.deadline))
+        print_plans(chosen.plans, chosen)
         return 0
     start, results, failed = time.monotonic(), [], False
     for row in chosen.rows:
@@ -720,27 +797,33 @@ def _run(row: str, seconds: float) -> tuple[bool, list[dict[str, Any]]]:
     """Whether a row's processes ended well within some seconds, and what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         result = os.path.join(folder, "row")
-        command = [sys.executable, __file__, *sys.argv[1:], "--rows", row, "--inner", result]
-        known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
-        known = {"OMP_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0"} | os.environ | known
-        processes = [
-            subprocess.Popen(command, env=known | {"RANK": rank, "LOCAL_RANK": rank}, start_new_session=True)
-            for rank in "01"
-        ]
-        end, ended = time.monotonic() + seconds, True
-        for process in processes:
-            try:
-                ended &= process.wait(max(0.1, end - time.monotonic())) == 0
-            except subprocess.TimeoutExpired:
-                ended = False
-        for process in processes:  # those that did not end, and what they started
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        ended = _ranks([*sys.argv[1:], "--rows", row, "--limit", str(seconds), "--inner", result], seconds)
         if not os.path.exists(result):
             return ended, []
         with open(result, encoding="utf-8") as rows:
             return ended, json.load(rows)
+
+
+def _ranks(arguments: list[str], seconds: float) -> bool:
+    """Whether this program, as two ranks, ends well within some seconds."""
+    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
+    known = {"OMP_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0"} | os.environ | known
+    command = [sys.executable, __file__, *arguments]
+    processes = [
+        subprocess.Popen(command, env=known | {"RANK": rank, "LOCAL_RANK": rank}, start_new_session=True)
+        for rank in "01"
+    ]
+    end, ended = time.monotonic() + seconds, True
+    for process in processes:
+        try:
+            ended &= process.wait(max(0.1, end - time.monotonic())) == 0
+        except subprocess.TimeoutExpired:
+            ended = False
+    for process in processes:  # those that did not end, and what they started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return ended
 
 
 if __name__ == "__main__":

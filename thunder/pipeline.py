@@ -20,6 +20,7 @@ from thunder.extend.passes import OPERATIONS, RUNS, Lowering, Pass, PassList, na
 from thunder.extend.rules import CAPTURED, CUT, JOINT, Rule
 from thunder.ops import ltorch
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
+from thunder.transforms.accumulate import accumulating
 from thunder.transforms.accumulated_products import ACCUMULATE_PRODUCTS
 from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
@@ -310,6 +311,22 @@ def lower_two_backwards(
     lowering = Lowering(options, tuple(executors))
     first, second = (_expected(_run_again(one, (), lowering), lowering)[-1] for one in halves[:2])
     return first, second, halves[2]
+
+
+def lower_accumulating(
+    cut: ForwardBackward, into: Sequence[int], later: Sequence[int], options: JitOptions, executors: Sequence
+) -> tuple[Trace, list[int]] | None:
+    """The backward that adds gradients to tensors that it takes behind everything else, and the places, among `into`,
+    where it does (see `accumulating`). later: the backward is the second of two, that of the gradients at these places;
+    none: the whole. None where it is not done in two."""
+    if later:
+        halves = two_backwards(cut, later)
+        if halves is None:
+            return None
+        cut = halves[1]
+    cut, places = accumulating(cut, into)
+    lowering = Lowering(options, tuple(executors))
+    return _expected(_run_again(cut, (), lowering), lowering)[-1], places
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:

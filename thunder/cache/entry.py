@@ -32,10 +32,11 @@ from thunder.ops.infer import no_autocast
 from thunder.ops.leaf_order import leaf_order
 from thunder.ops.rules import effects
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import JitOptions, debug_topics
+from thunder.options import NUMERICS_OPTIONS, JitOptions, debug_topics
 from thunder.pipeline import (
     asked_for,
     lower,
+    lower_accumulating,
     lower_backward_for_batches,
     lower_backward_without,
     lower_two_backwards,
@@ -44,10 +45,11 @@ from thunder.pipeline import (
 from thunder.runtime import extensions
 from thunder.runtime.autograd import connected, when_called, with_grad, without_grad
 from thunder.transforms.check_results import check_entrances, check_results
+from thunder.transforms.cudagraph import CUDAGraphTransform
 from thunder.transforms.double_backward import InputsBehind, gradient_program, inputs_behind, random_devices
 from thunder.transforms.launch_loop import take_loops
 from thunder.transforms.named_ranges import in_named_ranges
-from thunder.transforms.partition import read_by_products, views_of_outputs
+from thunder.transforms.partition import read_by_products, read_of_saved, views_of_outputs
 from thunder.transforms.watch_values import Watch, in_anomaly_mode, watched_program
 
 WARM = 32  # calls of a program after which its launch loops are made: a bound symbol's takes as long as 100 calls save
@@ -383,16 +385,28 @@ def _connect(
     )  # fmt: skip
     apart = apart_from_autocast(connection)
 
-    def parts(later: tuple[int, ...]) -> tuple[Callable, Callable, int] | None:
+    def parts(later: tuple[int, ...]) -> tuple[Callable, Callable, int, set[int]] | None:
         halves = lower_two_backwards(cut, later, options, executors)
-        return None if halves is None else (apart(program(halves[0])), apart(program(halves[1])), halves[2])
+        if halves is None:
+            return None
+        first, second, count = halves
+        return apart(program(first)), apart(program(second)), count, read_of_saved(second)
 
+    def accumulating(cases: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Callable, list[int]] | None:
+        traced = lower_accumulating(cut, *cases, options, executors)
+        return None if traced is None else (apart(program(traced[0])), traced[1])
+
+    # graphs read what calls give them; a parameter of two programs has the sum of both added to its gradient in eager
+    # mode, and rounds otherwise
+    returns_all = any(isinstance(t, CUDAGraphTransform) for t in options.transforms)
+    returns_all |= options.numerics is NUMERICS_OPTIONS.EAGER
     run = connect(
         connection, program(forward[-1]), when_called(lambda: program(backward[-1])), modes,
         make_without=lambda missing: apart(program(connection.variants(missing))),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again,
         make_parts=parts,
+        make_accumulating=None if returns_all else accumulating,
         make_watched=lambda missing: in_anomaly_mode(
             connection.variants(missing) if missing else backward[-1], computation, where
         ),
@@ -426,7 +440,7 @@ def apart_from_autocast(connection: Connection) -> Callable[[Callable], Callable
 def connect(
     connection: Connection, forward: Callable, backward: Callable, modes: tuple, *, make_without: Callable,
     make_batched: Callable, make_again: Callable, decisions: Decisions, make_watched: Callable | None = None,
-    make_parts: Callable | None = None,
+    make_parts: Callable | None = None, make_accumulating: Callable | None = None,
 ) -> Callable:  # fmt: skip
     """The functions of a forward and a backward as one that is connected to autograd. make_...: see `connected`."""
     described = connection
@@ -440,6 +454,7 @@ def connect(
         make_again=make_again,
         make_watched=make_watched,
         make_parts=make_parts,
+        make_accumulating=make_accumulating,
         inputs=described.inputs,
         random=described.random,
         dense=described.dense,

@@ -33,7 +33,7 @@ _home, __dir__ = names_from(
         "thunder.compat.cuda": ("load_kernel", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),
         "thunder.compat.autograd": ("keeps_graph", "saved_by_hooks", "gradients", "run_backward",
-        "applying", "will_run"),
+        "applying", "will_run", "accumulated_in_place"),
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
         "functorch_implementations"),
         "thunder.compat.fake_tensors": (

@@ -28,6 +28,27 @@ def will_run(edge: tuple) -> bool:
         return True
 
 
+def accumulated_in_place(edge: tuple) -> torch.Tensor | None:
+    """The `.grad` that the backward that runs now adds in place to what an edge is given, one of `ctx.next_functions`.
+    None where autograd does something else: the edge is no leaf's, it is not run or `torch.autograd.grad` asks for it,
+    hooks see the gradient, or another tensor becomes `.grad`."""
+    node = edge[0]
+    leaf = getattr(node, "variable", None)  # of a node that accumulates
+    if leaf is None or leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+        return None
+    held = leaf.grad
+    if type(held) is not torch.Tensor or held.requires_grad or held.layout is not torch.strided:
+        return None
+    if held.shape != leaf.shape or held.dtype is not leaf.dtype or held.device != leaf.device:
+        return None
+    if held.is_cuda and torch.cuda.current_stream(held.device) != torch.cuda.default_stream(held.device):
+        return None  # the engine orders the streams of gradients, not those inside of a node
+    try:
+        return held if compat.will_execute(node) else None
+    except RuntimeError:
+        return None
+
+
 @contextlib.contextmanager
 def saved_by_hooks() -> Iterator[None]:
     """Around a backward of which hooks for saved tensors returned what was saved."""

@@ -32,6 +32,7 @@ from thunder.errors import CaptureError, OptionError
 from thunder.module import ThunderModule
 from thunder.options import JitOptions
 from thunder.pipeline import PASSES
+from thunder.runtime.autograd import backward_in_two
 
 
 def pipeline_stages(module: torch.nn.Module, split_at: Sequence[str], *args: Any) -> list[torch.nn.Module]:
@@ -251,7 +252,8 @@ class PipelineStage(pipelining.PipelineStage):
             pairs = zip(stage_output, output_grads, strict=True)
             cotangents = tuple(c for x, c in pairs if isinstance(x, torch.Tensor) and x.requires_grad)
         wanted = [x for x in input_values if isinstance(x, torch.Tensor) and x.requires_grad]
-        torch.autograd.backward(edges, cotangents, retain_graph=True, inputs=wanted)
+        frees = all([backward_in_two(edge.node) for edge in edges])
+        torch.autograd.backward(edges, cotangents, retain_graph=not frees, inputs=wanted)
         for x in stage_output:
             if not x._is_view():
                 x.detach_()  # frees what is between the loss and the stage

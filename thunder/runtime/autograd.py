@@ -24,6 +24,8 @@ from thunder.ops.families.random import generator_of
 from thunder.ops.wanted import backward_of
 from thunder.runtime.saved import SavedTogether
 
+ACCUMULATED = 16 << 20  # bytes of gradients from which on they are added where they are computed
+
 
 class ThunderFunction(torch.autograd.Function):
     """Connects the results of a compiled forward to autograd; its backward is the compiled backward. Printed as
@@ -45,7 +47,8 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         """Runs the program's backward on the saved values and the cotangents."""
-        tensors = ctx.saved_tensors
+        left: _Left | None = getattr(ctx, "left", None)
+        tensors = ctx.saved_tensors if left is None or left.saved is None else left.saved
         program, others, inputs, versions, numbers, generators, joins, hooked, wholes = ctx.call
         for whole, version in wholes:
             _check_version(whole, version, whole._version)
@@ -56,16 +59,13 @@ class ThunderFunction(torch.autograd.Function):
         for index, begin, join in reversed(joins):
             others[index], tensors = join(tensors[begin:]), tensors[:begin]
         ctx.maybe_clear_saved_tensors()
-        if not compat.keeps_graph():
+        frees = left is None and hasattr(ctx, "in_two") and not compat.keeps_graph()
+        if not compat.keeps_graph() and not frees:
             ctx.call = None
         own_cotangents = [cotangents[i] for i in program.differentiable]
         del cotangents
         missing = tuple([i for i, c in enumerate(own_cotangents) if c is None])
-        run = _chosen(program, own_cotangents, missing, numbers)
-        if run is program.backward and program.make_parts and (hasattr(ctx, "left") or compat.keeps_graph()):
-            parts = _parts(ctx, program, own_cotangents, numbers)
-            if parts is not None:
-                run, own_cotangents = parts
+        run, own_cotangents = _chosen(ctx, program, left, tensors if frees else None, own_cotangents, missing, numbers)
         if run is None:  # a program from disk has no backward for each case
             values = program.values(tensors, inputs, versions, numbers)
             return (None, *_differentiable_gradients(program, values, numbers, generators, own_cotangents, missing))
@@ -82,8 +82,24 @@ class ThunderFunction(torch.autograd.Function):
         return (None, *gradients)
 
 
-def _chosen(program: _Program, cotangents: list, missing: tuple, numbers: Sequence) -> Callable | None:
-    """The backward for these cotangents; None for one that can be differentiated."""
+def _chosen(
+    ctx, program: _Program, left: _Left | None, freed: Sequence | None, cotangents: list, missing: tuple,
+    numbers: Sequence,
+) -> tuple[Callable | None, list]:  # fmt: skip
+    """The backward for these cotangents, and what it takes as cotangents. freed: see `_parts`."""
+    run, later = _whole(program, cotangents, missing, numbers), ()
+    if run is None:
+        return run, cotangents
+    is_usual = run is program.backward
+    if freed is not None or left is not None or is_usual and program.make_parts and compat.keeps_graph():
+        run, cotangents, later = _parts(ctx, program, run, freed, cotangents, numbers)
+    if (run is program.backward or later) and program.accumulates():
+        return _accumulating(ctx, program, run, cotangents, later, numbers)
+    return run, cotangents
+
+
+def _whole(program: _Program, cotangents: list, missing: tuple, numbers: Sequence) -> Callable | None:
+    """The backward of all gradients for these cotangents; None for one that can be differentiated."""
     if torch.is_grad_enabled():
         return None
     batches = compat.in_forward_mode() or any(map(compat.is_batch, cotangents))
@@ -93,48 +109,105 @@ def _chosen(program: _Program, cotangents: list, missing: tuple, numbers: Sequen
     return make(missing, numbers) if batches or missing else program.backward
 
 
+def backward_in_two(node: Any) -> bool:
+    """Tells the node of a compiled program that its next backward is for some of its inputs, and that one other follows
+    for the rest, of the same cotangents. The first frees what is saved for it alone, as if the graph were not read
+    again. False for another node, and where hooks see what is saved."""
+    if getattr(node, "_forward_cls", None) is not ThunderFunction or node.call[7]:
+        return False
+    node.in_two = True
+    return True
+
+
 class _Left:
     """What a backward for some of the inputs left to do. later: places of the others. cotangents: of the call, with
-    their versions. second: the program of the others. handed: what that takes of the first."""
+    their versions. second: the program of the others. handed: what that takes of the first. saved: what it reads of
+    what was saved, None elsewhere; None where autograd keeps what was saved."""
 
-    __slots__ = ("later", "cotangents", "second", "handed")
+    __slots__ = ("later", "cotangents", "second", "handed", "saved")
 
-    def __init__(self, later: set[int], cotangents: list, second: Callable):
-        self.later, self.second, self.handed = later, second, ()
-        self.cotangents = [(c, c._version) for c in cotangents]
+    def __init__(self, later: set[int], cotangents: list, second: Callable, saved: list | None):
+        self.later, self.second, self.handed, self.saved = later, second, (), saved
+        self.cotangents = [(c, None if c is None else c._version) for c in cotangents]
 
     def goes_on(self, wanted: set[int], cotangents: list) -> bool:
         """Whether a backward is the rest of this one."""
         pairs = zip(self.cotangents, cotangents, strict=True)
-        return wanted <= self.later and all(c is known and c._version == v for (known, v), c in pairs)
+        return wanted <= self.later and all(c is known and (c is None or c._version == v) for (known, v), c in pairs)
 
 
-def _parts(ctx, program: _Program, own_cotangents: list, numbers: Sequence) -> tuple[Callable, list] | None:
-    """The program, and its cotangents, of a backward that autograd wants some gradients of and others later."""
-    assert program.places is not None, "the forward has run"
-    edges = dict(zip(program.places, ctx.next_functions, strict=True))
+def _parts(
+    ctx, program: _Program, run: Callable, freed: Sequence | None, own_cotangents: list, numbers: Sequence
+) -> tuple[Callable, list, tuple[int, ...]]:
+    """The program, and its cotangents, of a backward that autograd may want some gradients of and others later; and of
+    which places, where it is the second of two. run: the program of all gradients. freed: the saved tensors, where the
+    second has only what the first leaves."""
+    edges = _edges(ctx, program)
     wanted = {i for i, edge in edges.items() if edge[0] is not None and compat.will_run(edge)}
     later = {i for i, edge in edges.items() if edge[0] is not None} - wanted
     left: _Left | None = getattr(ctx, "left", None)
     if left is not None:
         del ctx.left
         if left.goes_on(wanted, own_cotangents):
-            return left.second, [*own_cotangents, *left.handed]
-    if not wanted or not later or program.make_parts is None or not compat.keeps_graph():
-        return None
-    parts = program.once("parts", program.make_parts, tuple(sorted(later)), numbers)
+            return left.second, [*own_cotangents, *left.handed], tuple(sorted(left.later)) if left.handed else ()
+        if left.saved is not None:
+            raise RuntimeError(
+                "the backward of a pipeline's stage for the gradients of parameters has other cotangents than the one "
+                "for those of inputs, which has freed what was saved"
+            )
+    if not wanted or not later:
+        return run, own_cotangents, ()
+    parts = None
+    if run is program.backward and program.make_parts is not None:
+        parts = program.once("parts", program.make_parts, tuple(sorted(later)), numbers)
     if parts is None:
-        return None
-    first, second, count = parts
-    left = ctx.left = _Left(later, own_cotangents, second)
+        return (run if freed is None else _all_now(ctx, run, wanted, later, own_cotangents)), own_cotangents, ()
+    first, second, count, read = parts
+    saved = None if freed is None else [x if i in read else None for i, x in enumerate(freed)]
+    left = ctx.left = _Left(later, own_cotangents, second, saved)
 
-    def run(saved: list, cotangents: list) -> tuple:
+    def run_first(saved: list, cotangents: list) -> tuple:
         gradients = first(saved, cotangents)
         end = len(gradients) - count
         left.handed = gradients[end:]
         return gradients[:end]
 
-    return run, own_cotangents
+    return run_first, own_cotangents, ()
+
+
+def _all_now(ctx, run: Callable, wanted: set[int], later: set[int], cotangents: list) -> Callable:
+    """The backward of all gradients, which gives those that are for later then."""
+    left = ctx.left = _Left(later, cotangents, run, [])
+
+    def run_all(saved: list, cotangents: list) -> tuple:
+        gradients = run(saved, cotangents)
+        rest = tuple(g if i in later else None for i, g in enumerate(gradients))
+        left.second = lambda saved, cotangents: rest
+        return tuple(g if i in wanted else None for i, g in enumerate(gradients))
+
+    return run_all
+
+
+def _edges(ctx, program: _Program) -> dict[int, tuple]:
+    """The edges of a node of autograd's graph, by the places of the inputs."""
+    assert program.places is not None, "the forward has run"
+    return dict(zip(program.places, ctx.next_functions, strict=True))
+
+
+def _accumulating(
+    ctx, program: _Program, run: Callable, cotangents: list, later: tuple[int, ...], numbers: Sequence
+) -> tuple[Callable, list]:
+    """The program, and its cotangents, of a backward that adds its gradients to those that are there, where autograd
+    would do that. later: as of `_parts`."""
+    held = {i: x for i, edge in _edges(ctx, program).items() if (x := compat.accumulated_in_place(edge)) is not None}
+    if not held:
+        return run, cotangents
+    assert program.make_accumulating is not None, "it accumulates"
+    program_and_places = program.once("accumulating", program.make_accumulating, (tuple(held), later), numbers)
+    if program_and_places is None:
+        return run, cotangents
+    run, places = program_and_places
+    return run, [*cotangents, *(held[i] for i in places)]
 
 
 def _check_unobserved(result: torch.Tensor | None, index: int, has_others: bool) -> None:
@@ -229,7 +302,7 @@ class _Program:
         "backward", "make_without", "make_batched", "make_again", "make_watched", "later_programs", "lock",
         "differentiable",
         "not_differentiable", "inputs", "random", "dense", "derived",
-        "decisions", "names", "tensors", "local", "make_parts", "places", "leaves", "order",
+        "decisions", "names", "tensors", "local", "make_parts", "make_accumulating", "places", "leaves", "order",
     )  # fmt: skip
 
     def __init__(
@@ -237,6 +310,7 @@ class _Program:
         requires_grad: list[bool | None], inputs: Sequence,
         random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]], decisions: Decisions,
         names: Sequence[str], tensors: Sequence[str], make_watched: Callable | None, make_parts: Callable | None,
+        make_accumulating: Callable | None,
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = (
             backward,
@@ -247,7 +321,7 @@ class _Program:
         self.decisions, self.names, self.tensors, self.make_watched = decisions, names, tensors, make_watched
         # places of saved inputs that are local tensors of DTensors; known at the first call
         self.local: list[int] | None = None
-        self.make_parts = make_parts
+        self.make_parts, self.make_accumulating = make_parts, make_accumulating
         self.places: list[int] | None = None  # of the inputs that are tensors; known at the first call
         # weak references to the leaves of the first call; the order of their gradients, where hooks see it
         self.leaves: list[weakref.ref] = []
@@ -265,6 +339,16 @@ class _Program:
         self.leaves = [weakref.ref(x) for i in self.places if (x := inputs[i]).requires_grad and x.is_leaf]
         if self._are_observed():
             self.order = order()
+
+    def accumulates(self) -> bool:
+        """Whether a backward may meet large gradients that it adds to: the last one of the leaves that are there has
+        one. Parameters come behind the other inputs."""
+        if self.make_accumulating is None or self.order:
+            return False
+        last = next((x for leaf in reversed(self.leaves) if (x := leaf()) is not None), None)
+        if last is None or last.grad is None:
+            return False
+        return sum(x.nbytes for leaf in self.leaves if (x := leaf()) is not None) >= ACCUMULATED
 
     def _are_observed(self) -> bool:
         """Whether hooks see the order in which gradients are accumulated."""
@@ -331,7 +415,8 @@ def connected(
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], derived: Sequence[Sequence[int]],
     decisions: Decisions, names: Sequence[str], tensors: Sequence[str], unreached: Sequence[int],
     own: Sequence[int], shown: Sequence[int], make_watched: Callable | None = None,
-    make_parts: Callable | None = None, order: Callable[[], Sequence[int] | None],
+    make_parts: Callable | None = None, make_accumulating: Callable | None = None,
+    order: Callable[[], Sequence[int] | None],
 ) -> Callable:  # fmt: skip
     """A function from the inputs of a program to its result, connected to autograd.
 
@@ -352,7 +437,7 @@ def connected(
     """
     program = _Program(
         backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, derived, decisions,
-        names, tensors, make_watched, make_parts,
+        names, tensors, make_watched, make_parts, make_accumulating,
     )  # fmt: skip
     (transforming, apply), saved_hooks = compat.applying(ThunderFunction), compat.saved_hooks
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, compat.set_grad_enabled

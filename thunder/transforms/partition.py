@@ -319,6 +319,16 @@ clear_symbol = Symbol(
 )
 
 
+def read_of_saved(backward: Trace) -> set[int]:
+    """Places of the saved tensors that an operation of a backward reads."""
+    read = {i for b in backward.bound_symbols if b.sym.python_printer is None for i in b.inputs}
+    read |= set(proxies_in(backward.output, []))
+    head = [b for b in backward.bound_symbols if b.sym is unpack_sequence]
+    ((collections, _),) = [b.args for b in head if b.args[1] is backward.args[0]]
+    tensors = next((b.args[0] for b in head if b.args[1] is collections[0]), ())
+    return {i for i, p in enumerate(tensors) if p in read}
+
+
 def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
     outputs = tuple(v for v in values if isinstance(v, Proxy))
     return [
