@@ -609,3 +609,20 @@ def test_python_remembers_where_functions_of_a_program_are():
     assert program.__globals__["torch"].isnan is torch.isnan
     decorated = compiled.programs[-1].forward.python_callable(include_decorators=True)
     assert torch.equal(decorated(X), X + 1)
+
+
+def test_values_have_the_names_of_the_users_variables():
+    """A variable that is assigned again has a number; variables of PyTorch's own code name nothing twice."""
+
+    def program(x, layers):
+        h = torch.sin(x)
+        h = h + x
+        x = layers(h) * h
+        return torch.cos(x)
+
+    layers = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
+    compiled = thunder.jit(program)
+    compiled(X, layers)
+    trace = thunder.last_traces(compiled)[0]
+    names = [o.name for b in trace.bound_symbols for o in b.outputs]
+    assert [n for n in names if not re.fullmatch(r"t\d+|input", n)] == ["h", "h_0", "x_0"]

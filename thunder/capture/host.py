@@ -153,11 +153,11 @@ class TorchHost(Capture):
     # ------------------------------------------------------------------------------------------------ the recorder
 
     def name_value(self, value, name: str) -> None:
-        """The first variable that a result is stored in gives it its name, where that is free. What was written keeps
-        its name, by which passes know it."""
+        """The first variable that a result is stored in gives it its name: with a number where another value has that
+        name, if it is a variable of the user's. What was written keeps its name, by which passes know it."""
         names, memory = self.recorder.context.names, self.recorder.memory
-        is_unnamed = value.name[:1] == "t" and value.name[1:].isdigit()
-        is_free = name.isidentifier() and name not in names.taken  # names in code that pytest writes are no identifiers
+        is_unnamed = value.name[:1] == "t" and value.name[1:].isdigit() and name.isidentifier()  # not as pytest names
+        is_free = name not in names.taken or not locations.is_in_library(self.stack_of_frames[-1])
         if is_unnamed and is_free and value not in memory.current and value.name not in memory.versions:
             value.name = names.claim(name)
 

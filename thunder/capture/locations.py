@@ -22,6 +22,11 @@ def _is_library(module: str | None) -> bool:
     return bool(module) and (is_library(module) or module.startswith(("torch.", "triton.")))
 
 
+def is_in_library(frame) -> bool:
+    """Whether a frame of the interpreter runs library code."""
+    return _is_library(frame.fn.__globals__.get("__name__", ""))
+
+
 def file_and_line(location) -> tuple:
     """(filename, line, function, source line) of a location."""
     filename, line, _, source, function = format_location(location)
@@ -33,7 +38,7 @@ def own_location(c: Capture) -> Location | None:
     where all are. The path is that of the innermost module that runs: None where none does."""
     own = module = None
     for frame in reversed(c.stack_of_frames):
-        if own is None and not _is_library(frame.fn.__globals__.get("__name__", "")):
+        if own is None and not is_in_library(frame):
             own = frame
         if module is None:
             module = _module_path(c, frame)
