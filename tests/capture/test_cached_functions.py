@@ -268,3 +268,42 @@ def test_a_cached_function_with_effects_has_them_once():
             with warnings.catch_warnings(action="ignore"):
                 seen.append([call(torch.ones(n))[0].item() for n in (2, 3, 4)])
         assert seen[0] == seen[1]
+
+
+class FrozenDict(dict):
+    """A dict that is a key, with a hash of its own that it keeps in a slot."""
+
+    __slots__ = ("_hash",)
+
+    def __new__(cls, *args):
+        self = dict.__new__(cls, *args)
+        object.__setattr__(self, "_hash", -1)
+        return self
+
+    def __hash__(self):
+        if self._hash == -1:
+            object.__setattr__(self, "_hash", hash(frozenset(self.items())))
+        return self._hash
+
+
+def test_keys_that_are_dicts_of_objects_from_outside():
+    """Each call asks the cache with an equal dict, of what is then at the places of its values."""
+    calls = []
+
+    @functools.cache
+    def scale(options, name):
+        calls.append(name)
+        return options["backend"].factor * options["n"]
+
+    def program(x, backend):
+        return x * scale(FrozenDict({"backend": backend, "n": 2}), "a")
+
+    class Backend:
+        def __init__(self, factor):
+            self.factor = factor
+
+    backends = [Backend(2.0), Backend(3.0)]
+    compiled = thunder.jit(program, fallback="error")
+    for backend in (*backends, *backends):
+        assert torch.equal(compiled(torch.ones(3), backend), torch.ones(3) * 2 * backend.factor)
+    assert calls == ["a", "a"]

@@ -1,6 +1,8 @@
 """Guards: how many there are, what they say, and which programs they tell apart."""
 
 import copy
+import enum
+import re
 
 import pytest
 import torch
@@ -159,14 +161,45 @@ def test_guards_are_read_as_comparisons_with_values():
     compiled(X, Config())
     text = str(thunder.last_prologue_traces(compiled)[-1])
     for line in (
-        "# model.training is True", "# config.names == ('a', 'b')",
-        "# model.act is function relu", "# type(model) is Scaled", "# model.forward is MISSING",
-        "# type(x) is Tensor and x.shape == (3,) and x.dtype == torch.float32 and x.device == cpu and "
-        "x.requires_grad == False",
+        "# if model.training is not True: return rows0()", "# if config.names != ('a', 'b'): return rows4.of(t_1)",
+        "# if model.act is not relu: return rows0()", "# if type(model) is not Scaled: return rows3()",
+        "# if model.forward is not MISSING: return rows2()",
+        "# if not (type(x) is Tensor and x.shape == (3,) and x.dtype == torch.float32 and x.device == device(type='cpu') and "
+        "x.requires_grad == False): return expected3()",
     ):  # fmt: skip
         assert f"  {line}\n" in text
     assert " != 768: return was_is('model.config.width', '768', " in text
     assert "  if type(config) is not Config: return" in text
+
+
+def guards_of(text: str) -> list[str]:
+    """The conditions of a prologue that is printed to be read."""
+    return [line.strip().removeprefix("if ").partition(": return ")[0] for line in text.split("\n") if " if " in line]
+
+
+def test_each_guard_is_read_as_an_expression_with_its_value():
+    """No guard shows a table of what a function checks in one pass, and each is Python."""
+    kind = enum.Enum("Kind", "A B")
+    table = {f"key_{i}": i for i in range(20)}
+
+    class Local:
+        sizes, scale, function, known = [1, 2], 2.5, torch.nn.functional.silu, {3}
+
+    def program(x, config, d, **keywords):
+        y = x * len(d) if config.width == 768 and keywords["kind"] is kind.A and 3 in Local.known else x
+        scales = [Local.scale, *Local.sizes, *(table[k] for k in table), d[Config](2.0), torch.get_default_dtype()]
+        return Local.function(y) + sum(s for s in scales if type(s) in (int, float)) + len(keywords["name"])
+
+    compiled = thunder.jit(program)
+    compiled(X.clone().requires_grad_(), Config(), {Config: lambda v: v}, kind=kind.A, name=("a", 1.5))
+    text = thunder.last_prologue_traces(compiled)[-1].python()
+    guards = guards_of(text)
+    for guard in guards:
+        compile(guard, "guard", "eval")
+        assert not re.search(r"\b(C|K|W|tables|keys|expected|rows|objects|types|layouts|order)\d+\b", guard), guard
+    for guard in ("config.width != 768", "kind is not Kind.A", "Local.scale != 2.5", "function is not silu"):
+        assert any(guard in line for line in guards), text
+    assert any("content(table) != content({'key_0': 0, 'key_1': 1, " in line for line in guards), text
 
 
 def test_what_is_printed_is_what_runs():

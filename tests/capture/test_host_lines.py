@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pickle
+import queue
 import random
 import time
 import uuid
@@ -437,6 +438,54 @@ def test_host_code_that_keeps_a_container_does_not_change_it_later(decides):
     run(0)
     with pytest.raises(CaptureError, match="append.. runs on the host and changes a list that it is given"):
         run(3)
+
+
+QUEUES = {
+    "once": lambda queue, row: (queue.put(row), queue.get())[1],
+    "twice": lambda queue, row: (queue.put(row), queue.put(row), queue.get(), queue.get())[3],
+    "inside": lambda queue, row: (queue.put({"row": row}), queue.get())[1]["row"],
+}
+
+
+@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_container_that_host_code_gives_back_may_be_changed(name):
+    """The list that a queue gives is that which it was given, which may be the program's own still."""
+    linear, jobs, pass_through = torch.nn.Linear(3, 3), queue.SimpleQueue(), QUEUES[name]
+
+    def program(x):
+        row = [1, 2]
+        job = pass_through(jobs, row)
+        job.append(3)
+        return linear(x) * len(job) + len(row)
+
+    compiled, x = thunder.jit(program, fallback="eager"), torch.ones(2, 3)
+    for _ in range(3):
+        assert torch.equal(compiled(x), program(x)) and jobs.empty()
+    with pytest.raises(CaptureError, match=r"append\(\) changes a (list|dict) that put\(\) was given"):
+        thunder.jit(program, fallback="error")(x)
+
+
+GROWING = {"list": list, "deque": collections.deque, "bytearray": bytearray}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+@pytest.mark.parametrize("other", ["array", "item", "of a tensor"])
+@pytest.mark.filterwarnings("ignore::thunder.errors.FallbackWarning")
+def test_a_container_and_an_array(kind, other):
+    """`numbers += array` adds as the array does, and leaves the container alone."""
+    array = np.arange(3.0)
+
+    def program(x):
+        numbers = same = GROWING[kind]([1, 2, 3])
+        numbers += {"array": array, "item": array[1], "of a tensor": x.numpy()}[other]
+        return numbers, same
+
+    compiled = thunder.jit(program, fallback="error" if kind == "list" else "eager")
+    for i in range(3):
+        array += i
+        (sums, same), expected = compiled(torch.ones(3) + i), program(torch.ones(3) + i)
+        assert type(sums) is np.ndarray and np.array_equal(sums, expected[0]) and same == expected[1]
 
 
 LISTS = {

@@ -3,7 +3,8 @@
     t0 = table(self, 3)   # self from outside: its cache may have the result, of an object that is another since
     if checks.attributes_are(...): ...; table_0 = ask_table((self,))
 
-An object of the program's own is a key that no cache has; where its class compares, an equal one is made once.
+An object of the program's own is a key that no cache has; where its class compares, an equal one is made: once, or by
+each call where objects from outside are in it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ from thunder.capture.native import ENUM, IDENTICAL, IMMUTABLE, MUTABLE, PRIMITIV
 from thunder.capture.world import IDENTITY, PRESENT, TYPE, Source, say
 from thunder.core.proxies import NumberProxy, Size, TensorProxy, map_structure, numbers_in, settled
 from thunder.interpreter import NULL, Host
-from thunder.interpreter.attributes import parts_of, stands_alone, type_attribute
+from thunder.interpreter.attributes import of_python, parts_of, plain_attribute, type_attribute
 
 
 class _Placeholder(NamedTuple):
     """An argument that the prologue reads: the position of its source."""
 
     index: int
+
+
+class _Instance(NamedTuple):
+    """An object of the program's own, of which each call makes an equal one. items: of a dict."""
+
+    kind: type
+    items: tuple
+    attributes: tuple
 
 
 def module_of(f) -> str:
@@ -135,18 +144,21 @@ def _by_identity(x) -> bool:
 
 
 def _is_made_again(c: Capture, x) -> bool:
-    """Whether an object of the program's own is made of constants, so that each call makes an equal one."""
-    kind = type(x)
-    if slots(kind) or not stands_alone(kind):
+    """Whether an object of the program's own has attributes, and items as a dict, from which each call makes an equal
+    one. The items are keys as well."""
+    if next(base for base in type(x).__mro__ if not of_python(base)) not in (object, dict):
         return False
-    parts = parts_of(*map(_as_key, vars(x).values()))
-    return all(type(part) is tuple or _is_constant(c, part) for part in parts)
+    parts = parts_of(*(_as_key(value) for _, value in _attributes(x)))
+    return all(
+        type(part) is tuple or _is_constant(c, part) or id(part) in c.world.sources and not is_written(c, part)
+        for part in parts
+    )
 
 
-def _made_again(x):
-    instance = object.__new__(type(x))
-    vars(instance).update({name: _as_key(value) for name, value in vars(x).items()})
-    return instance
+def _attributes(x) -> list[tuple[str, Any]]:
+    """The attributes in an object's `__dict__` and slots."""
+    in_slots = ((name, plain_attribute(x, name, NULL)) for name in slots(type(x)))
+    return [*plain_attribute(x, "__dict__", {}).items(), *(pair for pair in in_slots if pair[1] is not NULL)]
 
 
 def _repeated_call(c: Capture, f, args, kwargs):
@@ -154,12 +166,16 @@ def _repeated_call(c: Capture, f, args, kwargs):
     sources: list[Source] = []
 
     def placeholder(x) -> Any:
+        x = _as_key(x)
         if type(x) is tuple:
             return tuple(map(placeholder, x))
         if _is_constant(c, x):
             return x
         if id(x) not in c.world.sources:
-            return _made_again(x)
+            before, items = len(sources), dict.items(x) if isinstance(x, dict) else ()
+            parts = (tuple((placeholder(k), placeholder(v)) for k, v in pairs) for pairs in (items, _attributes(x)))
+            instance = _Instance(type(x), *parts)
+            return instance if len(sources) > before else _filled(instance, ())
         sources.append(c.world.sources[id(x)])
         return _Placeholder(len(sources) - 1)
 
@@ -179,7 +195,7 @@ def _repeated_call(c: Capture, f, args, kwargs):
 def _label(f, places: tuple[list, dict]) -> str:
     """The function with the constants among its arguments: calls with others give other numbers."""
     constants = _constants([*places[0], *places[1].values()])
-    shown = [say(x) if type(x) in PRIMITIVE else type(x).__name__ for x in constants]
+    shown = [say(x) if type(x) in PRIMITIVE else getattr(x, "kind", type(x)).__name__ for x in constants]
     name = getattr(f, "__name__", "")
     return f"{name}[{', '.join(shown)}]" if shown else name
 
@@ -203,14 +219,25 @@ class _Raised:
 
 def _ask(f, args, kwargs, values: tuple):
     """The result, with values in the places of arguments."""
-
-    def filled(x) -> Any:
-        return values[x.index] if type(x) is _Placeholder else tuple(map(filled, x)) if type(x) is tuple else x
-
     try:
-        return f(*map(filled, args), **{k: filled(x) for k, x in kwargs.items()})
+        return f(*(_filled(x, values) for x in args), **{k: _filled(x, values) for k, x in kwargs.items()})
     except Exception as error:  # noqa: BLE001 - the program that asks raises it
         return _Raised(error)
+
+
+def _filled(x, values: tuple) -> Any:
+    """An argument, with values in the places of its parts."""
+    if type(x) is _Placeholder:
+        return values[x.index]
+    if type(x) is not _Instance:
+        return tuple(_filled(part, values) for part in x) if type(x) is tuple else x
+    is_dict = issubclass(x.kind, dict)
+    instance = dict.__new__(x.kind) if is_dict else object.__new__(x.kind)
+    if is_dict:
+        dict.update(instance, _filled(x.items, values))
+    for name, part in x.attributes:
+        object.__setattr__(instance, name, _filled(part, values))
+    return instance
 
 
 def _own_cache(c: Capture, f):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import functools
 import random
-import sys
 import types
 import weakref
 from typing import NoReturn
@@ -18,7 +17,7 @@ from typing import NoReturn
 import numpy
 
 from thunder.capture.interface import Capture
-from thunder.capture.native import MUTABLE, PRIMITIVE, slots
+from thunder.capture.native import MUTABLE, PRIMITIVE, in_library, slots
 from thunder.capture.policy import folded, is_library
 from thunder.capture.world import KEYS
 from thunder.core.proxies import TensorProxy
@@ -163,10 +162,7 @@ _STATEFUL = (random.Random, numpy.random.Generator, numpy.random.RandomState, nu
 
 def _of_library(module) -> bool:
     """Whether code of a module is taken to have no effects where native code calls it."""
-    return isinstance(module, str) and (is_library(module) or module.split(".")[0] in _LIBRARIES)
-
-
-_LIBRARIES = {"torch", *sys.stdlib_module_names}
+    return in_library(module) or isinstance(module, str) and is_library(module)
 
 
 def refuse(c: Capture, value, caller):

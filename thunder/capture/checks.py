@@ -20,14 +20,26 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 
 import torch
 
 from thunder.capture.native import PRIMITIVE
-from thunder.capture.world import IDENTITY, MISSING, TYPE, VALUE, Question, Source, same_value, say, was_is
+from thunder.capture.world import (
+    IDENTITY,
+    MISSING,
+    TYPE,
+    VALUE,
+    Question,
+    Source,
+    expression,
+    same_value,
+    say,
+    spell,
+    was_is,
+)
 from thunder.options import C_COMPILER
 from thunder.runtime import disk_cache
 
@@ -187,33 +199,13 @@ class Rows:
             return was_is(path, say(want), now)
         return IDENTITY.words.format(path=path, was=say(want), now=say(now))
 
-    def comments(self) -> list[str]:
+    def guards(self, reason: str) -> Iterator[str]:
         """For reading: what the pass compares, each fact as an expression with its value."""
-        rows = zip(self.sources, self.questions, self.expected, strict=True)
-        return [f"# {self.expression(*row)}" for row in rows]
-
-    def expression(self, source: Source, question: Question, want) -> str:
-        path = source.describe(self.parameters)
-        if question is TYPE:
-            return f"type({path}) is {say(want)}"
-        if want is MISSING:
-            return f"{path} is MISSING"
-        by_value = (question is VALUE or type(want) in _VALUES) and type(want) not in (bool, type(None))
-        return f"{path} {'==' if by_value else 'is'} {say(want)}"
-
-
-def by_owner(sources: Iterable[Source], parameters: tuple[str, ...]) -> list[str]:
-    """Comments that name sources, by their owner: `# model.fc.weight, .bias`."""
-    owners: dict[str, list] = {}
-    for source in sources:
-        owner, _, name = source.describe(parameters).rpartition(".")
-        owners.setdefault(owner, []).append(name)
-    lines = []
-    for owner, names in owners.items():
-        first, *others = dict.fromkeys(names)
-        dot = "." if owner else ""
-        lines.append(f"# {', '.join([owner + dot + first, *(dot + n for n in others)])}")
-    return lines
+        for source, question, want in zip(self.sources, self.questions, self.expected, strict=True):
+            path = expression(source.describe(self.parameters))
+            by_value = (question is VALUE or type(want) in _VALUES) and type(want) not in (bool, type(None))
+            left = f"type({path})" if question is TYPE else path
+            yield f"if {left} {'!=' if by_value else 'is not'} {spell(want)}: return {reason}"
 
 
 def get(table, key):
@@ -236,18 +228,16 @@ class Tensors:
     def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
         self.expected, self.parameters = expected, parameters
 
-    def comments(self) -> list[str]:
+    def guards(self, reason: str) -> Iterator[str]:
         """For reading: what the batch compares."""
-        lines = []
         for source, was in self.expected:
-            path, usual = source.describe(self.parameters), {"layout": torch.strided}
+            path, usual = expression(source.describe(self.parameters)), {"layout": torch.strided}
             sizes = "".join("any, " if n is None else f"{n}, " for n in was["shape"])
             facts = [f"type({path}) is {was['type'].__name__}", f"{path}.shape == ({sizes.rstrip()})"]
             others = {name: value for name, value in was.items() if name not in ("type", "shape")}
             always = ("dtype", "device", "requires_grad")
-            facts += [f"{path}.{n} == {v}" for n, v in others.items() if n in always or v != usual.get(n, False)]
-            lines.append(f"# {' and '.join(facts)}")
-        return lines
+            facts += [f"{path}.{n} == {spell(v)}" for n, v in others.items() if n in always or v != usual.get(n, False)]
+            yield f"if not ({' and '.join(facts)}): return {reason}"
 
     def __call__(self, values: tuple) -> str | None:
         for (source, was), value in zip(self.expected, values, strict=True):

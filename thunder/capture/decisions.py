@@ -290,6 +290,10 @@ class _Values:
             with self.log.at(self.c.location()), signals.as_they_are():
                 value = taken_from_log(index, function, args, kwargs, effect, lent, frames)
             gives_back = _gives_back(value, (args, kwargs))
+        if changed := self.log.take_changed():
+            what = f"a {type(changed.container).__name__} that {changed.name}() was given"
+            reason = f"{name_of(function, args)}() changes {what}"
+            self.c.refuse(reason, "give it a container from outside of the compiled function, or call it there")
         if gives_back:
             reason = f"{name_of(function)}() gives back a {type(value).__name__} with a tensor that it is given"
             self.c.refuse(reason, "call it outside of the compiled function")

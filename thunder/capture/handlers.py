@@ -9,7 +9,6 @@ import itertools
 import math
 import operator
 import os
-import sys
 import types
 import weakref
 from typing import Any
@@ -36,7 +35,7 @@ from thunder.capture.library import (
     levels,
     torch_func,
 )
-from thunder.capture.native import PRIMITIVE
+from thunder.capture.native import PRIMITIVE, in_library
 from thunder.capture.native_calls import call_builtin, call_native, iterable, iterated
 from thunder.capture.operations import SPECIAL_METHODS, record, type_of
 from thunder.capture.policy import DEFINED, DEFINED_BY_NAME
@@ -356,7 +355,7 @@ def install() -> None:
         **hooks.HANDLERS,
     }  # fmt: skip
     # what the user has put in the place of a function of a library is the user's Python
-    table = {f: h for f, h in table.items() if not (type(f) is types.FunctionType and _is_users(f))}
+    table = {f: h for f, h in table.items() if type(f) is not types.FunctionType or in_library(f.__module__)}
     DEFINED.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)
 
@@ -439,13 +438,6 @@ def _of_private_names() -> dict:
         "run_engine": backward.run_engine,
         "assert": _assert, "check_with": _check_with, "check_is_size": _check_is_size,
     })  # fmt: skip
-
-
-def _is_users(function: types.FunctionType) -> bool:
-    return (function.__module__ or "torch").split(".")[0] not in _LIBRARIES
-
-
-_LIBRARIES = sys.stdlib_module_names | {"torch", "thunder", "numpy", "triton"}
 
 
 def _hook_saved_tensors(c: Capture, f, args, kwargs) -> None:

@@ -374,7 +374,7 @@ class TorchHost(Capture):
             backends = self.world.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ")
             self.world.ask_setting(backends.call("__call__"), names.backends)
         for table in self.request.overrides:
-            self.world.ask(self.world.const(table), REPLACED)
+            self.world.ask(self.world.const(table, "overrides"), REPLACED)
         for p in self.engine.hooked:
             self.world.ask(self.tensors.real[p][1], HOOKED)
 

@@ -14,6 +14,7 @@ import io
 import os
 import pathlib
 import string
+import sys
 import threading
 import types
 import typing
@@ -114,6 +115,14 @@ def is_hashable(f) -> bool:
     except TypeError:
         return False
     return True
+
+
+def in_library(module: Any) -> bool:
+    """Whether a module, by its name, is one of PyTorch, what it is built on, thunder or the standard library."""
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+_LIBRARIES = {"torch", "triton", "sympy", "mpmath", "numpy", "thunder", *sys.stdlib_module_names}
 
 
 def is_iterator(value) -> bool:

@@ -145,6 +145,8 @@ def native_binary(c: Capture, symbol, a, b):
 
 def _changed_by_host(c: Capture, symbol: str, a, b: HostProxy):
     """`a += b` of a container that the program holds and a value of the host: the program changes the container."""
+    if symbol == "+=" and hasattr(b.kind, "__radd__"):  # `list += array` is the array's way of adding
+        return host_lines.operate(c, operator.add, a, b)
     base = next((base for base in MUTABLE if isinstance(a, base)), list)
     method = _CHANGES.get(symbol, "")
     if not hasattr(base, method) or base is set and not issubclass(b.kind, (set, frozenset)):

@@ -22,13 +22,14 @@ import torch
 
 from thunder import compat
 from thunder.capture import checks
-from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, by_owner, get, metadata
+from thunder.capture.checks import Apart, Distinct, Rows, Tensors, attribute, get, metadata
 from thunder.capture.groups import Groups
 from thunder.capture.interface import Guarded
 from thunder.capture.locations import file_and_line
 from thunder.capture.native import CONTAINERS
 from thunder.capture.statements import check_symbol, written
 from thunder.capture.world import (
+    CONTENT,
     EQUAL,
     HELPERS,
     HOOKED,
@@ -44,7 +45,10 @@ from thunder.capture.world import (
     VALUE,
     Question,
     Source,
+    expression,
+    of_content,
     say,
+    spell,
     was_is,
 )
 from thunder.core.codegen import Text
@@ -120,13 +124,17 @@ class PrologueWriter:
         self.weak.append(reference)
         return name
 
-    def emit(self, kind: str, *text: str, comment: Callable[[], list[str]] | None = None) -> None:
-        columns = {"text": list(text), "comment": comment, "objects": {}}
+    def emit(
+        self, kind: str, *text: str, guards: Callable[[], Iterable[str]] | None = None, many: bool = False
+    ) -> None:
+        """A statement. guards: the lines in its place where it is read. many: it checks more than one fact."""
+        columns = {"text": list(text), "guards": guards, "many": many, "objects": {}}
         self.statements.append(BoundSymbol(check_symbol(kind), (), columns, None, inputs=(), outputs=()))
 
-    def miss(self, kind: str, condition: str, reason: str) -> None:
-        """A check; `reason` is a Python expression."""
-        self.emit(f"check_{kind}", f"if {condition}: return {reason}")
+    def miss(self, kind: str, condition: str, reason: str, read: Callable[[], str] | None = None) -> None:
+        """A check; `reason` is a Python expression. read: gives the condition to be read, with values for names."""
+        guards = None if read is None else lambda: [f"if {read()}: return {reason}"]
+        self.emit(f"check_{kind}", f"if {condition}: return {reason}", guards=guards)
 
     def literal(self, value) -> str:
         return repr(value) if _literal(value) else self.named(value)
@@ -161,7 +169,7 @@ class PrologueWriter:
             if entry is not None:
                 self.together[source] = entry
             else:
-                self._unpack([source], f"{name} = {read}")
+                self.emit("unpack", f"{name} = {read}")
         return name
 
     def _table_entry(self, source: Source) -> tuple[dict, Any] | None:
@@ -169,17 +177,12 @@ class PrologueWriter:
         table, key = self.capture.tensors.replaced_sources.get(source) or (self.table(source), source.key)
         return (table, key) if type(table) in (dict, types.MappingProxyType) else None
 
-    def _unpack(self, sources: list[Source], *text: str) -> None:
-        parameters = self.world.parameters  # a printed prologue outlives its capture
-        own = [s for s in sources if s.root.key == "fn"]
-        self.emit("unpack", *text, comment=(lambda: by_owner(own, parameters)) if own else None)
-
     def _read_together(self) -> None:
         """Read, before anything else, the values in dicts that stay."""
         sources = list(self.together)
         after, self.statements[self.start :] = self.statements[self.start :], []
         if len(sources) == 1:
-            self._unpack(sources, f"{self.variables[sources[0]]} = {self.read(sources[0])}")
+            self.emit("unpack", f"{self.variables[sources[0]]} = {self.read(sources[0])}")
         elif sources:
             runs = self._runs()
             self.in_runs = {source for run in runs for source in run}
@@ -188,9 +191,9 @@ class PrologueWriter:
             names = [f"  {self.variables[source]}," for source in sources if source not in self.in_runs]
             arguments = f"{self.pin(tables, 'tables')}, {self.pin(keys, 'keys')}, MISSING"
             if not runs:
-                self._unpack(sources, "(", *names, f") = checks.read_entries({arguments})")
+                self.emit("unpack", "(", *names, f") = checks.read_entries({arguments})")
             else:
-                self._unpack_runs(sources, names, runs, f"checks.read_entries({arguments})")
+                self._unpack_runs(names, runs, f"checks.read_entries({arguments})")
         self.statements += after
 
     def _runs(self) -> list[list[Source]]:
@@ -213,7 +216,7 @@ class PrologueWriter:
                 runs.append([source])
         return [run for run in runs if len(run) >= RUN]
 
-    def _unpack_runs(self, sources: list[Source], names: list[str], runs: list[list[Source]], read: str) -> None:
+    def _unpack_runs(self, names: list[str], runs: list[list[Source]], read: str) -> None:
         """Statements that read tensors one after the other in one call: `names` one by one, then `runs` as slices."""
         start = len(names)
         all_of = self.names.make("read")
@@ -224,7 +227,7 @@ class PrologueWriter:
             self.runs[run[0]] = name = self.names.make("tensors")
             lines.append(f"{name} = {all_of}[{start}:{start + len(run)}]")
             start += len(run)
-        self._unpack(sources, *lines)
+        self.emit("unpack", *lines)
 
     def _named(self, sources: Iterable[Source], of: Callable[[Source], str]) -> list[str]:
         """The variables of tensors, or what `of` makes of them; a run is unpacked."""
@@ -364,6 +367,7 @@ class PrologueWriter:
             "layouts",
             f"[(x.device_mesh, x.placements) for x in ({operands},)] != {layouts}",
             repr("a DTensor lies on the ranks in another way now"),
+            lambda: f"[(x.device_mesh, x.placements) for x in ({operands},)] != {spell(known)}",
         )
         self.local = {s: self.names.claim(f"{v}_local") for s, v in zip(tensors, variables, strict=True)}
         rows = tuple(self.capture.tensors.local[s] for s in tensors)
@@ -405,12 +409,14 @@ class PrologueWriter:
         names = str(sorted(capture.request.kwargs))
         keys = self.pin(frozenset(capture.request.kwargs), "keys")
         self.miss(
-            "keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))"
-        )
+            "keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))",
+            lambda: f"sorted(kwargs) != {names}",
+        )  # fmt: skip
         if len(capture.request.kwargs) > 1 and takes_keywords(capture.request.fn):
             order = tuple(capture.request.kwargs)
             reason = f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))"
-            self.miss("order", f"tuple(kwargs) != {self.pin(order, 'order')}", reason)
+            condition = "tuple(kwargs) != "
+            self.miss("order", f"{condition}{self.pin(order, 'order')}", reason, lambda: f"{condition}{order}")
 
     # ---------------------------------------------------------------- facts about objects that stay, in passes
 
@@ -455,7 +461,8 @@ class PrologueWriter:
 
     def _rows(self, kind: str, holds: str, why: str, rows: Rows) -> None:
         """A check of many facts. That identities differ is no reason yet."""
-        self.emit(f"check_{kind}", f"if not {holds} and (reason := {why}): return reason", comment=rows.comments)
+        text, guards = f"if not {holds} and (reason := {why}): return reason", functools.partial(rows.guards, why)
+        self.emit(f"check_{kind}", text, guards=guards, many=True)
 
     # ---------------------------------------------------------------- single questions
 
@@ -467,7 +474,8 @@ class PrologueWriter:
         if question is IDENTITY and self.is_weak(want):
             v = self.variable(source)
             was = IDENTITY.words.format(path=self.world.describe(source), was=say(want), now="")
-            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})")
+            read = f"{expression(self.world.describe(source))} is not {spell(want)}"  # which holds nothing
+            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})", lambda: read)
             return
         if question is IDENTITY and source.base is None:  # the compiled function itself, which stays
             return
@@ -495,7 +503,17 @@ class PrologueWriter:
             condition = f"not {now}" if want else now
         else:
             condition = changed.format(now=now, was=self.literal(want))
-        self.miss(question.name, condition, reason)
+        other = expression(other) if type(operand) is Source else operand
+
+        def read() -> str:
+            shown = question.text.format(v=expression(path), k=other)
+            if type(want) is bool:
+                return f"not {shown}" if want else shown
+            if question is CONTENT:
+                return f"{shown} != content({spell(of_content(want))})"
+            return question.changed.format(now=shown, was=spell(want))
+
+        self.miss(question.name, condition, reason, read)
 
     def _is_dict(self, source: Source) -> bool:
         kind = self.type_of(source)
@@ -504,15 +522,20 @@ class PrologueWriter:
     def _check_value(self, v: str, path: str, want) -> None:
         """The check of a number, a text, or another value without identity."""
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
+
+        def read() -> str:
+            return f"{expression(path)} {'is not' if type(want) in _SINGLE else '!='} {spell(want)}"
+
         if type(want) in _SINGLE:
-            self.miss("literal_like", f"{v} is not {self.literal(want)}", reason)
+            self.miss("literal_like", f"{v} is not {self.literal(want)}", reason, read)
         elif type(want) is float and want != want:
             self.miss("number", f"type({v}) is not float or {v} == {v}", reason)
         elif type(want) not in _KINDS:
-            self.miss("value", f"not same_value({v}, {self.pin(want)})", reason)
+            self.miss("value", f"not same_value({v}, {self.pin(want)})", reason, read)
         else:
             kind = _KINDS[type(want)]
-            self.miss(kind, f"type({v}) is not {self.literal(type(want))} or {v} != {self.literal(want)}", reason)
+            condition = f"type({v}) is not {self.literal(type(want))} or {v} != {self.literal(want)}"
+            self.miss(kind, condition, reason, read)
             if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
                 self.miss("number", f"str({v}) != {str(want)!r}", reason)
 
@@ -535,7 +558,8 @@ class PrologueWriter:
             tensors, list(capture.tensors.shapes.values())
         )
         self.facts = Tensors(expected, capture.world.parameters)
-        self.emit("check_tensor_metadata", comment=self.facts.comments)
+        guards = functools.partial(self.facts.guards, f"{self.pin(self.facts, 'expected')}()")
+        self.emit("check_tensor_metadata", guards=guards, many=True)
         self.tensors_checked = self.statements[-1]
 
     def _check_tensors(self) -> None:

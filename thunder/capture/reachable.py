@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.capture.native import in_library
 from thunder.distributed.boundary import held
 from thunder.distributed.placement import (
     any_placed,
@@ -24,8 +24,6 @@ from thunder.interpreter import NULL
 from thunder.interpreter.attributes import type_attribute
 
 _MOST = 300_000  # objects that are looked at
-# PyTorch, what it is built on, thunder and the standard library
-_LIBRARIES = {"torch", "sympy", "mpmath", "numpy", "thunder", *sys.stdlib_module_names} - {"__main__"}
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))  # lead to nothing, and nobody writes to them
 
 
@@ -101,7 +99,7 @@ def _near(values: Iterable) -> Iterator:
 
     def follows(value: Any) -> bool:
         if isinstance(value, (type, types.FunctionType)):
-            return not _is_of_library(value)
+            return not in_library(value.__module__)
         return type_attribute(type(value), "_lc_cd") is NULL
 
     return itertools.islice(walk(values, follows), _MOST)
@@ -120,18 +118,12 @@ def _behind(value: Any) -> Iterable:
     if kind is types.FunctionType:
         held_by_itself = (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
         named = _named(value.__code__, value.__globals__)
-        return *held_by_itself, *(filter(_is_instance, named) if _is_of_library(value) else named)
+        return *held_by_itself, *(filter(_is_instance, named) if in_library(value.__module__) else named)
     if kind is types.ModuleType or kind is types.FrameType or kind is types.CodeType:
         return ()
     if isinstance(value, type):
-        return () if _is_of_library(value) else (*vars(value).values(), *value.__bases__)
+        return () if in_library(value.__module__) else (*vars(value).values(), *value.__bases__)
     return gc.get_referents(value)
-
-
-def _is_of_library(value: Any) -> bool:
-    """Whether a function or a class is one of PyTorch, what it is built on, thunder or the standard library."""
-    name = value.__module__
-    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
 
 
 def _is_instance(value: Any) -> bool:

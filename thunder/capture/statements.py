@@ -11,9 +11,14 @@ from thunder.core.trace import Trace, TraceInfo
 
 
 def _print_text(statement: BoundSymbol, printer: Printer) -> list[str]:
-    printer.context.update(statement.kwargs["objects"])
-    comment = statement.kwargs.get("comment")
-    return [*(comment() if comment else ()), *statement.kwargs["text"]]
+    """The text that runs; to be read, `guards` in its place, which show values for names. One text for many facts has
+    these as comments."""
+    columns = statement.kwargs
+    printer.context.update(columns["objects"])
+    text, guards = columns["text"], columns.get("guards")
+    if guards is None or printer.memory and not columns["many"]:
+        return text
+    return [*(f"# {line}" for line in guards()), *text] if printer.memory else [*guards()]
 
 
 _SYMBOLS: dict[str, Symbol] = {}

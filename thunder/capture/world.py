@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import collections
+import enum
 import gc
 import itertools
 import marshal
@@ -351,6 +352,11 @@ def keys(value) -> tuple:
     return tuple(value) if base is None else tuple(base.__iter__(value))
 
 
+def of_content(answer: tuple) -> Any:
+    """The container that `content` gave the answer for; the answer where it was another value."""
+    return marshal.loads(answer[-1]) if answer[0] in (list, dict, set, tuple) and answer[-1] else answer
+
+
 def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
     """How two tensors lie in one memory: their strides, and how many elements the first is behind the second; None in
     two memories."""
@@ -485,6 +491,37 @@ def say(value) -> str:
         shown = value is MISSING or is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
         text = repr(value) if shown else object.__repr__(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def spell(value) -> str:
+    """A value as an expression in a guard that is read: functions and classes by their names, other objects without a
+    literal by class and address."""
+    kind = type(value)
+    if kind is tuple and not is_data(value):
+        return f"({''.join(f'{spell(x)}, ' for x in value).rstrip()})"
+    if isinstance(value, (type, *_KINDS)):
+        return expression(value.__name__)
+    if kind is types.CodeType:
+        return f"code_of_line_{value.co_firstlineno}"
+    if value is MISSING:
+        return "MISSING"
+    shown = is_data(value) or kind in PRIMITIVE or issubclass(kind, IMMUTABLE)
+    text = str(value) if isinstance(value, (enum.Enum, torch.dtype)) else repr(value) if shown else ""
+    return text if _is_expression(text) else expression(f"{kind.__name__}_at_{id(value):x}")
+
+
+def expression(path: str) -> str:
+    """A source in words as an expression: `scale` for `global scale`."""
+    path = path.removeprefix("global ").removeprefix("closure variable ")
+    path = path.replace("<locals>.", "").replace("<lambda>", "lambda_")
+    return path if _is_expression(path) else re.sub(r"\W+", "_", path)
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        return bool(compile(text, "guard", "eval"))
+    except (SyntaxError, ValueError):
+        return False
 
 
 def was_is(path: str, was: str, now) -> str:

@@ -257,6 +257,12 @@ class Log(dict[int, Any]):
         if self.journal and self.journal[-1].value is value:
             self.effects -= self.journal.pop().is_effect
 
+    def take_changed(self) -> Lent | None:
+        """A container that host code was lent by an earlier call, and that it has changed since."""
+        changed = next((one for one in self.lent if one.is_changed), None)
+        self.lent = [one for one in self.lent if not one.is_changed]
+        return changed
+
     def mark(self) -> Mark:
         """The log as it is now."""
         self._states.append({})
@@ -387,7 +393,7 @@ def taken_from_log(
         return called_from(frames, function, args, kwargs) if frames else function(*args, **kwargs)
     if results is not None and index is not None and index in results:
         return results.result(index, function, args)
-    name = args[1] if function is call_method else name_of(function)
+    name = name_of(function, args)
     arguments = [Lent(kwargs[at] if isinstance(at, str) else args[at], name, written=True) for at in lent]
     if results is not None and effect == "random":
         results.note_draw(function, args)
@@ -444,9 +450,10 @@ def _caller(file: str, line: int, name: str) -> Callable:
     return types.FunctionType(code, {})
 
 
-def name_of(function: Callable) -> str:
-    """What messages call a function, or an object of a class in C that is called as one."""
-    return getattr(function, "__name__", type(function).__name__)
+def name_of(function: Callable, args: tuple = ()) -> str:
+    """What messages call a function, or an object of a class in C that is called as one. args: of `call_method`, which
+    name the method."""
+    return args[1] if function is call_method and args else getattr(function, "__name__", type(function).__name__)
 
 
 def _called(function: Callable, args: tuple) -> tuple:

@@ -40,13 +40,13 @@ class PickledLocation:
 
 
 class Printed:
-    """Prints an operation as it was printed when it was pickled."""
+    """Prints an operation as it was printed when it was pickled. read: as it is printed to be read."""
 
-    def __init__(self, lines: list[str]):
-        self.lines = lines
+    def __init__(self, lines: list[str], read: list[str]):
+        self.lines, self.read = lines, read
 
     def __call__(self, operation: BoundSymbol, printer: Printer) -> list[str]:
-        return self.lines
+        return self.lines if printer.memory else self.read
 
 
 class _Pickler(pickle.Pickler):
@@ -57,8 +57,8 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, Symbol):
             return _reduced_symbol(obj)
         if isinstance(obj, BoundSymbol) and obj.sym.python_printer is not None and _place_of(obj.sym) is None:
-            lines = obj.sym.python_printer(obj, Printer())
-            symbol = Symbol(obj.sym.name, module=obj.sym.module, is_prim=True, python_printer=Printed(lines))
+            printed = Printed(*(obj.sym.python_printer(obj, Printer(memory=memory)) for memory in (True, False)))
+            symbol = Symbol(obj.sym.name, module=obj.sym.module, is_prim=True, python_printer=printed)
             return BoundSymbol, (symbol, (), {}, obj.output)
         if isinstance(obj, BoundSymbol) and _place_of(obj.sym) is None:
             _ = obj.subsymbols  # made now, since the function that makes them stays here
