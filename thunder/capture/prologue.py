@@ -474,8 +474,8 @@ class PrologueWriter:
         if question is IDENTITY and self.is_weak(want):
             v = self.variable(source)
             was = IDENTITY.words.format(path=self.world.describe(source), was=say(want), now="")
-            read = f"{expression(self.world.describe(source))} is not {spell(want)}"  # which holds nothing
-            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})", lambda: read)
+            shown = f"{expression(self.world.describe(source))} is not {spell(want)}"  # which holds nothing
+            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{was!r} + say({v})", lambda: shown)
             return
         if question is IDENTITY and source.base is None:  # the compiled function itself, which stays
             return
@@ -503,10 +503,10 @@ class PrologueWriter:
             condition = f"not {now}" if want else now
         else:
             condition = changed.format(now=now, was=self.literal(want))
-        other = expression(other) if type(operand) is Source else operand
+        shown_operand = expression(str(other)) if type(operand) is Source else operand
 
         def read() -> str:
-            shown = question.text.format(v=expression(path), k=other)
+            shown = question.text.format(v=expression(path), k=shown_operand)
             if type(want) is bool:
                 return f"not {shown}" if want else shown
             if question is CONTENT:
