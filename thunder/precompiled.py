@@ -65,8 +65,8 @@ def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool =
     among them: the program reads the weights that they quantize here.
 
     trusted: also a file that another user, or this one on another machine, wrote. The program of such a file names
-    operations on tensors and nothing else, but it computes what its author wants, and PyTorch's kernels need not check
-    what they are given: load those of authors whose wheels you would install.
+    operations on tensors and nothing else, and its first run checks the shapes and dtypes of each operator's operands
+    before the operator's kernel runs (ProgramFileError). It still computes what its author wants.
 
     The file and its directory have to belong to this user, and nobody else may write to them. Raises ProgramFileError,
     in words, where the file is damaged or not to be trusted; OSError where it cannot be read.

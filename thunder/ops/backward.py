@@ -18,7 +18,7 @@ from thunder.core.utils import has_triton
 from thunder.ops import ltorch, prims
 from thunder.ops.layout import empty_rows, is_dense
 from thunder.ops.registry import torch_prim
-from thunder.ops.rules import derivatives, kernels
+from thunder.ops.rules import derivatives, kernels, operands
 
 aten = torch.ops.aten
 
@@ -49,6 +49,11 @@ def _is_one(n) -> bool:
 
 def _like_first(g, *args, **kwargs):
     return like(g)
+
+
+def is_pointwise(symbol: Symbol) -> bool:
+    """Whether a kernel's operands and its result are tensors of one shape."""
+    return symbol.meta is _like_first
 
 
 KERNELS: dict[str, Symbol] = {}  # by PyTorch's name
@@ -154,6 +159,7 @@ embedding_backward = kernel(
 
 
 pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
+operands.holds.set(operands.of_distances, pdist_backward)
 logit_backward = kernel("logit_backward")
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))

@@ -39,14 +39,19 @@ from thunder.ops.registry import LTORCH, PRIMS
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import lower
 from thunder.programs.describe import Describer, Unspeakable, named
+from thunder.programs.files import FOREIGN
+from thunder.programs.foreign import checked, refused_name
+from thunder.programs.operators import is_operation
 from thunder.programs.questions import Replay, written_questions
 from thunder.programs.regions import Regions, kept_regions, named_transforms
 from thunder.programs.text import (
+    Damaged,
     check_computation,
     epilogue_of,
     function_of,
     keep_code,
     kept_code,
+    named_by,
     objects_of,
     written_object,
     written_text,
@@ -278,6 +283,12 @@ def check_texts(document: Mapping) -> None:
     for text in (*texts, *document["without"].values()):
         if text is not None:
             function_of(text, {"codes": {}, "regions": transforms})
+            if document.get(FOREIGN) and (name := refused_name(named_by(text, transforms))) is not None:
+                raise Damaged(f"its text calls {name}, whose operands cannot be checked: let each process capture it")
+    if document["connection"] is not None:
+        result = {"text": document["connection"]["result"], "objects": document["connection"]["objects"]}
+        if any(map(is_operation, named_by(result, {}))):
+            raise Damaged("the text of its result calls an operation")
 
 
 def entry_of(
@@ -297,17 +308,18 @@ def entry_of(
 
     regions = kept_regions(document.get("regions", {}), retire) | named_transforms(transforms)
     trusted = {"codes": document.get("codes", {}), "regions": regions}
+    guarded = checked if document.get(FOREIGN) else _as_it_is
     code_of = functools.partial(kept_code, trusted["codes"])
     replay = Replay(document["questions"], fn, args, kwargs, overrides, code_of)
     prologue, prologue_fn, weak = replay.prologue()
     computation, backward = document["computation"], document["backward"]
     forward_fn, backwards = function_of(computation, trusted), []
     if document["connection"] is None:
-        run = not_differentiable(forward_fn, modes, document["facts"]["any_input_requires_grad"])
+        run = not_differentiable(guarded(forward_fn), modes, document["facts"]["any_input_requires_grad"])
     else:
         backward_fn = when_called(lambda: function_of(backward, trusted))
         run = differentiable(
-            _connected(document, trusted, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
+            _connected(document, trusted, guarded, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
         )
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
     run = with_numbers_put_back(run, [*map(torch.device, document["facts"]["draws_again"])], [], Exception)
@@ -315,7 +327,7 @@ def entry_of(
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
     captured.epilogue_traces, captured.epilogue_fn = [], None
     if document["epilogue"] is not None:
-        captured.epilogue_fn = epilogue_of(document["epilogue"], replay.objects())
+        captured.epilogue_fn = guarded(epilogue_of(document["epilogue"], replay.objects()))
         captured.epilogue_traces = [TextTrace("epilogue", document["epilogue"], captured.epilogue_fn)]
     traces = [TextTrace("computation", computation["text"], forward_fn)]
     entry = CacheEntry(captured, Lowered(traces, backwards, run, []), modes)
@@ -323,10 +335,16 @@ def entry_of(
     return entry
 
 
+def _as_it_is(function: Callable) -> Callable:
+    return function
+
+
 def _connected(
-    document: Mapping, trusted: dict, forward: Callable, backward: Callable, modes: tuple, decisions: Decisions
-) -> Callable:
-    """The forward and the backward of a document, connected to autograd."""
+    document: Mapping, trusted: dict, guarded: Callable, forward: Callable, backward: Callable, modes: tuple,
+    decisions: Decisions,
+) -> Callable:  # fmt: skip
+    """The forward and the backward of a document, connected to autograd. guarded: makes the function that is called of
+    a text's function."""
     said = document["connection"]
     unsaved, saved, numbers = said["inputs"]
     nothing: Any = None  # there are no traces of it
@@ -342,13 +360,13 @@ def _connected(
 
     def without(missing: Sequence[int]) -> Callable | None:
         text = document["without"].get(key_of_missing(missing))
-        return None if text is None else apart(function_of(text, trusted))
+        return None if text is None else apart(guarded(function_of(text, trusted)))
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
-        return _differentiated(document["plain"], trusted, missing, arguments), list(range(arguments))
+        return guarded(_differentiated(document["plain"], trusted, missing, arguments)), list(range(arguments))
 
     return connect(
-        connection, forward, backward, modes, make_without=without, make_batched=lambda missing: None,
+        connection, guarded(forward), guarded(backward), modes, make_without=without, make_batched=lambda missing: None,
         make_again=again, decisions=decisions,
     )  # fmt: skip
 

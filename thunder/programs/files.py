@@ -28,6 +28,7 @@ from thunder.runtime import disk_cache
 SUFFIX, REFUSED = ".program", ".refused"
 _MAGIC = b"thunder program 2"
 _GUARDED = ("codes", "regions")  # what cannot be looked into: only who has the key may say it
+FOREIGN = "foreign"  # whether another user, or this one on another machine, wrote a document that `read` returns
 _KEY = "programs.key"
 LARGEST = 256 << 20  # bytes of a file
 
@@ -141,7 +142,7 @@ def read(path: Path, key: bytes | None, signer: bytes | None = None, trusted: bo
         raise Damaged(f"it is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise Damaged("it is no document")
-    return {name: said for name, said in document.items() if name not in _GUARDED}
+    return {name: said for name, said in document.items() if name not in _GUARDED} | {FOREIGN: not own}
 
 
 def _hash(content: bytes | memoryview, key: bytes | None) -> str:

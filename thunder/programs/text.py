@@ -15,6 +15,7 @@ import keyword
 import marshal
 import math
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -125,6 +126,15 @@ def _object_of(said: Any, regions: Mapping[str, Callable]) -> Any:
     return named(said)
 
 
+def _imported(name: str, *others: Any) -> Any:
+    """Modules that PyTorch's C++ code imports inside of an operation, which it does with the builtins of the caller."""
+    module = sys.modules.get(name) if name.split(".")[0] == "torch" else None
+    if module is None:
+        raise ImportError(f"a program on disk imports {name}")
+    return module
+
+
+_BUILTINS = {"__import__": _imported}  # a text cannot name it
 _ROOTS: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor, "math": math}
 _LITERALS: dict[str, Any] = {
     f.__name__: f
@@ -153,7 +163,7 @@ def function_of(said: dict, trusted: Mapping[str, Mapping] = NOTHING) -> Callabl
     trusted: `codes`, as `written_text` has filled them, and functions of `regions`. They are not looked into.
     """
     objects = objects_of(said["objects"], trusted["regions"])
-    space = _LITERALS | _ROOTS | objects | {"__builtins__": {}}
+    space = _LITERALS | _ROOTS | objects | {"__builtins__": _BUILTINS}
     if (code := kept_code(trusted["codes"], said["text"])) is not None:
         return compile_source(said["text"], said["name"], space, code)
     known = check_computation(said["text"], said["name"], objects)
@@ -187,6 +197,13 @@ def check_computation(text: str, name: str, objects: dict[str, Any]) -> set[str]
             _check_dotted(word)
             known |= {root, *path}
     return known
+
+
+def named_by(said: dict, regions: Mapping[str, Any]) -> list[Any]:
+    """The objects that a text names, and what its dotted names stand for."""
+    dotted = [word.split(".") for word in _NAMES.findall(_QUOTES.sub("0", said["text"])) if "." in word]
+    functions = [functools.reduce(lambda x, name: getattr(x, name, None), path, _ROOTS[root]) for root, *path in dotted]
+    return [*objects_of(said["objects"], regions).values(), *functions]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -269,7 +286,7 @@ def epilogue_of(text: str, objects: dict[str, Any]) -> Callable:
             _check_call(node.func, objects)
             if isinstance(node.func, ast.Name) and objects.get(node.func.id) is in_grad_mode:
                 _check_operation(node.args[1:2], objects)
-    return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": {}})
+    return compile_source(text, "epilogue", _LITERALS | objects | {"__builtins__": _BUILTINS})
 
 
 def _parsed(text: str) -> ast.FunctionDef:

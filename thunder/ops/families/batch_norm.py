@@ -32,7 +32,7 @@ from thunder.ops.families.norm_kernels import (
 from thunder.ops.families.shape import reshape
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import alias, composite, torch_prim
-from thunder.ops.rules import derivatives, kernels
+from thunder.ops.rules import derivatives, kernels, operands
 from thunder.ops.shape_rules import is_empty, require
 
 
@@ -69,6 +69,7 @@ native_batch_norm_backward = backward.kernel(
     lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: parameters_meta(g, a, weight,
         weight, mask),
 )  # fmt: skip
+operands.holds.set(operands.of_batch_norm, native_batch_norm_backward)
 
 
 def running(old, new, momentum):

@@ -20,7 +20,7 @@ from thunder.ops.families.shape import expand, reshape
 from thunder.ops.functionalize.histories import grad_enabled
 from thunder.ops.functionalize.inplace import overwrite
 from thunder.ops.registry import alias, composite, torch_prim
-from thunder.ops.rules import batching, kernels, splitting
+from thunder.ops.rules import batching, kernels, operands, splitting
 from thunder.ops.shape_rules import require
 
 
@@ -227,6 +227,9 @@ _bag_kernel = kernel("_embedding_bag", "default", lambda weight, *args: _run_bag
 _run_bag = _bag_types(_bag_kernel.fn)  # type: ignore[arg-type]
 _bag_kernel.nondifferentiable = (1, 2, 3)
 _bag_backward = kernel("_embedding_bag_backward", "default", lambda g, *args: like(g, (args[5], g.shape[1])))
+operands.holds.set(operands.of_bags, _bag_backward)
+operands.holds.set(operands.of_rows, embedding_backward, backward.embedding_backward)
+operands.by_values.add(_bag_backward, embedding_backward, backward.embedding_backward)
 
 
 @embedding_bag.vjp

@@ -20,7 +20,7 @@ from thunder.ops.families.shape import reshape, unsqueeze
 from thunder.ops.families.softmax import log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.registry import composite
-from thunder.ops.rules import derivatives, effects, kernels, splitting
+from thunder.ops.rules import derivatives, effects, kernels, operands, splitting
 from thunder.ops.shape_rules import is_empty, require
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -469,6 +469,9 @@ _NLL = {
     )
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
+for _, _backward in _NLL.values():
+    operands.holds.set(operands.of_classes, _backward)
+    operands.by_values.add(_backward)
 
 
 def _forward_rule(forward: Symbol, back: Symbol) -> None:

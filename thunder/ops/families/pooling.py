@@ -12,7 +12,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward, ltorch
 from thunder.ops.registry import LTORCH, alias, torch_prim
-from thunder.ops.rules import kernels
+from thunder.ops.rules import kernels, operands
 from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.REDUCTION_OP,)
@@ -149,6 +149,10 @@ _ADAPTIVE_AVERAGE = {
     rank: _kernel(f"_adaptive_avg_pool{rank}d_backward", f"adaptive_avg_pool{rank}d_backward") for rank in (2, 3)
 }
 _ADAPTIVE_MAXIMUM = {rank: _kernel(f"adaptive_max_pool{rank}d_backward") for rank in (2, 3)}
+for _rank in (2, 3):
+    operands.holds.set(operands.of_sizes(_rank), _ADAPTIVE_AVERAGE[_rank], _ADAPTIVE_MAXIMUM[_rank])
+    operands.holds.set(operands.of_windows(_rank), _MAXIMUM[_rank])
+    operands.by_values.add(_ADAPTIVE_MAXIMUM[_rank], _MAXIMUM[_rank])
 
 
 def _steps(stride, kernel_size, rank: int) -> list:

@@ -15,7 +15,7 @@ from thunder.ops import autocast, backward, ltorch, opaque, pytorch_derivative
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import to_float
 from thunder.ops.registry import LTORCH, alias, composite, torch_prim
-from thunder.ops.rules import derivatives
+from thunder.ops.rules import derivatives, operands
 from thunder.ops.shape_rules import require
 
 # ---------------------------------------------------------------------------------------------------------------- cells
@@ -250,6 +250,7 @@ rnn_layer_backward = backward.kernel(
     "mkldnn_rnn_layer_backward", "default", lambda *args: tuple(map(like, args[:7])), tags=(OpTags.MATMUL_OP,)
 )
 derivatives.accepts_missing_cotangents.add(rnn_layer_backward)
+operands.unknown.add(rnn_layer, rnn_layer_backward)
 _LSTM = 2  # oneDNN's number for it
 
 

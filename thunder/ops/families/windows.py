@@ -13,6 +13,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops import backward, ltorch
 from thunder.ops.backward import gradient_of_first
 from thunder.ops.registry import composite, torch_prim
+from thunder.ops.rules import operands
 from thunder.ops.shape_rules import pair, require
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -37,7 +38,15 @@ def _fractional(rank: int) -> Symbol:
 
     symbol = torch_prim(function, name=name, autocast="cpu:float32")(meta)
     symbol.nondifferentiable = (1,)
+    of_sizes = operands.of_sizes(rank)
     kernel = backward.kernel(f"{name}_backward", "default", lambda g, a, *options: like(a))
+    operands.holds.set(
+        lambda g, a, window, sizes, indices: (
+            len(window) == len(sizes) == rank and g.shape[-rank:] == tuple(sizes) and of_sizes(g, a, indices)
+        ),
+        kernel,
+    )
+    operands.by_values.add(kernel)
 
     @symbol.vjp
     def _(a, kernel_size, output_size, random_samples):
