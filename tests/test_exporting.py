@@ -282,6 +282,20 @@ def test_values_computed_of_sizes_are_checked_for_each_size(tmp_path):
     assert "differs for (9,)" in refused_in(short, x, tmp_path=tmp_path, settings=some)
 
 
+def test_a_target_that_cannot_be_written_is_named_before_anything_is_compiled(tmp_path):
+    calls = []
+
+    def program(x):
+        calls.append(1)
+        return x + 1
+
+    with pytest.raises(FileNotFoundError, match="create the folder first"):
+        thunder.export(program, tmp_path / "missing" / "program.pt2", torch.ones(2))
+    with pytest.raises(IsADirectoryError):
+        thunder.export(program, tmp_path, torch.ones(2))
+    assert not calls
+
+
 def test_a_result_of_another_class_names_the_remedy(tmp_path):
     def f(x):
         return types.SimpleNamespace(logits=x * 2)

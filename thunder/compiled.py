@@ -197,12 +197,14 @@ class Compiled:
             self._cache.add(modes, entry, facts, self._name)
             return entry, self._inputs(entry, args, kwargs)
 
-    def with_open_capture(self, modes: tuple, args: tuple, kwargs: dict, look: Callable) -> tuple[Any, CacheEntry]:
+    def with_open_capture(
+        self, modes: tuple, args: tuple, kwargs: dict, look: Callable, path: tuple = ()
+    ) -> tuple[Any, CacheEntry]:
         """A new entry for a call with these arguments, and the result of `look` for it, before its capture is closed.
-        Nothing runs, and the entry is not remembered."""
+        Nothing runs, and the entry is not remembered. path: its first decisions."""
         results: list = []
         with self._lock:
-            entry = self._compile(modes, args, kwargs, look=lambda entry: results.append(look(entry)))
+            entry = self._compile(modes, args, kwargs, path, look=lambda entry: results.append(look(entry)))
         return results[-1], entry
 
     # --- a call that no entry fits
@@ -561,11 +563,11 @@ class Compiled:
 
     def _loaded(self, modes: tuple, args: tuple, kwargs: dict, path: tuple) -> CacheEntry | None:
         """The entry of a program on disk that fits a call."""
-        if path or not (self.documents or wanted(self.options)):
+        if not (self.documents or wanted(self.options)):
             return None
         why = self.stats.not_loaded = []
         with compiling():
-            entry = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why)
+            entry = find(self.fn, self.options, modes, args, kwargs, self.overrides, self.documents, why, path)
         self.stats.loaded += entry is not None
         return entry
 

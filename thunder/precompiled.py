@@ -10,8 +10,11 @@ from typing import Any
 
 from thunder import compat
 from thunder.api import compiled_or_jit, jit
+from thunder.cache.compile import ProgramFails
+from thunder.capture.decisions import RaisesBefore
 from thunder.compiled import compiled_of
-from thunder.errors import OptionError, ProgramFileError
+from thunder.core.paths import Decision
+from thunder.errors import OptionError, ProgramFileError, ThunderError
 from thunder.programs import files
 from thunder.programs.describe import MISSING, Unspeakable, find_named
 from thunder.programs.entry import check_texts, key_of_missing
@@ -21,6 +24,7 @@ from thunder.programs.text import Damaged, written_text
 
 __all__ = ["load", "precompile"]
 
+MOST_PATHS = 16  # of a program with decisions by data, in one file
 SUBSETS = 4  # outputs whose every subset may be differentiated without the others; of more, each one alone
 
 
@@ -28,24 +32,58 @@ def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any)
     """Writes the program that `fn(*args, **kwargs)` runs to a file, for `thunder.load`. Nothing of it runs.
 
     fn: a function or module, compiled or not. Its backward is written as well where results require grad, with those
-    for single results (a loss beside logits). Returns the path.
+    for single results (a loss beside logits). Where it branches on the values of tensors, the paths that these
+    arguments do not take are written too, up to MOST_PATHS; what `load` returns captures the others when a call takes
+    them. Returns the path.
 
     Raises ProgramFileError, in words, for a program that cannot be written, and OSError where the file cannot be.
     """
     compiled = compiled_or_jit(fn)
     modes, _ = compat.without_stance(compat.modes_key())
     try:
-        document, entry = document_for(compiled, modes, args, kwargs)
-        connection = entry.connection
-        if connection is not None:
-            for missing in _subsets(sum(bool(r) for r in connection.requires_grad)):
-                document["without"][key_of_missing(missing)] = written_text(
-                    connection.variants(missing), {}, named_transforms(compiled.options.transforms)
-                )
+        document, decisions = _document_of_path(compiled, modes, args, kwargs, ())
+        others = _other_paths(decisions, lambda taken: _document_of_path(compiled, modes, args, kwargs, taken))
     except (Unspeakable, Damaged) as error:
         raise ProgramFileError(f"this program cannot be written to {path}: {error}") from None
-    files.write(Path(path), document, None, files.key_of_user(make=True))
+    files.write(Path(path), document | {"paths": others}, None, files.key_of_user(make=True))
     return Path(path)
+
+
+def _document_of_path(
+    compiled: Any, modes: tuple, args: tuple, kwargs: dict, path: tuple[Decision, ...]
+) -> tuple[dict, tuple[Decision, ...]]:
+    """The document of the program whose decisions begin with `path`, with its backwards, and all of its decisions."""
+    document, entry = document_for(compiled, modes, args, kwargs, path)
+    connection = entry.connection
+    if connection is not None:
+        for missing in _subsets(sum(bool(r) for r in connection.requires_grad)):
+            document["without"][key_of_missing(missing)] = written_text(
+                connection.variants(missing), {}, named_transforms(compiled.options.transforms)
+            )
+    return document, entry.path
+
+
+def _other_paths(decisions: tuple[Decision, ...], document_of: Callable) -> list[dict]:
+    """The documents of the paths beside the one with these decisions: each decision by a comparison goes the other way.
+    Paths that raise, or that no file can hold, are left out."""
+    documents, pending = list[dict](), _flipped(decisions, 0)
+    while pending and len(documents) < MOST_PATHS - 1:
+        path = pending.pop(0)
+        try:
+            document, taken = document_of(path)
+        except (Unspeakable, Damaged, ThunderError, ProgramFails, RaisesBefore):
+            continue
+        documents.append(document)
+        pending += _flipped(taken, len(path))
+    return documents
+
+
+def _flipped(decisions: tuple[Decision, ...], start: int) -> list[tuple[Decision, ...]]:
+    return [
+        (*decisions[:i], decisions[i]._replace(answer=not decisions[i].answer))
+        for i in range(start, len(decisions))
+        if isinstance(decisions[i].answer, bool)
+    ]
 
 
 def _subsets(outputs: int) -> list[tuple[int, ...]]:
@@ -74,7 +112,10 @@ def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool =
     try:
         document = files.read(Path(path), None, files.key_of_user(), trusted)
         name = document["metadata"]["function"]
-        check_texts(document)
+        own = {part: document[part] for part in ("metadata", files.FOREIGN)}
+        documents = [document, *(other | own for other in document["paths"])]
+        for one in documents:
+            check_texts(one)
     except (AttributeError, Damaged, KeyError, TypeError) as error:
         raise ProgramFileError(f"{path} is not loaded: {error}") from None
     if fn is None:
@@ -85,5 +126,5 @@ def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool =
     compiled_fn = fn if compiled_of(fn) is not None else jit(fn, **options)
     compiled = compiled_of(compiled_fn)
     assert compiled is not None, "thunder.jit compiles"
-    compiled.documents = (*compiled.documents, document)
+    compiled.documents = (*compiled.documents, *documents)
     return compiled_fn

@@ -504,17 +504,12 @@ class Draws(torch.nn.Module):
         return x + 1
 
 
-def by_data(x):
-    return x + 1 if x.sum() > 0 else x - 1
-
-
 class Nothing(thunder.Transform):
     pass
 
 
 REFUSED = {
     "host call": (Draws(), (torch.ones(2),), {}, "on the host"),
-    "decision": (by_data, (torch.ones(2),), {}, "branches on the value of a tensor"),
     "transform": (scaled, (torch.ones(2),), {"transforms": [Nothing()]}, "the transform Nothing, which is not"),
 }
 

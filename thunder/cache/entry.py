@@ -102,6 +102,12 @@ class CacheEntry:
         if self._state is not None:
             self.computation_fn = with_state(program.run, self._state)
 
+    @property
+    def length(self) -> int:
+        """How many operations it has, or lines, where it is text."""
+        computation = self.captured.computation
+        return str(computation).count("\n") if self.from_disk else len(computation.bound_symbols)
+
     def at(self, call: int, action: Callable[[], None]) -> None:
         """Calls `action` before the call of this number runs."""
         self._due.append((call, action))

@@ -23,7 +23,7 @@ def path_limit(entries: Sequence[CacheEntry], most: int) -> str:
     """Why no more paths are compiled beside these, in words; "" where one more may be."""
     if len(entries) >= most:
         return f"{len(entries)} compiled paths, as many as max_paths= allows, are not a call's"
-    operations = sum(len(e.captured.computation.bound_symbols) for e in entries)
+    operations = sum(e.length for e in entries)
     if len(entries) > 1 and operations > MOST_OPERATIONS:
         return f"{len(entries)} compiled paths of {operations} operations are not a call's, and another one takes long"
     return ""

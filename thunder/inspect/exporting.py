@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -60,10 +62,12 @@ def export(
 
     The program is one of inference. Raises ProgramFileError for what the format does not have: calls of Python on the
     host, side effects, results other than tensors in tuples, lists and dicts, numbers that data makes, and operations
-    that PyTorch does not have; CaptureError where the function cannot be captured.
+    that PyTorch does not have; CaptureError where the function cannot be captured; OSError, before anything is
+    compiled, where no file can be written to `path`.
     """
     if format not in FORMATS:
         raise ValueError(f"thunder.export: format is {format!r}; valid: {', '.join(FORMATS)}")
+    _check_target(Path(path))
     compiled = compiled_or_jit(fn)
     options = dataclasses.replace(
         compiled.options, executors=get_always_executors(), passes=PASSES, dynamic=dynamic_shapes is not None,
@@ -89,6 +93,19 @@ def export(
     else:
         torch.export.save(program, path)
     return Path(path)
+
+
+def _check_target(path: Path) -> None:
+    """Raises OSError where no file can be written to a path."""
+    folder, code = path.absolute().parent, 0
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "thunder.export: create the folder first, it does not exist", str(folder))
+    if path.is_dir():
+        code = errno.EISDIR
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        code = errno.EACCES
+    if code:
+        raise OSError(code, f"thunder.export: {os.strerror(code)}", str(path))
 
 
 def _of_varargs(dynamic_shapes: Any, kwargs: dict) -> Any:

@@ -27,8 +27,9 @@ from thunder.cache.entry import (
     with_numbers_put_back,
 )
 from thunder.core.codegen import Printer, failing_line, function_source, line_owners
+from thunder.core.paths import Decision, OtherPath
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.symbol import BoundSymbol, Names, OpTags
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceInfo
 from thunder.errors import ThunderError
@@ -106,18 +107,22 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
             "constants": {k: v for k, v in captured.constants.items() if type(v) is not tuple},  # ids of this process
             "effects": sorted(captured.effects),
             "transforms": len(options.transforms),
+            "path": [[d.question, Describer()(d.answer), d.where] for d in captured.path],
         },
     }
     return said
 
 
 def _draws_again(captured: Any, options: JitOptions) -> list[str]:
-    """The devices whose numbers are drawn again where an operation raises and the original function runs."""
-    if not captured.may_fail_over:
+    """The devices whose numbers are drawn again where the program is left: an operation raises and the original
+    function runs, or a decision goes the other way."""
+    if not captured.may_fail_over and not captured.path:
         return []
     devices, own = drawn_from(captured.computation)
     if own:
-        raise Unspeakable("it draws from a torch.Generator that it creates, in a block that handles exceptions")
+        raise Unspeakable(
+            "it draws from a torch.Generator that it creates, in a block that handles exceptions or beside a decision"
+        )
     return [*map(str, devices)]
 
 
@@ -130,7 +135,6 @@ def _refuse(entry: CacheEntry) -> None:
     captured = entry.captured
     of_users = [operation.id for operation in REGISTERED.values() if operation.executor is None]
     reasons = [
-        (captured.path, "it branches on the value of a tensor, and a file holds one path: thunder.export writes all"),
         (captured.host_calls, "it calls Python code on the host, which no file holds: call that outside of it"),
         (captured.locks, "it takes a lock, which belongs to one process: take it outside of the function"),
         (captured.computation.info.communicates, "ranks communicate in it: let each rank capture the program"),
@@ -177,7 +181,8 @@ def _plain(connection: Connection, options: JitOptions, decisions: Decisions) ->
     """The outputs that require grad, computed from the arguments by PyTorch's functions alone, so that PyTorch can
     differentiate it, as text: for derivatives that the document does not hold."""
     computation = connection.computation
-    operations = [b.copied() for b in computation.bound_symbols if not writes_back(b)]
+    decisions_taken = [b for b in computation.bound_symbols if OpTags.DECISION in b.sym.tags]  # by the forward
+    operations = [b.copied() for b in computation.bound_symbols if not writes_back(b) and b not in decisions_taken]
     for b in operations:
         is_known = LTORCH.get(b.sym.name) is b.sym or PRIMS.get(b.sym.name) is b.sym
         if not is_known and not (getattr(b.sym.decomposition, "__module__", None) or "").startswith("thunder."):
@@ -247,7 +252,7 @@ class TextTrace(Trace):
 class Loaded:
     """What a cache entry from disk knows in the place of a capture."""
 
-    path = host_calls = locks = eager_codes = ()
+    host_calls = locks = eager_codes = ()
     failure = None
     has_eager_calls = False
     sharp_edges: tuple = ()
@@ -256,6 +261,7 @@ class Loaded:
     def __init__(self, document: Mapping, weak: list):
         facts = document["facts"]
         self.may_fail_over: bool = facts["may_fail_over"]
+        self.path = tuple(map(_decision, facts["path"]))
         self.constants: dict = facts["constants"]
         self.effects = frozenset(facts["effects"])
         self.parameters = tuple(document["questions"]["parameters"])
@@ -274,6 +280,16 @@ class Loaded:
         line = self._lines.get(str(failing.tb_lineno)) if failing is not None else None
         same = line is not None and linecache.getline(line[0], line[1]).strip() == line[3].strip()
         return tuple(line) if same else None
+
+
+def _decision(said: list) -> Decision:
+    question, answer, where = said
+    return Decision(question, named(answer), None if where is None else tuple(where))
+
+
+def begins_with(document: Mapping, path: Sequence[Decision]) -> bool:
+    """Whether the decisions of a document's program begin with these."""
+    return tuple(map(_decision, document["facts"]["path"]))[: len(path)] == tuple(path)
 
 
 def check_texts(document: Mapping) -> None:
@@ -322,8 +338,9 @@ def entry_of(
             _connected(document, trusted, guarded, forward_fn, backward_fn, modes, replay.numbers.decisions), modes
         )
         backwards = [TextTrace("backward", backward["text"], backward_fn)]
-    run = with_numbers_put_back(run, [*map(torch.device, document["facts"]["draws_again"])], [], Exception)
     captured: Any = Loaded(document, weak)
+    left = Exception if captured.may_fail_over else OtherPath
+    run = with_numbers_put_back(run, [*map(torch.device, document["facts"]["draws_again"])], [], left)
     captured.prologue_traces, captured.prologue_fn = [prologue], prologue_fn
     captured.epilogue_traces, captured.epilogue_fn = [], None
     if document["epilogue"] is not None:

@@ -33,7 +33,7 @@ from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, J
 from thunder.pipeline import PASSES
 from thunder.programs import files
 from thunder.programs.describe import Describer, Unspeakable, code_digest, digest
-from thunder.programs.entry import document_of, entry_of, key_of_missing
+from thunder.programs.entry import begins_with, document_of, entry_of, key_of_missing
 from thunder.programs.questions import Mismatch
 from thunder.programs.regions import LATER, Regions
 from thunder.programs.text import Damaged, written_text
@@ -233,17 +233,20 @@ def find(
     overrides: tuple,
     documents: tuple,
     why: list[str],
+    path: tuple = (),
 ) -> CacheEntry | None:
     """The entry of a program on disk that fits a call; None where there is none. documents: those that the user loaded.
-    why: gets, in words, what was wrong with those that were looked at."""
+    why: gets, in words, what was wrong with those that were looked at. path: the decisions that it begins with."""
     try:
         said = metadata(fn, options, modes, anywhere=bool(documents))
     except Unspeakable as error:
         why.append(f"programs of it cannot be kept: {error}")
         return None
 
-    def fitting(document: Mapping, path: Path | None = None) -> CacheEntry | None:
-        return _fitting(document, modes, fn, args, kwargs, overrides, why, options.transforms, path)
+    def fitting(document: Mapping, file: Path | None = None) -> CacheEntry | None:
+        if not begins_with(document, path):
+            return None
+        return _fitting(document, modes, fn, args, kwargs, overrides, why, options.transforms, file)
 
     for document in documents:
         if reasons := differences(document["metadata"], said):
@@ -254,10 +257,10 @@ def find(
         return None
     said = metadata(fn, options, modes) if documents else said
     key, secret = key_of(said), files.key_of_user()
-    for path in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
-        document = _read(path, secret) if _version(path) not in _retired else None
+    for file in sorted(files.directory().glob(f"{key}-*{files.SUFFIX}")) if secret is not None else ():
+        document = _read(file, secret) if _version(file) not in _retired else None
         if document is not None and document["metadata"] == said:
-            entry = fitting(document, path)
+            entry = fitting(document, file)
             if entry is not None:
                 return entry
     return None
@@ -324,7 +327,8 @@ def keep(entry: CacheEntry, fn: Any, options: JitOptions, modes: tuple) -> None:
     except Exception as error:  # noqa: BLE001 - the program runs all the same
         refused(said or {"function": _function(fn)}, f"writing it raised {type(error).__name__}: {error}")
         return
-    name = f"{key_of(said)}-{digest(json.dumps(document['questions']))[:16]}{files.SUFFIX}"
+    differs = json.dumps([document["questions"], document["facts"]["path"]])
+    name = f"{key_of(said)}-{digest(differs)[:16]}{files.SUFFIX}"
     kept_program = _OnDisk(document, files.directory() / name, regions)
     if regions.has_kernels:
         LATER.add(kept_program.write_what_is_new)
@@ -370,13 +374,13 @@ class _OnDisk:
                 self._write()
 
 
-def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict) -> tuple[dict, CacheEntry]:
-    """The document of the program that a compiled function runs at a call, and its entry. Raises Unspeakable, Damaged
-    and what capture raises."""
+def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict, path: tuple = ()) -> tuple[dict, CacheEntry]:
+    """The document of the program that a compiled function runs at a call, and its entry. path: its first decisions.
+    Raises Unspeakable, Damaged and what capture raises."""
     said = metadata(compiled.fn, compiled.options, modes, anywhere=True)
     none = Regions(compiled.options, allowed=False)
     return compiled.with_open_capture(
-        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, none)}
+        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, none)}, path
     )
 
 
