@@ -296,6 +296,18 @@ def test_a_target_that_cannot_be_written_is_named_before_anything_is_compiled(tm
     assert not calls
 
 
+def test_errors_of_the_program_are_its_own_with_its_line():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(5, 2))
+    for compile_only in (lambda *args: thunder.export(model, "unused.pt2", *args), thunder.jit(model).lower):
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
+            compile_only(torch.ones(2, 3))
+        assert any("nothing has run" in note for note in caught.value.__notes__)
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            compile_only()
+    with pytest.raises(TypeError, match="path is a Sequential"):
+        thunder.export("unused.pt2", model, torch.ones(2, 3))
+
+
 def test_a_result_of_another_class_names_the_remedy(tmp_path):
     def f(x):
         return types.SimpleNamespace(logits=x * 2)

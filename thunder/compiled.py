@@ -188,7 +188,7 @@ class Compiled:
             fitting = self._cache.fitting(self.fn, modes, args, kwargs, facts, [], {})
             if fitting is not None and fitting[1] is not ORIGINAL and not fitting[0].path and not fitting[0].from_disk:
                 return fitting
-            entry = self._compile(modes, args, kwargs)  # which knows the path of the call
+            entry = self._compile_alone(modes, args, kwargs)  # which knows the path of the call
             for known in self.programs if fitting is not None else ():
                 if known.from_disk:
                     continue  # which has no bound symbols to look at
@@ -204,8 +204,23 @@ class Compiled:
         Nothing runs, and the entry is not remembered. path: its first decisions."""
         results: list = []
         with self._lock:
-            entry = self._compile(modes, args, kwargs, path, look=lambda entry: results.append(look(entry)))
+            entry = self._compile_alone(modes, args, kwargs, path, lambda entry: results.append(look(entry)))
         return results[-1], entry
+
+    def _compile_alone(
+        self, modes: tuple, args: tuple, kwargs: dict, path: tuple = (), look: Callable | None = None
+    ) -> CacheEntry:
+        """A new entry where nothing is to run, so that no call can tell whether the program raises by itself: what was
+        raised leaves with a note."""
+        try:
+            return self._compile(modes, args, kwargs, path, look=look)
+        except ProgramFails as error:
+            failure = error.__cause__
+            assert failure is not None, "a program fails by an exception"
+            failure.add_note(f"raised while thunder captured {self._name}; nothing has run")
+            if error.location is not None:
+                add_location(failure, error.location)
+            raise failure from None
 
     # --- a call that no entry fits
     def _miss(self, modes: tuple, args: tuple, kwargs: dict, missed: dict[Any, str] | None = None):

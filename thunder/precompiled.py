@@ -10,11 +10,9 @@ from typing import Any
 
 from thunder import compat
 from thunder.api import compiled_or_jit, jit
-from thunder.cache.compile import ProgramFails
-from thunder.capture.decisions import RaisesBefore
 from thunder.compiled import compiled_of
 from thunder.core.paths import Decision
-from thunder.errors import OptionError, ProgramFileError, ThunderError
+from thunder.errors import OptionError, ProgramFileError
 from thunder.programs import files
 from thunder.programs.describe import MISSING, Unspeakable, find_named
 from thunder.programs.entry import check_texts, key_of_missing
@@ -71,7 +69,7 @@ def _other_paths(decisions: tuple[Decision, ...], document_of: Callable) -> list
         path = pending.pop(0)
         try:
             document, taken = document_of(path)
-        except (Unspeakable, Damaged, ThunderError, ProgramFails, RaisesBefore):
+        except Exception:  # noqa: BLE001 - what the user's program raises on that path
             continue
         documents.append(document)
         pending += _flipped(taken, len(path))

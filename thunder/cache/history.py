@@ -29,7 +29,7 @@ REASONS = (
     ("shared-memory", r" one object$|shared? memory|shares memory|as views of one memory$| is another leaf or view "),
     ("hooks", r" has hooks now$"),
     ("replaced-parameters", r"^other parameters of the compiled module"),
-    ("failing-questions", r"^a question that the prologue asks raised "),
+    ("failing-guards", r"^a question that the prologue asks raised "),
     ("other-values", ""),
 )  # fmt: skip
 

@@ -67,6 +67,8 @@ def export(
     """
     if format not in FORMATS:
         raise ValueError(f"thunder.export: format is {format!r}; valid: {', '.join(FORMATS)}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"thunder.export(fn, path, *args): path is a {type(path).__name__}, valid: a file's name")
     _check_target(Path(path))
     compiled = compiled_or_jit(fn)
     options = dataclasses.replace(
@@ -85,7 +87,10 @@ def export(
         raise ProgramFileError(f"this program cannot be exported to {path}: {error}") from error
     except compat.export_error as error:
         what = (
-            "dynamic_shapes= are not those of this program" if dynamic_shapes else "torch.export refuses this program"
+            "dynamic_shapes= are not those of this program (torch.export fixes a size that PyTorch runs a loop over, "
+            "such as the length of nn.LSTM and nn.GRU: leave it out, and write a file for each length)"
+            if dynamic_shapes
+            else "torch.export refuses this program"
         )
         raise ProgramFileError(f"{what}: {error}") from error
     if format == "aot_inductor":

@@ -235,7 +235,7 @@ class Shown(NamedTuple):
         names = ", ".join(x.name for x in self.inputs)
         options, imports, needed = _text_of_options(test.options)
         lines = list(dict.fromkeys(["import torch", "import thunder", *imports, *self.program.imports]))
-        lines += [f"# needs {', '.join(needed)} of the program that it was made of"] if needed else []
+        lines += [f"# define here, as in the program with the fault: {', '.join(needed)}"] if needed else []
         lines += ["", "", *self.program.source.splitlines(), "", ""]
         lines += ["torch.manual_seed(0)", *(f"{x.name} = {x.text or _text_of(x.value)}" for x in self.inputs)]
         lines.append(f"compiled = thunder.jit(program{options})")
