@@ -6,6 +6,7 @@ import ctypes
 import difflib
 import email.message
 import functools
+import gc
 import inspect
 import logging
 import queue
@@ -1144,3 +1145,59 @@ def test_what_a_function_reaches_is_not_all_of_pytorch():
     reach = Reach((calls_a_layer,))
     assert reach.is_known and len(reach.seen) < 10_000
     assert reach.reaches(module.linear1.weight) and reach.reaches(handler) and not reach.reaches(nn.Linear(2, 2))
+
+
+def test_a_leaf_that_an_eager_call_makes_is_no_input_of_the_program():
+    """A function that differentiates by a leaf of its own has another one in each call: no other path, and nothing
+    that the program keeps."""
+    references = []
+
+    @thunder.disable
+    def derivative(x):
+        leaf = x.detach().requires_grad_()
+        references.append(weakref.ref(leaf))
+        (slope,) = torch.autograd.grad(linear(leaf).pow(3).sum(), leaf, create_graph=True)
+        return slope * leaf
+
+    linear = torch.nn.Linear(3, 3)
+    compiled = thunder.jit(lambda x: derivative(x * 2).sum() + linear(x).sum())
+    for _ in range(5):
+        x = torch.randn(2, 3, requires_grad=True)
+        gradients = torch.autograd.grad(compiled(x), [x, *linear.parameters()])
+        expected = torch.autograd.grad(derivative(x * 2).sum() + linear(x).sum(), [x, *linear.parameters()])
+        for ours, theirs in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert len(compiled.programs) == 1
+    gc.collect()
+    assert sum(reference() is not None for reference in references) <= 3  # of the first call, and of the gradients here
+
+
+@pytest.mark.parametrize("where", ["of the module", "of the call"])
+def test_a_hook_of_a_leaf_in_an_eager_call_runs_once(where):
+    """The hook of a parameter that an eager call reads by itself, and of a leaf that it makes, sees the gradient once."""
+    seen, linear = [], torch.nn.Linear(3, 3)
+
+    def hook(gradient):
+        seen.append(gradient.sum().item())
+        return gradient * 2
+
+    @thunder.disable
+    def scaled(x):
+        leaf = torch.full((3,), 2.0, requires_grad=True)
+        if where == "of the call":
+            leaf.register_hook(hook)
+        return linear(x) * leaf
+
+    if where == "of the module":
+        linear.weight.register_hook(hook)
+    compiled, gradients = thunder.jit(lambda x: scaled(x * 3).sum()), []
+    for function in (lambda x: scaled(x * 3).sum(), compiled, compiled):
+        linear.zero_grad()
+        seen.clear()
+        x = torch.ones(2, 3, requires_grad=True)
+        function(x).backward()
+        gradients.append((linear.weight.grad, linear.bias.grad, x.grad, torch.tensor(seen)))
+    for ours in gradients[1:]:
+        assert len(ours[-1]) == 1
+        for a, b in zip(ours, gradients[0], strict=True):
+            torch.testing.assert_close(a, b)

@@ -295,7 +295,7 @@ class _Values:
             reason = f"{name_of(function, args)}() changes {what}"
             self.c.refuse(reason, "give it a container from outside of the compiled function, or call it there")
         if gives_back:
-            reason = f"{name_of(function)}() gives back a {type(value).__name__} with a tensor that it is given"
+            reason = f"{name_of(function, args)}() gives back a {type(value).__name__} with a tensor that it is given"
             self.c.refuse(reason, "call it outside of the compiled function")
         if (
             connects
@@ -305,7 +305,9 @@ class _Values:
         ):
             self.log.forget(index, value)
             eager_calls.set_back(states)
-            reason = f"{name_of(function)}() gives a {type(value).__name__} with tensors whose gradients would be lost"
+            reason = (
+                f"{name_of(function, args)}() gives a {type(value).__name__} with tensors whose gradients would be lost"
+            )
             warn_user(f"{reason}: it runs twice in this call", FallbackWarning)
             self.c.refuse(reason, "call it outside of the compiled function")
         return value

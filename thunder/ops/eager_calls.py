@@ -193,7 +193,7 @@ def call(
     if held or written or left:
         beside, inputs = Beside(held, written, entries, tuple(left)), [edges[path] for path in wanted]
         leaves = _leaves_behind(held, inputs)
-        graph = Graph([*inputs, *leaves], list(held)) if held else None
+        graph = _CallGraph(inputs, leaves, list(held)) if held else None
         return Outcome(Held(value), graph, (), leaves, f"{kind_of(value)} that {beside}", drawn, None, beside)
     if not _is_fresh(value):
         return Outcome(Held(value), kind=kind_of(value), generators=drawn)
@@ -232,7 +232,7 @@ def _outcome_of_fresh(value: Any, by_path: dict[tuple, torch.Tensor], wanted: Se
     connected = tuple(i for i, x in enumerate(results) if x.requires_grad)
     outputs, inputs = [results[i] for i in connected], [by_path[path] for path in wanted]
     leaves = _leaves_behind(outputs, inputs)
-    graph = Graph([*inputs, *leaves], outputs) if outputs else None
+    graph = _CallGraph(inputs, leaves, outputs) if outputs else None
     apart = map_result(lambda x: x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x, value)
     return Outcome(apart, graph, connected, leaves, _described(value), drawn)
 
@@ -495,13 +495,42 @@ def set_back(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
         generator.set_state(state)
 
 
+class _CallGraph(Graph):
+    """The graph of an eager call. leaves: the last of its inputs, see `Outcome`."""
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, inputs: Sequence, leaves: tuple[torch.Tensor, ...], outputs: list[torch.Tensor]):
+        super().__init__([*inputs, *leaves], outputs)
+        self.leaves = leaves
+
+
+@contextlib.contextmanager
+def _without_hooks(graph: Graph) -> Iterator[None]:
+    """A backward inside the block leaves out the hooks of leaves: they run once, where the program's gradient reaches
+    the leaf."""
+    tables: list[Any] = [x._backward_hooks for x in getattr(graph, "leaves", ()) if x._backward_hooks]
+    hooks = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            table.clear()
+        yield
+    finally:
+        for table, was in zip(tables, hooks, strict=True):
+            table.update(was)
+
+
 def _leaves_behind(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor | GradientEdge]
 ) -> tuple[torch.Tensor, ...]:
-    """The leaves that a graph reaches beside its inputs, in the order in which a walk from the outputs meets them."""
+    """The leaves that a graph reaches beside its inputs, in the order in which a walk from the outputs meets them.
+
+    Those that the graph alone holds were made inside of the call, and nobody sees their gradients: they are left out.
+    """
     known = {id(x) for x in inputs}
     stops = {x.node if isinstance(x, GradientEdge) else x.grad_fn for x in inputs} - {None}
     pending, seen, leaves = [x.grad_fn for x in outputs], set(stops), dict[int, torch.Tensor]()
+    unseen: list[torch.Tensor] = []
     for x in outputs:
         if x.grad_fn is None and id(x) not in known:
             leaves[id(x)] = x
@@ -512,9 +541,25 @@ def _leaves_behind(
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in known:
-            leaves.setdefault(id(variable), variable)
+            if sys.getrefcount(variable) == _references_of_unseen() and not _has_hooks(variable):
+                unseen.append(variable)
+            else:
+                leaves.setdefault(id(variable), variable)
         pending += [following for following, _ in node.next_functions]
-    return tuple(leaves.values())
+    return tuple(leaves.values() if leaves or inputs else unseen)
+
+
+@functools.cache
+def _references_of_unseen() -> int:
+    """How many references there are to a leaf that a graph alone holds, as `_leaves_behind` counts them."""
+    with torch.enable_grad():
+        view: Any = torch.zeros(1, requires_grad=True).view_as(torch.zeros(1)).grad_fn
+    variable = view.next_functions[0][0].variable
+    return sys.getrefcount(variable)
+
+
+def _has_hooks(leaf: torch.Tensor) -> bool:
+    return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
 
 
 def _described(value: Any) -> str:
@@ -736,7 +781,8 @@ def runs_python(graph: Graph) -> bool:
 def _run_backward(graph: Graph, cotangents: tuple, names: tuple[str, ...]) -> tuple:
     """The gradients of the call's inputs. What its function does in a backward, as a checkpoint that runs it again, is
     done where autograd wants the gradient of one of the program's inputs with these names."""
-    return run_backward(graph, cotangents if wants(names) else (None,) * len(cotangents))
+    with _without_hooks(graph):
+        return run_backward(graph, cotangents if wants(names) else (None,) * len(cotangents))
 
 
 def _derivative(symbol: Symbol, *arguments):
@@ -779,7 +825,8 @@ class _Connected(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *cotangents):
         keeps, graph = compat.keeps_graph(), ctx.graph
-        gradients = torch.autograd.grad(graph.outputs, graph.inputs, cotangents, keeps, allow_unused=True)
+        with _without_hooks(graph):
+            gradients = torch.autograd.grad(graph.outputs, graph.inputs, cotangents, keeps, allow_unused=True)
         return None, *gradients
 
 
