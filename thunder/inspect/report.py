@@ -188,7 +188,7 @@ def _unmeasured(what: str) -> list[str]:
 
 
 def _mib(size: float) -> float:
-    return size / 2**20
+    return 0.0 if -5e3 < size < 0 else size / 2**20  # and not -0.00
 
 
 def _torch_device(entry: CacheEntry) -> torch.device:
