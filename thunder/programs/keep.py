@@ -244,9 +244,7 @@ def find(
         return None
 
     def fitting(document: Mapping, file: Path | None = None) -> CacheEntry | None:
-        if not begins_with(document, path):
-            return None
-        return _fitting(document, modes, fn, args, kwargs, overrides, why, options.transforms, file)
+        return _fitting(document, modes, fn, args, kwargs, overrides, why, options.transforms, path, file)
 
     for document in documents:
         if reasons := differences(document["metadata"], said):
@@ -301,10 +299,13 @@ _warned: list[str] = []
 
 def _fitting(
     document: Mapping, modes: tuple, fn: Any, args: tuple, kwargs: dict, overrides: tuple, why: list[str],
-    transforms: tuple, path: Path | None = None,
+    transforms: tuple, decisions: tuple, path: Path | None = None,
 ) -> CacheEntry | None:  # fmt: skip
-    """The entry of a document that fits a call; None, with the reason in `why` or a warning, where it does not."""
+    """The entry of a document that fits a call; None, with the reason in `why` or a warning, where it does not.
+    decisions: those that its program begins with."""
     try:
+        if not begins_with(document, decisions):
+            return None
         return entry_of(document, modes, fn, args, kwargs, overrides, transforms, lambda: _retired.add(_version(path)))
     except Mismatch as error:
         why.append(str(error))
