@@ -15,13 +15,15 @@ A checkpoint runs a program twice, and takes the tensors that the second call sa
 that is called under hooks of saved tensors while it is in its first tier stays there.
 
 A program whose kernels another process has left on the disk begins with them. One whose second tier cannot be compiled
-stays in the first, with a warning. A forked process stays in the first tier. Programs of several ranks have one.
+stays in the first, with a warning. A forked process stays in the first tier. A program that communicates has a second
+tier whose collectives come in the order of the first: ranks count their own calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -36,6 +38,7 @@ from thunder.cache.search import search_later
 from thunder.capture import Captured
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, TraceTag
+from thunder.distributed.agreement import collectives_of
 from thunder.errors import MissingImplementationError, warn_user
 from thunder.extend import Executor, add_executor_lists, get_executor
 from thunder.extend.fusion import FusionExecutor
@@ -101,7 +104,7 @@ def _unwatched(trace: Trace, run: Callable) -> Callable:
 def _second(captured: Captured, options: JitOptions) -> JitOptions | None:
     """The options of the second tier; None where there is none."""
     program = captured.computation
-    if program.info.communicates or options.numerics is NUMERICS_OPTIONS.EAGER:
+    if options.numerics is NUMERICS_OPTIONS.EAGER:
         return None
     executors = options.executors
     if options.default_executors and _on_cpu(program):
@@ -237,6 +240,7 @@ class Tiers:
                 second = self._lower()
             forward = second.computation_traces[-1]
             backward = second.backward_traces[-1] if second.backward_traces else None
+            self._check_collectives(second)
             for executor in self._executors:
                 executor.compile_ahead(forward, backward, dict(forward.info.strides))
             if any(b.sym.is_fusion for t in (forward, backward) if t is not None for b in t.bound_symbols):
@@ -253,6 +257,38 @@ class Tiers:
             self._failure = f"the second cannot be compiled: {type(error).__name__}: {error}"
         self._lower = _nothing  # it holds the program
         self._compiled.set()
+
+    def _check_collectives(self, second: Lowered) -> None:
+        """Raises MissingImplementationError where the second tier communicates in another order: other ranks change
+        their tier by their own calls, and one may stay in its first."""
+        first = [] if self._first is None else _communication(self._first)
+        others = _communication(second)
+        if len(first) != len(others) or not all(map(_is_same, first, others)):
+            raise MissingImplementationError(
+                "its collectives would come in another order than in the first tier, which other ranks may run"
+            )
+
+
+def _communication(program: Lowered) -> list[tuple]:
+    traces = [program.computation_traces[-1], *program.backward_traces[-1:]]
+    if not traces[0].info.communicates:
+        return []
+    return [(group, said) for group, said, _ in collectives_of(traces)]
+
+
+def _is_same(first: tuple, other: tuple) -> bool:
+    """Whether two lowerings of one program communicate the same. The second has other names of gradients, with a number
+    behind those of the first, since these are taken."""
+    (group, said), (other_group, other_said) = first, other
+    words, other_words = said.split(), other_said.split()
+    return (
+        group is other_group
+        and len(words) == len(other_words)
+        and all(
+            a == b or a.startswith("d_") and re.fullmatch(rf"{re.escape(a.rstrip(','))}_\d+", b.rstrip(","))
+            for a, b in zip(words, other_words, strict=True)
+        )
+    )
 
 
 def _nothing(*args) -> Any:

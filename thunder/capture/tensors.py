@@ -81,10 +81,10 @@ def check_apart(c: Capture) -> None:
 
 def is_local(value: torch.Tensor) -> bool:
     """Whether programs compute with the local tensor of a DTensor."""
-    return is_dtensor(value) and _how_held(value) is not None
+    return is_dtensor(value) and how_held(value) is not None
 
 
-def _how_held(value: torch.Tensor) -> Placement | None:
+def how_held(value: torch.Tensor) -> Placement | None:
     """How the ranks hold a tensor. Of a DTensor that is no parameter its own placements say it."""
     known = placement_of(value)
     return described(value) if known is None and is_dtensor(value) else known
@@ -101,7 +101,7 @@ def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
         shape = tuple(number_at(c, n) if type(n) is Source else n for n in source.key)
         guarded = tuple(n if type(n) is int else None for n in shape)
     names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
-    placement = _how_held(value)
+    placement = how_held(value)
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
     # read in the shape and dtype that the program was written for; a transform changes the operations that read it
@@ -120,7 +120,7 @@ def _new_proxy(c: Capture, value: torch.Tensor, source: Source) -> TensorProxy:
     name = names.claim(source.name(c.world.parameters))
     proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
     if is_dtensor(value):
-        seen = cast(Placement, _how_held(value)).held_shape
+        seen = cast(Placement, how_held(value)).held_shape
         c.tensors.local[source] = seen[0] if seen else None
     c.tensors.shapes[source] = guarded
     c.tensors.stand_for(proxy, value, source)

@@ -55,19 +55,33 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     Raises CollectiveError, on all ranks that wait, where one has others, and where one has none within two minutes or
     the group's timeout.
     """
+    agree(collectives_of(traces))
+
+
+def agree(collectives: Sequence[tuple[Any, str, str]]) -> None:
+    """Waits until all ranks of each group have the same collectives (see `collectives_of`, `check_agreement`)."""
     programs: dict = {}
+    for group, said, where in collectives:
+        programs.setdefault(group, []).append((said, where))
+    if programs:
+        introduce()
+    for group, said in programs.items():
+        lines, places = zip(*said, strict=True)
+        ballot_of(group, "collective").agree(lines, _patience(group), places)
+
+
+def collectives_of(traces: Sequence[Trace]) -> list[tuple[Any, str, str]]:
+    """The collectives of programs in order: the group, as ranks have to agree on it, and its place in the user's
+    code."""
+    collectives = []
     for trace in traces:
         parameters = _of_parameters(trace)
         for operation in trace.bound_symbols:
             group = next((a for a in operation.args if isinstance(a, dist.ProcessGroup)), None)
             if group is not None:
                 where = getattr(operation.location, "short", "")
-                programs.setdefault(group, []).append((_said(operation, parameters), where))
-    if programs:
-        introduce()
-    for group, said in programs.items():
-        lines, places = zip(*said, strict=True)
-        ballot_of(group, "collective").agree(lines, _patience(group), places)
+                collectives.append((group, _said(operation, parameters), where))
+    return collectives
 
 
 def check_same_module(groups: Sequence, how: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -43,7 +43,14 @@ from thunder.programs.describe import Describer, Unspeakable, named
 from thunder.programs.files import FOREIGN
 from thunder.programs.foreign import checked, refused_name
 from thunder.programs.operators import is_operation
-from thunder.programs.questions import Replay, written_questions
+from thunder.programs.questions import Replay, placed_inputs, written_questions
+from thunder.programs.ranks import (
+    agree_with_others,
+    check_one_result,
+    no_second_derivative,
+    objects_of_placements,
+    written_agreement,
+)
 from thunder.programs.regions import Regions, kept_regions, named_transforms
 from thunder.programs.text import (
     Damaged,
@@ -73,6 +80,12 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
     """
     captured = entry.captured
     _refuse(entry)
+    communicates = captured.computation.info.communicates
+    placements = [q for _, q in placed_inputs(captured._capture)]
+    objects_of_ranks = objects_of_placements(placements)
+    regions.functions |= objects_of_ranks
+    if communicates and entry.connection is not None:
+        check_one_result(entry.connection.requires_grad)
     regions.add((entry.forward, entry.backward))
     epilogue, objects = None, {}
     if entry.epilogue is not None:
@@ -96,7 +109,8 @@ def document_of(entry: CacheEntry, options: JitOptions, regions: Regions) -> dic
         "backward": written_text(entry.backward, codes, regions.functions) if differentiates else None,
         "epilogue": epilogue,
         "connection": _connection(connection) if differentiates else None,
-        "plain": _plain(connection, options, captured.decisions) if differentiates else None,
+        "plain": _plain(connection, options, captured.decisions) if differentiates and not communicates else None,
+        "collectives": written_agreement(entry, objects_of_ranks),
         "without": {},
         "codes": codes,
         "regions": regions.said(),
@@ -137,7 +151,6 @@ def _refuse(entry: CacheEntry) -> None:
     reasons = [
         (captured.host_calls, "it calls Python code on the host, which no file holds: call that outside of it"),
         (captured.locks, "it takes a lock, which belongs to one process: take it outside of the function"),
-        (captured.computation.info.communicates, "ranks communicate in it: let each rank capture the program"),
         (entry.tiers is not None, "its kernels are compiled in the background: compile with tiers='one'"),
         (of_users, f"register_grad gave {', '.join(of_users)} another derivative, whose code no file holds"),
     ]
@@ -231,9 +244,9 @@ class TextTrace(Trace):
 
     __slots__ = ("text",)
 
-    def __init__(self, name: str, text: str, function: Callable | None):
+    def __init__(self, name: str, text: str, function: Callable | None, info: TraceInfo | None = None):
         self.text = text
-        super().__init__(name, (), (), None, Names())
+        super().__init__(name, (), (), None, Names(), info=info)
         self._callable = function
 
     def _text(self, printer: Printer, include_decorators: bool) -> str:
@@ -265,7 +278,8 @@ class Loaded:
         self.constants: dict = facts["constants"]
         self.effects = frozenset(facts["effects"])
         self.parameters = tuple(document["questions"]["parameters"])
-        self.computation = TextTrace("computation", document["computation"]["text"], None)
+        info = TraceInfo(layouts={"": document["collectives"]} if document["collectives"] else {})  # it communicates
+        self.computation = TextTrace("computation", document["computation"]["text"], None, info)
         self.computation_traces = [self.computation]
         self._weak, self._lines, self.retired = weak, document["computation"]["lines"], False
 
@@ -323,11 +337,12 @@ def entry_of(
         retired()
 
     regions = kept_regions(document.get("regions", {}), retire) | named_transforms(transforms)
-    trusted = {"codes": document.get("codes", {}), "regions": regions}
+    trusted: dict[str, dict] = {"codes": document.get("codes", {}), "regions": regions}
     guarded = checked if document.get(FOREIGN) else _as_it_is
     code_of = functools.partial(kept_code, trusted["codes"])
     replay = Replay(document["questions"], fn, args, kwargs, overrides, code_of)
     prologue, prologue_fn, weak = replay.prologue()
+    regions |= objects_of_placements(replay.placements)
     computation, backward = document["computation"], document["backward"]
     forward_fn, backwards = function_of(computation, trusted), []
     if document["connection"] is None:
@@ -349,6 +364,7 @@ def entry_of(
     traces = [TextTrace("computation", computation["text"], forward_fn)]
     entry = CacheEntry(captured, Lowered(traces, backwards, run, []), modes)
     entry.from_disk = True
+    agree_with_others(document["collectives"], regions)
     return entry
 
 
@@ -380,6 +396,8 @@ def _connected(
         return None if text is None else apart(guarded(function_of(text, trusted)))
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        if document["plain"] is None:
+            return no_second_derivative, list(range(arguments))
         return guarded(_differentiated(document["plain"], trusted, missing, arguments)), list(range(arguments))
 
     return connect(

@@ -27,7 +27,7 @@ import torch
 from thunder import version
 from thunder.cache.entry import CacheEntry
 from thunder.capture import checks
-from thunder.errors import ProgramFileWarning, warn_user
+from thunder.errors import CollectiveError, ProgramFileWarning, warn_user
 from thunder.extend import FUEL_LEVEL
 from thunder.options import CACHE_OPTIONS, KEEP_PROGRAMS, SHARP_EDGES_OPTIONS, JitOptions, compile_option
 from thunder.pipeline import PASSES
@@ -97,7 +97,13 @@ def _code(fn: Any) -> str:
 def _modes(modes: tuple) -> str:
     if modes[4] is not None:
         raise Unspeakable("it is called under a torch-function mode")
-    return json.dumps(Describer()(modes))
+    before, data_parallel, behind = modes[:5], modes[5], modes[6:]
+    if data_parallel is not None:  # how often parameters were placed is of this process
+        _, skipped, gathered = data_parallel
+        if not isinstance(skipped, bool) or gathered:
+            raise Unspeakable("it is called under no_sync")
+        data_parallel = (skipped,) if skipped else None
+    return json.dumps(Describer()((*before, data_parallel, *behind)))
 
 
 def _options(options: JitOptions) -> dict[str, str]:
@@ -307,6 +313,8 @@ def _fitting(
         if not begins_with(document, decisions):
             return None
         return entry_of(document, modes, fn, args, kwargs, overrides, transforms, lambda: _retired.add(_version(path)))
+    except CollectiveError:
+        raise
     except Mismatch as error:
         why.append(str(error))
     except Exception as error:  # noqa: BLE001 - whatever a file says that no document says
@@ -380,9 +388,13 @@ def document_for(compiled: Any, modes: tuple, args: tuple, kwargs: dict, path: t
     Raises Unspeakable, Damaged and what capture raises."""
     said = metadata(compiled.fn, compiled.options, modes, anywhere=True)
     none = Regions(compiled.options, allowed=False)
-    return compiled.with_open_capture(
-        modes, args, kwargs, lambda entry: {"metadata": said, **document_of(entry, compiled.options, none)}, path
-    )
+
+    def document(entry: CacheEntry) -> dict:
+        if entry.captured.computation.info.communicates:
+            raise Unspeakable("ranks communicate in it: keep_programs=True writes it, and each start loads it")
+        return {"metadata": said, **document_of(entry, compiled.options, none)}
+
+    return compiled.with_open_capture(modes, args, kwargs, document, path)
 
 
 def _store(path: Path, document: Mapping) -> None:

@@ -25,11 +25,13 @@ from thunder.capture.handlers import HOOKS
 from thunder.capture.host import replaced_tensors, rooted_modules
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.state import Numbers, Outside, Request, Tensors
+from thunder.capture.tensors import how_held, is_local
 from thunder.capture.world import MISSING, STEPS, Computation, Question, Source, World, same_value
 from thunder.core.symbolic import APPLICATIONS, RELATIONS, Decisions, Expression, hold
-from thunder.distributed.placement import placement_of
+from thunder.distributed.placement import Placement, placement_of
 from thunder.options import JitOptions
 from thunder.programs.describe import Describer, Unspeakable, find_named, named
+from thunder.programs.ranks import described_placement
 from thunder.transforms.base import reading
 
 QUESTIONS: dict[str, Question] = {q.name: q for q in vars(world).values() if isinstance(q, Question)}
@@ -248,7 +250,10 @@ def written_questions(
     inputs = [write.source(s) for s in input_sources]
     required = [write.source(s) for s in c.tensors.required.values()]
     places = {name: write.described(x) for name, x in objects.items()}
+    local = [[write.source(s), rows] for s, rows in c.tensors.local.items()]
+    placed = [[write.source(s), described_placement(q)] for s, q in placed_inputs(c)]
     return {
+        "local": local, "placed": placed,
         "parameters": list(c.world.parameters), "arguments": len(c.request.args), "keywords": list(c.request.kwargs),
         "sources": write.rows, "constants": write.constants, "asked": guards, "tensors": tensors, "real": real,
         "distinct": distinct, "pinned": pinned, "inputs": inputs, "objects": places,
@@ -262,10 +267,13 @@ def written_questions(
     }  # fmt: skip
 
 
+def placed_inputs(c: Any) -> list[tuple[Source, Placement]]:
+    """The inputs that ranks hold together."""
+    return [(c.tensors.real[p][1], q) for p, q in c.tensors.placements.items() if p in c.tensors.real]
+
+
 def _refuse_what_is_left_out(c: Any) -> None:
     """Raises Unspeakable for inputs that a file cannot describe."""
-    if c.tensors.local:
-        raise Unspeakable("it takes DTensors, whose ranks a file does not know: let each rank capture the program")
     if c.tensors.opaque or c.tensors.holds_opaque:
         raise Unspeakable("it takes sparse or nested tensors, or tensors of a subclass with rules of its own")
     if any(placement_of(x) is not None for table in c.request.overrides for x in table.values()):
@@ -321,11 +329,11 @@ class Replay:
     ):  # fmt: skip
         self.code_of = code_of
         self.said, self.world = said, World(tuple(said["parameters"]))
-        # programs of DTensors are not kept
         self.request = Request(fn, args, kwargs, JitOptions(), overrides=overrides)
         self.outside, self.tensors = Outside(rooted_modules(fn)), Tensors(replaced_tensors(fn, overrides))
         self.numbers = Numbers(False, False)
         self._sources: list[Source] = []
+        self.placements: list[Placement] = []  # of the inputs that ranks hold together
 
     def prologue(self) -> tuple[Any, Any, list[Any]]:
         """The prologue's trace and function, and weak references to what must be alive for it to fit a call."""
@@ -342,6 +350,7 @@ class Replay:
             for number, table, name in self.said["replaced"]:
                 self.tensors.replaced_sources[self.source(number)] = self._table_with(table, name), name
             self._look_at_tensors(say)
+            self._look_at_ranks()
             self._numbers()
             for source in self._sources:
                 if source.step == "const":  # the writer asks for all of them, questions for some
@@ -417,6 +426,20 @@ class Replay:
             self.tensors.used.add(i)
             if mutated:
                 self.tensors.mutated[i] = None
+
+    def _look_at_ranks(self) -> None:
+        """How the ranks hold the inputs. Raises Mismatch."""
+        for number, rows in self.said["local"]:
+            if not is_local(self.guarded_tensor(self.source(number))):
+                raise Mismatch(f"{self.world.describe(self.source(number))} was a DTensor, and is none")
+            self.tensors.local[self.source(number)] = rows
+        for number, want in self.said["placed"]:
+            source = self.source(number)
+            placement = how_held(self.guarded_tensor(source))
+            now = None if placement is None else described_placement(placement)
+            if placement is None or now != want:
+                raise Mismatch(f"{self.world.describe(source)}: the ranks held it as {want}, hold it as {now}")
+            self.placements.append(placement)
 
     def _numbers(self) -> None:
         """The numbers that stay symbolic, and the relations that the program was decided by."""

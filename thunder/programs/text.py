@@ -29,12 +29,17 @@ from thunder.capture.world import MISSING
 from thunder.core.codegen import PerCall, Printer, compile_source, function_source
 from thunder.core.regions import FusedFunction
 from thunder.core.trace import Trace
+from thunder.distributed.layouts import Axis
+from thunder.distributed.placement import Placement
 from thunder.ops.functionalize.inplace import in_grad_mode
 from thunder.ops.registry import LTORCH, PRIMS
 from thunder.programs.describe import Describer, Unspeakable, digest, find_named, name_of, named
 from thunder.programs.operators import is_operation
 from thunder.transforms.base import Transform
 from thunder.transforms.constants import Constant
+
+# of programs of several ranks; no text says them, and a process has its own
+OBJECTS = (torch.distributed.ProcessGroup, Axis, Placement) if torch.distributed.is_available() else ()
 
 
 class Damaged(Exception):
@@ -233,7 +238,7 @@ def objects_of(said: dict[str, Any], regions: Mapping[str, Callable] = MappingPr
 
 
 def _may_be_named(x: Any) -> bool:
-    if isinstance(x, (FusedFunction, Constant, Transform)):
+    if isinstance(x, (FusedFunction, Constant, Transform, *OBJECTS)):
         return True
     if type(x) is functools.partial:  # a derivative by PyTorch, of the function of an operation
         return not x.keywords and all(map(_may_be_named, (x.func, *x.args)))
