@@ -3,6 +3,8 @@ together."""
 
 import collections
 import copy
+import time
+import weakref
 from unittest import mock
 
 import pytest
@@ -24,6 +26,7 @@ from thunder.distributed import (
     row_parallel,
 )
 from thunder.errors import CaptureError
+from thunder.ops.families import collectives
 
 LAYERS = {"sharding_strategy": FSDPType.ZERO3, "bucketing_strategy": FSDPBucketingStrategy.LAYER}
 WAYS = {
@@ -290,6 +293,43 @@ def whole_steps(rank, size, layout, name, clip):
     assert thunder.cache_misses(compiled) <= 2
     copies = [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols].count("copy_")
     return dict(communicated(thunder.last_traces(compiled))), copies
+
+
+def frees_gradients(rank, size, layout):
+    """Where zero_grad() stands first, gradients of the step before are freed before the program reduces new ones."""
+    torch.manual_seed(0)
+    module = LAYOUTS[layout](Tower().double())
+    optimizer = torch.optim.SGD(list(module.parameters()), lr=0.1)
+
+    @thunder.jit(fallback="error", executors=[])
+    def step(x):
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+
+    x, start, freed = torch.randn(4, 6, dtype=torch.float64), collectives.Started.__init__, []
+    for number in range(4):
+        of_step_before = [weakref.ref(p.grad) for p in module.parameters() if p.grad is not None]
+
+        def starts(started, what, *args, of_step_before=of_step_before):
+            if what != "all_gather":  # of parameters, which may start before everything else
+                until = time.monotonic() + 5  # Gloo's threads let go of what they have sent a moment later
+                while any(gradient() is not None for gradient in of_step_before) and time.monotonic() < until:
+                    time.sleep(0.01)
+                freed.append(all(gradient() is None for gradient in of_step_before))
+            start(started, what, *args)
+
+        freed.clear()
+        with mock.patch.object(collectives.Started, "__init__", starts):
+            step(x)
+        assert len(of_step_before) == (len(list(module.parameters())) if number else 0)
+        assert freed and all(freed), number
+    assert all(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3", "tp"])
+def test_gradients_of_the_step_before_are_freed(ranks, layout):
+    ranks(2)(frees_gradients, layout)
 
 
 def test_whole_steps(ranks):

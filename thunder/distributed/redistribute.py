@@ -371,6 +371,9 @@ def redistribute_parameters(computation: Trace, placements: dict[Proxy, Placemen
         if isinstance(target, Proxy) and target in written:
             operations += _written_back(operation, args[target], placements[target], context)
             continue
+        if effects.of_held.holds(operation):
+            operations.append(operation.swap({**args}))
+            continue
         if not waiting.keys().isdisjoint(operation.inputs):
             operations += made_whole(operation.inputs)
         operations.append(operation)

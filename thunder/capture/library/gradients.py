@@ -11,6 +11,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, primitive
 from thunder.interpreter import NULL
 from thunder.ops.infer import fake
+from thunder.ops.rules import effects
 from thunder.ops.torch_types import from_tensor_dtype
 
 A_TENSOR = torch.empty(())  # made before any capture, which would record it
@@ -61,7 +62,7 @@ def write_gradient(c: Capture, p: TensorProxy, value) -> None:
         with compat.DisableTorchFunction():
             filled = c.tensors.real[p][0].grad is not None
         is_new = c.effects.value(owner, "grad") is NULL
-        if value is None and is_new and filled and (placement is None or placement.is_whole):
+        if value is None and is_new and filled:
             drop_gradient(p)
         c.effects.write_to_tensor(owner, p, "grad", value)
     else:
@@ -71,7 +72,11 @@ def write_gradient(c: Capture, p: TensorProxy, value) -> None:
 # the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
 @primitive(lambda tensor: None, tags=(OpTags.DONT_DCE,), module="ltorch")
 def drop_gradient(tensor: torch.Tensor) -> None:
-    tensor.grad = None
+    whole = getattr(tensor, "local_of", tensor)  # the DTensor of a local tensor
+    whole.grad = None
+
+
+effects.of_held.add(drop_gradient)
 
 
 @primitive(lambda tensor, gradient: like(gradient), tags=(OpTags.DETACHED,), module="ltorch")

@@ -23,5 +23,9 @@ holds_generator = Property()
 leaves_gradient = Property()
 """Adds to the gradient of a parameter, which no program returns then."""
 
+of_held = Property()
+"""Does something to a tensor from outside, whatever its values are: of a parameter that ranks hold together, to what
+this rank holds."""
+
 changes_metadata = Property()
 """Changes an argument's shape or strides in place."""
