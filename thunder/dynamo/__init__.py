@@ -18,7 +18,7 @@ from thunder.api import jit
 from thunder.capture.state import EagerFunctions
 from thunder.core.trace import Trace
 from thunder.dynamo.parts import joined, parts_around, refused_node, user_line_of
-from thunder.errors import FallbackWarning, OptionError, warn_user
+from thunder.errors import FallbackWarning, OptionError, ThunderError, warn_user
 from thunder.inspect.queries import last_backward_traces, last_traces
 from thunder.options import FALLBACK_OPTIONS
 from thunder.runtime.autograd import ThunderFunction
@@ -52,7 +52,9 @@ class ThunderCompiler:
             raise OptionError("mode= and inductor_options= are for what Inductor runs: pass fallback='inductor'")
         jit(**thunder_options)  # raises
         self.thunder_options, self.fallback = thunder_options, fallback
-        self.of_inductor = {"mode": mode} if mode else {"options": inductor_options} if inductor_options else {}
+        self.of_inductor: dict[str, Any] = (
+            {"mode": mode} if mode else {"options": inductor_options} if inductor_options else {}
+        )
         self.subgraphs: list[Callable] = []
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence) -> Callable:
@@ -63,9 +65,10 @@ class ThunderCompiler:
     def compiled(self, graph: torch.fx.GraphModule, symbolic: bool) -> Callable:
         """A graph or a part of one, compiled. symbolic: whether it has numbers that are."""
         _ = graph.code  # Dynamo's graphs write their code when it is first asked for, which is no part of the program
-        known = {"dynamic": True, "cache": "symbolic values"} if symbolic else {}
+        known: dict[str, Any] = {"dynamic": True, "cache": "symbolic values"} if symbolic else {}
         refuses = self.fallback == FALLBACK_OPTIONS.ERROR.value
-        compiled = jit(graph, **known | self.thunder_options | {"fallback": "error" if refuses else "eager"})
+        options: dict[str, Any] = known | self.thunder_options | {"fallback": "error" if refuses else "eager"}
+        compiled = jit(graph, **options)
         self.subgraphs.append(compiled)
         if not refuses:
             compiled._compiled.otherwise = _InParts(self, graph, compiled, symbolic)
@@ -96,7 +99,7 @@ class _InParts:
             self.parts = self._split(error)
         return self.parts(*args, **kwargs), True
 
-    def _split(self, error: Exception) -> Callable:
+    def _split(self, error: ThunderError) -> Callable:
         """The graph in parts: the refused nodes run by the fallback, those before and behind them are compiled."""
         parts = parts_around(self.graph, refused_node(self.graph, error))
         line, by = user_line_of(parts.refused), self.compiler.fallback
@@ -120,7 +123,7 @@ class _InParts:
 @functools.cache
 def _leave_backwards_alone() -> None:
     """Keep Dynamo from compiling thunder's own Python, which a backward runs under frames that Dynamo evaluates."""
-    ThunderFunction.backward = staticmethod(torch.compiler.disable(ThunderFunction.backward))
+    ThunderFunction.backward = staticmethod(torch.compiler.disable(ThunderFunction.backward))  # type: ignore[method-assign]
 
 
 def _sizes(x: Any) -> Sequence:

@@ -16,7 +16,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -110,8 +110,9 @@ def _writes(node: Node) -> bool:
     """Whether a node may write to its arguments, as its name says: `x.add_(1)`, `x[0] = y`, `x += y`, `out=`."""
     if node.target in _WRITING or "out" in node.kwargs:
         return True
-    if isinstance(node.target, compat.OpOverload):
-        return node.target._schema.is_mutable
+    target: Any = node.target
+    if isinstance(target, compat.OpOverload):
+        return target._schema.is_mutable
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
@@ -187,7 +188,7 @@ def _module(graph: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], r
     def value(node: Node) -> Node:
         if node not in values:
             assert node.op == "get_attr", "all other values are inputs of the part"
-            values[node] = inner.get_attr(node.target)
+            values[node] = inner.get_attr(str(node.target))
         return values[node]
 
     for node in inputs:
@@ -203,6 +204,7 @@ def _value(outer: Graph, modules: dict, graph: GraphModule, values: dict[Node, N
     """A value that the whole graph returns."""
     if node not in values:
         assert node.op == "get_attr", "all other values are computed by a part"
-        modules[node.target] = operator.attrgetter(node.target)(graph)
-        values[node] = outer.get_attr(node.target)
+        path = str(node.target)
+        modules[path] = operator.attrgetter(path)(graph)
+        values[node] = outer.get_attr(path)
     return values[node]

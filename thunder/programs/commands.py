@@ -152,7 +152,7 @@ def _guards(document: Mapping) -> list[str]:
 
 def _text(name: str):
     def lines(document: Mapping) -> list[str]:
-        text = document.get(name) or ""
+        text: Any = document.get(name) or ""
         return (text["text"] if isinstance(text, dict) else text).split("\n")
 
     return lines

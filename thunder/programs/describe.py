@@ -217,7 +217,7 @@ class Describer:
 
     def _module(self, x: types.ModuleType) -> list:
         name = getattr(x, "__name__", None)
-        return ["module", name] if sys.modules.get(name) is x else ["a module", str(name), self.number(x)]
+        return ["module", name] if sys.modules.get(name or "") is x else ["a module", str(name), self.number(x)]
 
     def _class(self, x: type) -> list:
         name = name_of(x)

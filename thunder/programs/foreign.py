@@ -116,7 +116,8 @@ def _operators() -> type:
             self._check_operands(operator, args, kwargs, leaves)
             if self.types_are_known:
                 return operator(*args, **kwargs)
-            declared = self._without_data(operator, *compat.tree_unflatten(list(map(_meta, leaves)), spec), leaves)
+            of_types, keywords = compat.tree_unflatten(list(map(_meta, leaves)), spec)
+            declared = self._without_data(operator, of_types, keywords, leaves)
             results = operator(*args, **kwargs)
             if declared is not None and _kinds(declared) != _kinds(results):
                 raise _refused(operator, f"its results are {_types([results])} where they should be "

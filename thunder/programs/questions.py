@@ -144,10 +144,11 @@ class _Writer:
             if find_named(name, "__name__") is not MISSING and value is vars(_module(name)):
                 return ["globals", name]
         said = Describer()(value)
-        value_now, kind = named(said), type(value)
+        value_now = named(said)
         if (
             same_value(value_now, value)
-            or kind is functools.partial is type(value_now)
+            or type(value) is functools.partial
+            and type(value_now) is functools.partial
             and value_now.func is value.func
         ):
             return ["named", said]
@@ -422,10 +423,11 @@ class Replay:
             self.tensors.shapes[source] = shape
         self.tensors.required = {number: self.source(number) for number in self.said["required"]}
         for i, (number, mutated) in enumerate(self.said["real"]):
-            self.tensors.real[i] = (None, self.source(number))
-            self.tensors.used.add(i)
+            proxy: Any = i  # in the place of one
+            self.tensors.real[proxy] = (None, self.source(number))
+            self.tensors.used.add(proxy)
             if mutated:
-                self.tensors.mutated[i] = None
+                self.tensors.mutated[proxy] = None
 
     def _look_at_ranks(self) -> None:
         """How the ranks hold the inputs. Raises Mismatch."""
@@ -545,7 +547,7 @@ class Replay:
             raise Mismatch(f"{_short(rest[0])} is not found: it changed, or what has it is not imported yet")
         return value
 
-    def _hooks_at(self, owner: int, name: str) -> Any:
+    def _hooks_at(self, owner: Any, name: str) -> Any:
         if name not in HOOKS:
             raise Mismatch(f"{name!r} is no table of hooks")
         return self.value(self.source(owner)).__dict__[name]

@@ -47,15 +47,19 @@ class Regions:
     def add(self, traces: Iterable[Trace | None]) -> None:
         """Raises Unspeakable for a region that text cannot say."""
         for trace in traces:
-            for b in trace.bound_symbols if trace is not None else ():
+            if trace is None:
+                continue
+            for b in trace.bound_symbols:
                 if b.sym.is_fusion and not any(known is b.sym.fn for known in self.functions.values()):
                     self._add(b, trace)
 
     def _add(self, b: BoundSymbol, trace: Trace) -> None:
         """Adds a fused region, as text or as its kernels. Raises Unspeakable for machine code."""
         executor, function = b.sym.executor, b.sym.fn
-        is_text = self._allowed and isinstance(executor, FusionExecutor) and executor.as_text(function) is not None
-        if not is_text:
+        is_text = (
+            isinstance(executor, FusionExecutor) and function is not None and executor.as_text(function) is not None
+        )
+        if not is_text or not self._allowed:
             raise Unspeakable(f"the region {b.sym.name} of the executor {b.sym.executor.name} is machine code")
         program = trace.replace(
             name="operations", args=b.inputs, bound_symbols=b.subsymbols, output=b.outputs, info=TraceInfo()
@@ -71,7 +75,11 @@ class Regions:
 
     def said(self) -> dict[str, dict]:
         return {
-            name: {"executor": executor.name, "operations": operations, **executor.as_text(self.functions[name])}
+            name: {
+                "executor": executor.name,
+                "operations": operations,
+                **(executor.as_text(self.functions[name]) or {}),
+            }
             for name, (executor, operations) in self._said.items()
         }
 

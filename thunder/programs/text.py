@@ -85,7 +85,8 @@ def written_object(x: Any, regions: dict[str, Callable] | None = None) -> Any:
     if isinstance(x, Constant) and x.trace is not None:
         return ["constant", written_text(x.trace, {}, regions)]
     operation = _operations().get(x) if type(x) is types.FunctionType and name_of(x) is None else None
-    said = operation or (["number", x.item(), str(x.dtype)] if _is_number(x) else Describer()(x))
+    number: Any = x
+    said = operation or (["number", number.item(), str(number.dtype)] if _is_number(x) else Describer()(x))
     value_now = _object_of(said, regions)
     if not _same(value_now, x):
         kind = "the function" if callable(x) else "an object"
