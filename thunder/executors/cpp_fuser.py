@@ -89,6 +89,8 @@ class CppFuser(FusionExecutor):
         return bool(region.outputs) if self.always else len(computing(region)) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
+        """A region as one call of kernels for the CPU. Raises Unfused where PyTorch is predicted to be faster, TooLarge
+        where halves of the region may be worth it."""
         try:
             run = self.once(region, lambda: KernelRegion(region))
         except Undecided:
@@ -226,6 +228,8 @@ class KernelRegion(BySizes):
 
     # ---------------------------------------------------------------------------------------------- calls
     def _first(self, key: tuple, args: tuple) -> Callable:
+        """The function for arguments with these strides, compiled when they come first; PyTorch's operations where that
+        fails."""
         try:
             emitted, library = self._emitted(key), self._library(key).result()
         except (RuntimeError, OSError, schedule.TooComplex, Undecided) as error:

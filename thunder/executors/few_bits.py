@@ -153,6 +153,8 @@ def few_bits_linear_cpu(
 
 
 class FewBitsExecutor(OperatorExecutor):
+    """Multiplies by quantized weights without making them in full: kernels for few rows, on GPUs and CPUs."""
+
     capturable = True
 
     def __init__(self, name: str, **options):

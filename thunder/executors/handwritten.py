@@ -194,6 +194,8 @@ class Steps:
         return Launch(text, self._objects, kernels)
 
     def _compiled(self, kernels: dict[str, Any], is_checked: bool) -> list[str]:
+        """The lines of the launch function, with the compiled kernels in `kernels`. is_checked: each call checks the
+        alignment of its tensors, so that none is assumed."""
         index = index_of(self.device)
         read = {self._text(t): t for _, tensors, _ in self._launches for t in tensors}
         for name in self._allocated:

@@ -64,6 +64,8 @@ class InductorExecutor(FusionExecutor):
         return _missing("cpu")
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
+        """`Executor.can_fuse`: operations on tensors of one device for which Inductor has a compiler, and whose sizes
+        it knows."""
         if (
             not fusible(operation, numbers=True)
             or has_data_dependent_sizes(operation)
@@ -331,6 +333,8 @@ class _Program:
                     self._follow(operation, state, InductorRegion.begin_elsewhere)
 
     def _follow(self, operation: BoundSymbol, state: tuple, begin: Callable) -> None:
+        """Computes the strides of an operation's results on fake tensors, as the operation or region before left them.
+        begin: starts the compilation of a region."""
         symbol = operation.sym
         if isinstance(symbol.fn, InductorRegion):
             inputs = [self._value(p) for p in operation.inputs]

@@ -96,6 +96,7 @@ class _ByParts(Interpreter):
         return self.parts[key]
 
     def _new_part(self, node: Node, dim: int, lo: int, hi: int) -> torch.Tensor:
+        """The slice lo to hi along dim of a node of a graph, computed by other operations than the node."""
         if len(node.users) == 1:
             if _is_elementwise(node):
                 return self._computed(node, dim, lo, hi)

@@ -78,6 +78,7 @@ class RegionOfSizes:
         return results if as_expected else laid_out(results, variant.layout(numbers))
 
     def _compiled(self, state: tuple, tensors: Sequence[torch.Tensor], numbers: tuple, values) -> _Variant:
+        """The region compiled for a class of sizes and strides, in which the numbers of this call are examples."""
         sizes = [*self.numbers.sizes, *dict.fromkeys(n for s in self.shapes for n in s if isinstance(n, Extent))]
         strides = tuple(
             strides_in_words(shape, t.stride(), values, sizes) for shape, t in zip(self.shapes, tensors, strict=True)

@@ -258,6 +258,8 @@ def _chain(operation: BoundSymbol, flow: Flow) -> tuple[BoundSymbol, list[BoundS
 def _plain(
     a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ) -> bool:
+    """Whether the arguments of a cross-entropy are those that the kernel has: rows of logits, class indices, no
+    weights."""
     if not (
         weight is None
         and size_average is None
@@ -281,6 +283,8 @@ def _operands(linear: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProx
 
 
 def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> bool:
+    """Whether a linear layer, moves of its logits and a loss are one operation of this executor. moves: conversions and
+    reshapes between the two."""
     hidden, weight, bias = _operands(linear)
     logits, parameters = linear.output, [p for p in (weight, bias) if p is not None]
     kinds = [logits.dtype, *(m.output.dtype for m in moves)]
@@ -357,6 +361,7 @@ def _call(
     reduction="mean",
     label_smoothing=0.0,
 ):
+    """The operation for the arguments of `cross_entropy`, with a layer's operands in the place of logits."""
     return linear_cross_entropy(*operands, target, ignore_index, reduction, dtype)
 
 

@@ -196,6 +196,8 @@ class MatvecExecutor(CompilesKernels, OperatorExecutor):
         return None if has_triton() else "it needs the package triton: install it"
 
     def _checker(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+        """Whether the kernels take a linear layer: few rows on a CUDA device, sizes that are known, and a type that
+        they have."""
         if (
             x.device.type != "cuda"
             or len(weight.shape) != 2

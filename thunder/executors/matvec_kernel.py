@@ -69,6 +69,7 @@ def _some_rows(
     BK: tl.constexpr,
     stages: tl.constexpr,
 ):
+    """Multiplies up to BM rows of x by BN rows of the weight, in steps of BK, and adds the bias."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     total = tl.zeros((BN, BM), tl.float32)

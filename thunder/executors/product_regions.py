@@ -112,6 +112,7 @@ class Finder:
         return not any(self._depends(v, group) for i in group for v in self.operations[i].inputs)
 
     def _grown(self, product: int) -> frozenset[int]:
+        """The operations that fuse with a product: consumers, and what these read besides. At most `MOST`."""
         group = {product}
         waiting = [product]
         while waiting and len(group) < MOST:

@@ -306,6 +306,7 @@ def _efficient(query, key, value, bias, dropout_p, is_causal, scale):
 def _efficient_backward(
     g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False
 ):
+    """The backward of PyTorch's memory-efficient attention. of_bias: whether the bias gets a gradient."""
     bias = _aligned(bias, query, key)
     if dropout_p:
         seed, offset = _drawn(seed), _drawn(offset)
@@ -445,6 +446,7 @@ def attention_kernel(
 
 
 def _register_derivatives(kernel: Kernel) -> None:
+    """Gives the forwards of a kernel their derivative: its backward, on the saved result and statistics."""
     last = kernel.backward
     for symbol in (kernel.forward, kernel.with_dropout):
         symbol.nondifferentiable = (1, 2, 3)
@@ -628,6 +630,7 @@ class SDPAExecutor(OperatorExecutor):
         return kernel if kernel in (CUDNN, FLASH) else None
 
     def _in_blocks(self, query, key, value, scale=None, enable_gqa=False):
+        """Attention over blocks of keys that other ranks send, with the kernel that attends inside one block."""
         kernel = self._kernel_of_blocks(query, key, value, scale, enable_gqa)
         assert kernel is not None, "the checker was asked before"
         drawn: list = []
@@ -694,6 +697,7 @@ class SDPAExecutor(OperatorExecutor):
     def _differentiated(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
     ):
+        """The grad transform of attention: the forward that saves statistics, and the backward of the same kernel."""
         from thunder.core.transforms import get_grad, put_grads
 
         kernel, operands = self._kernel_operands(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -223,6 +223,7 @@ class TritonFuser(TritonExecutor):
         return len(kernels) > 1 and region_bytes(region) < sum(map(bytes_moved, kernels))
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
+        """A region as one call of Triton kernels. Raises Unfused where PyTorch's kernels are predicted to be faster."""
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         try:
             run = self.once(region, lambda: self.region_of(region, to_torch_device(device)))
@@ -549,6 +550,8 @@ class TileRegion(LaunchedRegion):
 
     # ---------------------------------------------------------------------------------------------- calls
     def _first(self, key: tuple, args: tuple) -> Callable:
+        """The function for arguments with these strides, compiled when they come first; PyTorch's operations where that
+        fails."""
         self._shown = key
         if (trial := self._trials.pop(key, None)) is not None:
             self._fastest[key] = self._measured(trial, args)
@@ -676,6 +679,8 @@ class Variant:
     def _launch_of(
         self, name: str, source: triton_cuda.Emitted, binary: Future[Binary] | None, kernels: dict[str, Any]
     ) -> str:
+        """The line that launches a kernel. kernels: gets what the line calls, by name. binary: None under Triton's
+        interpreter."""
         tensors, grid = [self.names[b] for b in source.buffers], (source.programs,)
         if binary is None:
             kernels[name] = source.name, source.text
@@ -687,6 +692,7 @@ class Variant:
         return launch_line(name, loaded, grid, source.warps, tensors, numbers)
 
     def launch(self) -> Launch:
+        """The launch function of the region's kernels: its text, and the objects that the text names."""
         region = self.region
         lines, kernels = self._numbers(), dict[str, Any]()
         if not self.is_direct:

@@ -136,6 +136,7 @@ def _recorded(b: BoundSymbol) -> BoundSymbol:
 
 
 def _kind(b: BoundSymbol) -> str | None:
+    """The kind of a finding that an operation is, a word of `Finding.kind`; None: nothing to report."""
     b = _recorded(b)
     if b.sym in (check_decision, check_value):
         return "decision"

@@ -192,6 +192,8 @@ def _values(x: Any) -> list[Any]:
 
 
 class _Symbol(NamedTuple):
+    """A symbol of a size, in the place of a value."""
+
     name: str
 
 

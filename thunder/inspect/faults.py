@@ -72,6 +72,8 @@ def _paths(fn: Any) -> dict[int, str]:
 
 
 def _watched(captured: Any, options: JitOptions, inputs: tuple, paths: dict[int, str]) -> Faults:
+    """Runs a captured program on copies of its inputs, forward and backward, and looks at each result. paths: by id of
+    an input, its name in the function."""
     program = captured.computation
     program = program.replace(bound_symbols=list(map(as_eager, program.bound_symbols)))
     names = {a.name: paths[id(x)] for a, x in zip(program.args, inputs, strict=True) if id(x) in paths}

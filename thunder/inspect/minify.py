@@ -151,6 +151,7 @@ def _captured(compiled: Compiled, args: tuple, kwargs: dict) -> Part:
 
 
 def _first_fault(options: JitOptions, whole: Part, faults: Sequence[str]) -> Test:
+    """The first of the faults that the whole program shows, without gradients before with them. Raises NoFault."""
     shown = whole.shown()
     if shown is None:
         raise NoFault(
@@ -168,6 +169,8 @@ def _first_fault(options: JitOptions, whole: Part, faults: Sequence[str]) -> Tes
 
 
 def _with_few_operations(part: Part, test: Test) -> Part:
+    """The part with as few operations as show the fault: its shortest beginning, one output, and pieces left out."""
+
     def holds(candidate: Part) -> bool:
         shown = candidate.shown()
         return shown is not None and test.holds(shown)
@@ -381,6 +384,7 @@ class Test:
         return self.holds(shown)
 
     def holds(self, shown: Shown) -> bool:
+        """Whether a part, written as a program, shows the fault. A part that PyTorch does not run shows none."""
         if self.gradients and not shown.differentiated:
             return False
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -410,6 +414,7 @@ class Test:
         return list(torch.autograd.grad(starts, leaves, ramps, allow_unused=True, materialize_grads=True))
 
     def _is_crash(self, shown: Shown, eager: list) -> bool:
+        """Whether the compiled program raises what it raised first. Numbers and names in the text may differ."""
         try:
             self._run(self._compiled(shown), shown)
         except Exception as error:  # noqa: BLE001 - the fault
@@ -424,6 +429,8 @@ class Test:
         return False
 
     def _is_wrong(self, shown: Shown, eager: list) -> bool:
+        """Whether a result or gradient is farther from float64 than rounding explains, and not by less than a hundredth
+        of what it was first."""
         try:
             ours = self._run(self._compiled(shown), shown)
         except Exception as error:  # noqa: BLE001 - another fault
@@ -451,6 +458,8 @@ class Test:
         return False
 
     def _is_slow(self, shown: Shown, eager: list) -> bool:
+        """Whether the compiled program takes `SLOW` times the time of eager PyTorch, or the square root of what it took
+        first."""
         compiled = self._compiled(shown)
         times = []
         for run in (shown.program.function, compiled):

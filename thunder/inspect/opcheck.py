@@ -101,6 +101,7 @@ def _sample(sample: Any) -> tuple[tuple, dict]:
 
 
 def _checked(test: str, number: int, run: Callable, sample: tuple[tuple, dict]) -> Checked:
+    """The outcome of one test on one sample. A note in words says why the test does not apply."""
     state = torch.get_rng_state()
     try:
         note = run(*sample)
@@ -138,6 +139,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _derivative(compiled: Callable, op: Callable, args: tuple, kwargs: dict) -> str:
+    """Compares the derivative with finite differences in float64. Returns why that does not apply, or nothing."""
     wide = [x.detach().double().requires_grad_() if _is_float(x) else x for x in args]
     inputs = [x for x in wide if _is_float(x)]
     if not inputs:
@@ -162,6 +164,8 @@ def _derivative(compiled: Callable, op: Callable, args: tuple, kwargs: dict) -> 
 
 
 def _mapped(compiled: Callable, op: Callable, args: tuple, kwargs: dict) -> str:
+    """Compares the operation under `torch.vmap` with a loop over two samples. Returns why that does not apply, or
+    nothing."""
     if not any(isinstance(x, torch.Tensor) for x in args):
         return "it has no tensor among its positional arguments"
     batches = [

@@ -152,6 +152,7 @@ class Profile:
         return self._shares(lambda where, module: _prefixes(module))
 
     def _shares(self, keys: Callable[..., Iterable]) -> list[Share]:
+        """Adds up time, bytes and operations by key, the longest first. keys: of a location and a module's path."""
         rows: dict[Any, list] = defaultdict(lambda: [0.0, 0, 0, 0, 0, 0.0])
         where, keys_of = self.entry.captured.where, {}
         for cost in self.costs:

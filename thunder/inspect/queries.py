@@ -44,6 +44,7 @@ _LOWER = "compiled.lower(*args) for the program"
 
 
 def _called(fn: Any) -> Compiled:
+    """The compiled function, which has a program to show. Raises TypeError where it has none, with the reason."""
     compiled = compiled_function(fn)
     if compiled.stats.last_entry is None and compiled.stats.calls:
         reason = getattr(compiled.refused, "reason", "")

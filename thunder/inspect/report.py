@@ -84,6 +84,7 @@ def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any
 
 
 def _page(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> str:
+    """The report as one HTML page. measured: the profile of a step; None: only the programs are shown."""
     if measured is None:
         ran = [t for t in (entry.forward, entry.backward) if t is not None]
         costs = costs_of(entry, ran, [[0.0] * len(t.bound_symbols) for t in ran], {})
@@ -205,6 +206,7 @@ def _device(entry: CacheEntry) -> str:
 
 
 def _summary(compiled: Compiled, entry: CacheEntry, measured: Profile | None) -> Iterator[str]:
+    """The cards at the top: counts of calls, programs, guards and operations, and the measured times."""
     stats = compiled.stats
     cards = [
         (f"{stats.calls:,}", "calls"),
@@ -308,6 +310,7 @@ def _modules(measured: Profile | None, limits: Ceilings | None) -> Iterator[str]
 def _shares(
     shares: Sequence[Share] | None, what: str, cell: Callable[[Any], str], limits: Ceilings | None
 ) -> Iterator[str]:
+    """The table of a step's time, memory and rates by line or module."""
     if shares is None or limits is None:
         yield from _unmeasured("times and bytes")
         return
@@ -338,6 +341,7 @@ def _rate(amount: float, seconds: float, ceiling: float) -> str:
 
 
 def _fusions(costs: Sequence[Cost], measured: Profile | None) -> Iterator[str]:
+    """A section for each fused region, the longest first, with the text of its kernels."""
     seconds = {id(c.bound_symbol): c.seconds for c in costs}
     regions = [b for t in dict.fromkeys(c.trace for c in costs) for b in operations_in(t) if b.sym.is_fusion]
     if not regions:
@@ -429,6 +433,7 @@ def _passes(entry: CacheEntry) -> Iterator[str]:
 
 
 def _pass(trace: Trace, before: Trace | None) -> str:
+    """A section for one pass: the lines that it changed, or the whole trace of the first."""
     title, took = trace.made_by
     counts = f"{len(trace.bound_symbols)} bound symbols" + (f", {took} ms" if took is not None else "")
     head = f"{escape(title)} <small>{counts}</small>"
@@ -450,6 +455,7 @@ def _rules(entry: CacheEntry) -> Iterator[str]:
 
 
 def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
+    """The prologue, the recompilations with their reasons, and the compile options that were read."""
     yield f"<details><summary>the prologue</summary>{_cut(entry.prologue.python(depth=1))}</details>"
     again = compiled.recompilations
     yield f"<h3>{len(again)} recompilations</h3>"
@@ -468,6 +474,7 @@ def _guards(compiled: Compiled, entry: CacheEntry) -> Iterator[str]:
 
 
 def _decisions(compiled: Compiled) -> Iterator[str]:
+    """The table of paths: each answer that a program depends on, with the calls that took it."""
     paths = [p for p in last_paths(compiled) if p.decisions]
     if not paths:
         yield '<p class="note">No program decides by data.</p>'
@@ -492,6 +499,7 @@ def _host(entry: CacheEntry, costs: Sequence[Cost], measured: Profile | None) ->
 
 
 def _communication(costs: Sequence[Cost]) -> Iterator[str]:
+    """The table of collectives, with the time of each."""
     rows = []
     for cost in costs:
         group = next((a for a in leaves(cost.bound_symbol.args) if isinstance(a, dist.ProcessGroup)), None)

@@ -283,6 +283,7 @@ def _is_rescaled(rows: Node, largest: Node) -> bool:
 
 
 def _kernel(graph: Graph, chains: Sequence[_Chain], strides: Mapping[Buffer, Sequence[int]]) -> ChainKernel:
+    """The kernel of chains of products that share their loops. Raises TooComplex where they disagree."""
     batch, row, along, _ = chains[0].loops
     columns = dict.fromkeys(v for c in chains for v in c.loops[3])
     kernel = ChainKernel(graph, batch, row, along, [*columns])

@@ -81,6 +81,8 @@ def _is_one(reads: dict[Node, tuple[Variable, int] | None]) -> bool:
 
 
 def _aligned(graph: Graph, scan: Node, v: Variable, shift: int) -> Node:
+    """A scan's operands as they stand `shift` places further along `v`, neutral beyond the ends, so that two scans are
+    one loop."""
     combine, bound, _, is_backwards = scan.what
     body = scan.args[0]
     along = axis("r", (scan.depth, "at", shift), v.size)

@@ -276,6 +276,7 @@ def _element(kind: dtype) -> str:
 
 
 def _literal(value: Any, kind: dtype) -> str:
+    """The text of a number in all lanes of a vector."""
     t = _element(kind)
     if kind.category == BOOL:
         return f"splat<i32>({-1 if value else 0})"
@@ -453,6 +454,7 @@ class _Writer:
         return name
 
     def computed(self, n: Node, scope: _Scope) -> str:
+        """The text that computes a node of nodes that have names in this scope."""
         args = []
         for a in n.args:
             name = scope.known(a)
@@ -478,6 +480,7 @@ class _Writer:
         return _function(n.op, _element(kind), args)
 
     def cast(self, x: str, source: dtype, target: dtype) -> str:
+        """The text of a conversion. 16-bit floats are computed in float, truth values are masks."""
         if target.category == BOOL:
             return f"truth({self._wide(x, source)})"
         if source.category == BOOL:
@@ -498,6 +501,7 @@ class _Writer:
         return f"of_{kind.name}({x})" if kind.category == FLOAT and kind.bytes == 2 else x
 
     def load(self, n: Node, args: Sequence[str], scope: _Scope) -> str:
+        """The text that reads a buffer: one element in all lanes, consecutive ones, a stride, or each lane's own."""
         buffer, _, variables = n.what
         self.bound = {
             variable: self.read_index(variable, argument, node, scope)
@@ -543,6 +547,8 @@ class _Writer:
         return name
 
     def concat(self, n: Node, scope: _Scope) -> str:
+        """The text of a concatenation: the one piece that this loop reaches, branches on a scalar index, or a choice
+        for each lane."""
         along, starts, end = n.what
         ranges = [*zip(n.args, starts, (*starts[1:], end), strict=True)]
         low, high = self.bounds(along)
@@ -663,6 +669,8 @@ class _Writer:
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self) -> str:
+        """The function of one kernel: pointers, the loop over rows, the stages of a row, and what is accumulated over
+        rows."""
         pointers = [*self._pointers()]
         self.choose_row_buffers()
         accumulators = [(c, self._accumulator(c)) for c in self.kernel.columns]
@@ -851,6 +859,7 @@ class _Writer:
         self._store(t, pointer, w.index, value, scope)
 
     def _store(self, t: str, pointer: str, index: Index, value: str, scope: _Scope) -> None:
+        """Adds the statement that writes a vector: to consecutive elements, by a stride, or to each lane's own."""
         step, count = index.terms.get(self.vector, 0), self.n or "L"
         affine = not any(isinstance(a, Part) and self.vector in variables_of(a.index) for a in index.terms)
         if not affine:
@@ -922,6 +931,7 @@ class _Writer:
         return [f"for (i64 i = 0; i < {count}; ++i) {{ {far}[i] += {near}[i]; {near}[i] = 0; }}"]
 
     def accumulate(self, c: Column, start: Size, value: str, scope: _Scope) -> None:
+        """Adds the statements that combine a vector with an accumulator over rows, in memory near the thread."""
         t, near, _ = self._near(c, start)
         index, count = c.index, self.n or "L"
         step = index.terms.get(self.vector, 0)

@@ -79,6 +79,7 @@ def _measured(index: int) -> Gpu:
 
 
 def _measure(properties: Any) -> Gpu:
+    """Measures the GPU: seconds for an instruction, a launch, a byte of L2 and of memory, and a product's step."""
     processors, block = properties.multi_processor_count, 1024
     programs, cache = processors * 64, properties.L2_cache_size
     chain = torch.ones(programs * block, device="cuda")

@@ -214,6 +214,7 @@ class Graph:
 
 
 def _key(op: str, what: Any) -> Any:
+    """What identifies a node of an operation, beside its operands and its type."""
     if op == "load":
         buffer, index, variables = what
         return buffer, tuple(i.key for i in index), variables
@@ -227,6 +228,7 @@ def _key(op: str, what: Any) -> Any:
 
 
 def _changed_what(node: Node, change: Callable[[Index], Index]) -> Any:
+    """The description of a node with each of its indices changed."""
     what = node.what
     if node.op == "load":
         return what[0], tuple(map(change, what[1])), what[2]
@@ -332,6 +334,7 @@ def verify(program: Program) -> None:
 
 
 def _verify_scatter(store: Store, written: set[Buffer]) -> None:
+    """Raises Invalid for a scatter into nothing, without an index for each dimension, or outside of its buffer."""
     assert store.scatter is not None, "a scatter"
     combine, index, variables = store.scatter
     if store.buffer not in written:
@@ -347,6 +350,8 @@ def _verify_scatter(store: Store, written: set[Buffer]) -> None:
 
 
 def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer]) -> None:
+    """Raises Invalid for a node whose operands, type or indices do not fit its operation."""
+
     def check(holds: bool, words: str) -> None:
         if not holds:
             raise Invalid(f"{line(node)}: {words}")

@@ -180,6 +180,7 @@ def _rolled_index(to: Lowering, b: BoundSymbol, here: tuple[Index, ...]) -> list
 
 
 def _cat(to: Lowering, b: BoundSymbol) -> Node:
+    """The row of `prims.cat`: one node that chooses a piece by the index."""
     tensors, dim = b.args[0], b.args[1]
     here, kind = here_of(to.shape(_out(b))), computed(_out(b).dtype)
     pieces, starts, start = [], list[Size](), 0
@@ -222,6 +223,7 @@ def _pad(to: Lowering, b: BoundSymbol) -> Node:
 
 
 def _reduce(to: Lowering, b: BoundSymbol) -> Node:
+    """The row of reductions: over axes of their own, without those of one element."""
     a, dims = b.args
     shape = to.shape(a)
     node, dims = to.values[a], sorted(d % len(shape) for d in dims)
@@ -236,6 +238,7 @@ def _reduce(to: Lowering, b: BoundSymbol) -> Node:
 
 
 def _scan(to: Lowering, b: BoundSymbol) -> Node:
+    """The row of scans: a node along one axis, or memory that a kernel of scans has written."""
     a, dim = b.args
     shape = to.shape(a)
     value, d = to.cast(to.values[a], computed(_out(b).dtype)), dim % len(shape)
@@ -672,6 +675,7 @@ def is_primitive(b: BoundSymbol) -> bool:
 
 
 def _is_primitive(b: BoundSymbol) -> bool:
+    """Whether the operation has a row that takes its types, sizes and arguments."""
     if b.sym.id not in ROWS:
         return False
     tensors = [p for p in (*b.inputs, *b.outputs) if isinstance(p, TensorProxy)]
@@ -762,6 +766,7 @@ _LIMITS = {
 
 
 def _is_function(b: BoundSymbol) -> bool:
+    """Whether a function or formula of the IR computes an elementwise operation for its types and numbers."""
     name = NAMES.get(b.sym.name, b.sym.name)
     tensors = [x for x in b.args if isinstance(x, TensorProxy)]
     numbers = [x for x in b.args if not isinstance(x, TensorProxy)]
@@ -875,6 +880,7 @@ def _wide_load(to: Lowering, buffer: Buffer) -> Node:
 
 
 def _lower(to: Lowering, b: BoundSymbol) -> None:
+    """Adds the nodes of an operation's results to `to.values`: by its row, or by the operations it consists of."""
     if is_primitive(b):
         result = ROWS[b.sym.id](to, b)
         results = result if isinstance(result, tuple) else (result,)

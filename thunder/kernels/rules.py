@@ -214,10 +214,13 @@ def _merged(graph: Graph, pieces: Sequence[Node], number: Index) -> Node | None:
 
 
 class _What(NamedTuple):
+    """A description of a node, which may be None itself."""
+
     value: Any
 
 
 def _merged_what(each: Sequence[Any], op: str, number: Index) -> _What | None:
+    """The description of a node that stands for several, chosen by an index; None where there is none."""
     if op == "constant":  # 0.0 and -0.0 are two
         return _What(each[0]) if len({repr(what) for what in each}) == 1 else None
     if all(what == each[0] for what in each):
@@ -515,6 +518,8 @@ def rewrite(graph: Graph, node: Node) -> Node | None:
 
 
 def _matches(pattern: Any, node: Node, names: Bindings) -> bool:
+    """Whether a node is of a pattern: a name, an operation with operands, or a constant. names: gets the nodes of
+    names."""
     if isinstance(pattern, str):
         return names.setdefault(pattern, node) is node
     if isinstance(pattern, tuple):

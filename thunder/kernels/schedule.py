@@ -215,6 +215,7 @@ class Group:
         self.items.append(item)
 
     def _joined(self, item: Item) -> tuple[set[Size], Size | None] | None:
+        """How axes are cut where an item joins the group, and the elements of a row; None where it does not fit."""
         scale: Size = 1
         if item.total != self.total:
             if item.store is None or self.row is None or item.total * self.row != self.total:

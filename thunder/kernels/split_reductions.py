@@ -79,6 +79,8 @@ def _users_of_reductions(program: Program) -> dict[Node, list[Node]]:
 def _split(
     graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, users: Sequence[Node]
 ) -> Node:
+    """The reduction in two steps, partial results in memory, where that is predicted to be faster; else the node
+    itself."""
     _, bound = node.what
     body, rows = node.args[0], elements(node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]

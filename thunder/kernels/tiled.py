@@ -127,6 +127,7 @@ class TileItem(Item):
     is_spread = is_apart = is_alone = False
 
     def lay_out(self, graph: Graph, strides: Mapping[Buffer, Sequence[int]]) -> None:
+        """`Group.lay_out`: what is reduced in a tile comes last; long rows of memory are spread over a block."""
         super().lay_out(graph, strides)
         own = [a for a in self.axes if a not in self._own_bound]
         bound = [a for a in self.axes if a in self._own_bound]
@@ -163,6 +164,8 @@ class TileGroup(Group):
     """Items of one kernel: they read the same elements in the same order, or one reads the reduction of another."""
 
     def takes(self, item: Item, reductions: Reductions, number: int, graph: Graph) -> list[Variable] | None:
+        """The axes over which an item can join this kernel, or None. reductions: those of the whole graph, by the item
+        that has them."""
         assert isinstance(item, TileItem), "schedules of GPUs have such items"
         if item.is_alone or any(isinstance(i, TileItem) and i.is_alone for i in self.items):
             return None
@@ -186,6 +189,7 @@ class TileGroup(Group):
         return result
 
     def _fits(self, item: Item, inside: Mapping[Node, Item], graph: Graph) -> bool:
+        """Whether reductions of the group have, in an item's loops, the values that the item reads."""
         joined = self._joined(item)
         if joined is None:
             return False

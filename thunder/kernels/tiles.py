@@ -120,6 +120,8 @@ def warps_of(elements: int, share: int) -> int:
 
 
 def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
+    """The tile of a kernel without reductions: of one dimension, or of two where operands disagree about the fastest
+    axis."""
     total = elements(kernel.loops)
     votes: dict[Variable, int] = {}
     for index, weight, _ in accesses(kernel):

@@ -60,6 +60,7 @@ class ChainWriter(Writer):
 
     # -------------------------------------------------------------------------------------------- loops
     def space(self, v: Variable) -> tuple[Sequence[Variable], str]:
+        """The axes of a tile that a variable runs along, and the name of its index in the text."""
         kernel = self.kernel
         if v is kernel.batch:
             return (v,), "batch"
@@ -187,6 +188,8 @@ class ChainWriter(Writer):
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self, name: str) -> str:
+        """The Triton function of a chain of products: a block of rows, a loop over the chained axis, sums kept on the
+        way."""
         kernel, tile, lines = self.kernel, self.tile, self.top.lines
         count = -(-kernel.row.size // tile.first)
         program = "program.to(tl.int64)" if self.is_wide else "program"
@@ -337,6 +340,7 @@ class VisibleWriter(ChainWriter):
     kernel: VisibleTiles
 
     def text(self, name: str) -> str:
+        """The Triton function that marks each tile of a mask: hidden, in part visible, or whole."""
         kernel, tile, lines = self.kernel, self.tile, self.top.lines
         flags, deep, size = self.buffer(kernel.flags), tile.second, kernel.along.size
         lines += [
@@ -367,6 +371,7 @@ class ListWriter(VisibleWriter):
     kernel: ListedTiles  # type: ignore[assignment]
 
     def text(self, name: str) -> str:
+        """The Triton function that lists the visible tiles of each row of tiles, those without a mask first."""
         kernel = self.kernel
         tiles = kernel.visible.tiles
         flags, numbers, counts = map(self.buffer, (kernel.visible.flags, kernel.numbers, kernel.counts))

@@ -383,6 +383,7 @@ class Writer:
         return name if name is not None or mask is None else scope.known((n, mask))
 
     def computed(self, n: Node, scope: Scope, mask: str | None) -> str:
+        """The text that computes a node of nodes that have names in this scope."""
         args = []
         for a in n.args:
             name = self.known(a, scope, mask)
@@ -447,6 +448,7 @@ class Writer:
         return f"{x}.to({_type(target)})"
 
     def load(self, n: Node, args: Sequence[str], scope: Scope, mask: str | None) -> str:
+        """The text that reads a buffer, with the masks of the axes whose last block is not full."""
         buffer, _, variables = n.what
         self.bound = {
             v: (self.read_index(v, a, node, scope, mask), node)
@@ -565,6 +567,7 @@ class Writer:
         return results[-1]
 
     def reduced(self, node: Node, tile: str) -> str:
+        """The text that reduces a tile along its second axis. NaNs are kept, as PyTorch does."""
         combine = node.what[0]
         self.computed_ops[str(combine)] = None
         kind = _type(node.dtype)
@@ -587,6 +590,7 @@ class Writer:
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self, name: str) -> str:
+        """The Triton function of one kernel: indices of its block, the loop over columns, the writes."""
         first, second = self.tile.first, self.tile.second
         lines = self.top.lines
         program = "program.to(tl.int64)" if self.is_wide else "program"
@@ -733,6 +737,7 @@ class Writer:
         return ([] if axes else [1] if self.is_flat else [1, 1]), []  # a tile of one element, as values are
 
     def write(self, w: Write, scope: Scope) -> None:
+        """Adds the statement that stores a value, by a mask where its axes are not full."""
         if w.scatter is not None:
             self.scatter(w, scope)
             return

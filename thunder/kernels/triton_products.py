@@ -58,6 +58,8 @@ class ProductWriter(Writer):
 
     # -------------------------------------------------------------------------------------------- the function
     def text(self, name: str) -> str:
+        """The Triton function of a product: a tile of results, a loop over the inner axis, and the fused operations
+        behind it."""
         tile, lines = self.tile, self.top.lines
         lines += self.tile_lines()
         sizes = ("x", self.row_count), ("r", self.column_count)

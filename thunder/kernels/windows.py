@@ -79,6 +79,7 @@ def _windows(a: TensorProxy, out: TensorProxy, rank: int, kernel: Any, stride: A
 
 
 def _average(source: TensorProxy, w: Windows, count_include_pad: bool, divisor_override: int | None) -> Pool:
+    """How a pool averages: by one divisor, or by those of each dimension where windows reach beyond the edge."""
     if divisor_override is not None:
         return Pool(w, source, (float(divisor_override),))
     divisors = []

@@ -73,6 +73,8 @@ def _jobs() -> queue.SimpleQueue[tuple[Request, Future[Binary]]]:
 
 
 def _work(jobs: queue.SimpleQueue[tuple[Request, Future[Binary]]]) -> None:
+    """Compiles the kernels of a queue, one after the other, in a thread of its own. An error is raised where the kernel
+    is needed."""
     while True:
         request, future = jobs.get()
         try:

@@ -33,6 +33,8 @@ class ByStrides(FusedFunction):
         return self._by_strides(*args)
 
     def _by_strides(self, *args) -> list[torch.Tensor]:
+        """Runs the variant for the strides of these arguments, and makes the check by which the next call takes it at
+        once."""
         tensors, numbers = self._parted(args)
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
             return self(*map_structure(lambda x: x.resolve_neg() if isinstance(x, torch.Tensor) else x, args))

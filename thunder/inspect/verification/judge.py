@@ -62,6 +62,8 @@ def _judge_exact(ours: Any, eager: Any, reference: Any, perturbed: Any, note: st
 
 
 def _judge_numbers(ours: Any, eager: Any, reference: Any, perturbed: Any, loose: float, note: str) -> Verdict:
+    """The verdict on floating-point results, all compared in float64. loose: factor of the allowed deviation. note:
+    what the reference lacks, in words; it allows for more."""
     wide = torch.complex128 if eager.dtype.is_complex else torch.float64
     c, e, r, p = (x.detach().to(wide) for x in (ours, eager, reference, perturbed))
     finite = [torch.isfinite(x) for x in (c, e, r, p)]

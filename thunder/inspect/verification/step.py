@@ -59,6 +59,7 @@ class Step:
         location,
         verdict: Verdict,
     ) -> None:
+        """Adds one comparison. text, number: the line of the printed program, and its number there."""
         user_line = self.entry.captured.where(location) if location else None
         self.comparisons.append(
             Comparison(self.step, part, value, operation, executor, text, number, user_line, *verdict)
@@ -73,6 +74,7 @@ class Step:
             return None, None
 
     def run(self, inputs: tuple) -> None:
+        """Compares each operation of forward and backward on these inputs, then derivatives and the whole program."""
         own = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         backward = self.entry.backward_traces
         with torch.no_grad():
@@ -110,6 +112,7 @@ class Step:
 
     # --- each operation differentiated by itself
     def derivatives(self, own: list) -> None:
+        """Compares the derivative of each operation with PyTorch's, on the values of this step."""
         values = dict(zip([a.name for a in self.acquired.args], own, strict=True))
         record = [
             _watched(b, _Recording(b, values)) if b.sym.fn is not None and b.sym.python_printer is None else b
@@ -131,6 +134,8 @@ class Step:
         return dispatch(self.acquired.replace(bound_symbols=operations), PYTORCH_EXECUTORS)
 
     def derivative(self, operation: BoundSymbol, wanted: list, values: dict) -> None:
+        """Compares the derivative of one operation with PyTorch's. wanted: the inputs whose gradients are compared.
+        values: by name, those of this step."""
         inputs = list(dict.fromkeys(operation.inputs))
         program = Trace("computation", inputs, [operation], operation.output, self.names)
         forward, backward, cut = lower_with_derivatives(program, self.options, self.options.executors)
@@ -233,6 +238,7 @@ class Step:
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
+        """Compares the results and gradients of the whole program with those of PyTorch's operations."""
         # what is drawn, or may be, has no float64 form; a derivative of the user's own is not that of its forward
         alone = (OpTags.RANDOM_OP, OpTags.OPAQUE)
         if any(not b.sym.tags.isdisjoint(alone) or b.sym.own_derivative for b in self.acquired.bound_symbols):
@@ -366,6 +372,7 @@ class _Watched:
         return returned
 
     def report(self, value: Proxy, verdict: Verdict) -> None:
+        """Adds the verdict on a result of the operation, with the user's line that computes it."""
         executor = self.operation.sym.executor
         producer = self.reference[0] if self.reference else self.operation
         inner = "" if not self.operation.sym.is_fusion else f" ({', '.join(b.sym.name for b in self.reference)})"
@@ -399,6 +406,8 @@ class _Alone:
             generator.set_state(state)
 
     def gradients(self, inputs_now: list, cotangents: list, change: Callable = settled) -> tuple[torch.Tensor, ...]:
+        """The gradients of the operation by PyTorch's engine. change: applied to each value on the way, to float64 or
+        by rounding."""
         self.restore_generators()
         leaves = {
             p.name: x.detach().clone().requires_grad_() if p in self.differentiated else x
