@@ -631,6 +631,8 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 class _Current(threading.local):
+    """The state of the innermost program that runs on this thread."""
+
     state: State | None = None  # of the innermost program that runs on this thread
 
 
@@ -668,6 +670,8 @@ def _run(
     tensors: tuple[tuple, ...], wanted: tuple[tuple, ...], kinds: tuple, grad: bool, shown: Shown,
     inputs: tuple[str, ...],
 ) -> tuple:  # fmt: skip
+    """Runs an eager call in a program: the result of the log where the call was made before, else the function on real
+    values. index: the position of the call in the log."""
     log, state = current_log(), _CURRENT.state
     outcome = log.result(index, function) if log is not None and index in log else None
     if outcome is None:
@@ -786,6 +790,7 @@ def _run_backward(graph: Graph, cotangents: tuple, names: tuple[str, ...]) -> tu
 
 
 def _derivative(symbol: Symbol, *arguments):
+    """The derivative rule of an eager call: the backward runs PyTorch's engine on the graph that the call left."""
     _, _, args, kwargs, leaves, _, _, _, wanted, _, _, _, names = arguments
     results, graph = call = symbol(*arguments)
     cotangent, _ = yield call

@@ -277,6 +277,8 @@ def _proxy_of(x: torch.Tensor, requires_grad: bool) -> TensorProxy:
 
 
 def _typed_on_fakes(mode: compat.FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+    """The type of a PyTorch function's result, from a call on fake tensors. Raises what PyTorch raises, and
+    CaptureError for a result that no program can hold."""
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
     tracks = differentiates_fakes((args, kwargs))

@@ -38,6 +38,7 @@ def symbol_for(function) -> Symbol:
 
 
 def _make_under_autocast(function, kinds: tuple) -> Symbol:
+    """The operation for a PyTorch function under autocast: it runs, and is typed, with autocast to these types on."""
     plain, typed = _make(function), _TYPED_UNDER_AUTOCAST.get(function)
     name = f"autocast_{plain.name}"
 
@@ -84,6 +85,8 @@ def casts_inside(
 
 
 def _make(function) -> Symbol:
+    """The operation for a PyTorch function that thunder has no definition of: it runs the function, and is typed by
+    running it."""
     path = torch_path(function)
     name = path[1] if path else _identifier(function)
 

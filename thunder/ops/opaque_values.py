@@ -73,6 +73,9 @@ def fix_shared(memory, results, examples: list, known: dict[int, Proxy]) -> None
 
 @functools.cache
 def _watching() -> type:
+    """The class of a dispatch mode that refuses operations that write to one of its values. It is made when it is
+    needed first, as PyTorch's modes are looked up then."""
+
     class Watching(compat.TorchDispatchMode):
         def __init__(self, name: str, values: list):
             super().__init__()

@@ -101,6 +101,7 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 
 def _differentiated_on_examples(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """Which of the wanted positions get a gradient, by PyTorch's engine on fake or small real tensors."""
     # which arguments are reached does not depend on sizes: nothing is decided by symbolic ones
     without = functools.partial(without_memory, value=number_value)
 
@@ -251,6 +252,9 @@ def run_backward(graph: Graph, cotangents: tuple):
 
 
 def _make_derivative(symbol: Symbol):
+    """The rule by which PyTorch differentiates an operation: a forward that keeps the graph of autograd, and a backward
+    that runs it."""
+
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
 
@@ -336,6 +340,8 @@ def _vjp_of(symbol: Symbol) -> Symbol:
 
 
 def _functional_derivative(symbol: Symbol):
+    """The rule by which PyTorch differentiates an operation without a kept graph: the backward runs the operation
+    again, and can be differentiated itself."""
     backward = vjp_of(symbol)
 
     def rule(*args, **kwargs):

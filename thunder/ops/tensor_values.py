@@ -113,6 +113,8 @@ _READ = {"__bool__": bool, "__int__": int, "__float__": float, "__index__": oper
 
 
 def _needs_value(name: str, what: str, remedy: str):
+    """A special method that needs the numbers in a tensor (`__bool__`, `__int__`): they are known where the program
+    made the tensor of numbers or sizes, become a decision, or are refused. what, remedy: the words of the error."""
     read = _READ.get(name)
 
     def refuse(a, *args, **kwargs):

@@ -31,6 +31,7 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
 def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """The type of attention's result. Raises PyTorch's error where shapes, types or devices do not fit."""
     q, k, v = query.shape, key.shape, value.shape
     require(len(q) >= 2 and len(k) >= 2 and len(v) >= 2)
     require(query.dtype is key.dtype and query.dtype is value.dtype)
@@ -130,6 +131,8 @@ attention_among.autocast = attention_among_with_dropout.autocast = "lower"
 
 @alias(_FUNCTION, over=scaled_dot_product_attention)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """`scaled_dot_product_attention` as programs call it: the operation without dropout or with it, among the backends
+    that the program has enabled."""
     options = {} if scale is None else {"scale": scale}
     if enable_gqa:
         options["enable_gqa"] = True
@@ -339,6 +342,8 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
 
 
 def _attention_rule(symbol):
+    """The derivative of attention: of the flash kernel on the CPU, of products and a softmax, or PyTorch's own."""
+
     def rule(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
         if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa):
             if attn_mask is not None and attn_mask.dtype.category == 0:

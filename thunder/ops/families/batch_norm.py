@@ -322,6 +322,7 @@ kernels.layout.set(
 @formula(native_batch_norm_backward)
 @in_full(0)
 def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask):
+    """The gradients of batch norm in operations. mask: for input, weight and bias, whether a gradient is needed."""
     dims = (0, *range(2, len(a.shape)))
     channel = (a.shape[1], *(1,) * (len(a.shape) - 2))
     weighted = g if weight is None else g * ltorch.reshape(weight, channel)
@@ -373,6 +374,8 @@ def _gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts)
 
 
 def _gather(name: str) -> None:
+    """Defines the kernel of synchronized batch norm that combines the statistics of all ranks, as a function that
+    writes to no argument."""
     function = getattr(torch, name)
 
     def run(a, mean, invstd, running_mean, running_var, momentum, eps, counts):

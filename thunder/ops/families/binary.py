@@ -114,6 +114,8 @@ def binary(
 
 
 def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable | None) -> Callable:
+    """The meta rule of an elementwise function of two operands. numbers, python: as of `binary`."""
+
     def meta(a, b):
         if type(a) is TensorProxy and type(b) is TensorProxy:
             if a.dtype is b.dtype and a.device is b.device and same_shape(a.shape, b.shape):
@@ -134,6 +136,9 @@ def _binary_meta(name: str, promotes: Callable, numbers: str, python: Callable |
 
 
 def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:
+    """The derivative of a function of two operands. left, right: (gradient, result, a, b) -> the gradient of that
+    operand, before it is summed to its shape."""
+
     def rule(a, b, **kwargs):
         y = symbol(a, b, **kwargs)
         g = yield y
@@ -270,6 +275,7 @@ if compat.composed("ldexp.Tensor"):  # of pow, which autocast casts on CUDA
 
 
 def _double_in_place(a, b):
+    """Raises the error of `float_power_` for a base that is not of the result's type."""
     wanted = (
         dtypes.complex128
         if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b))
@@ -288,6 +294,8 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def _angle_rule(symbol: Symbol) -> None:
+    """Gives `atan2` its derivative, which this PyTorch may set to 0 at the origin."""
+
     def rule(a, b):
         g = yield symbol(a, b)
         squares = a * a + b * b

@@ -163,6 +163,7 @@ def _run_all_gather(a, group, async_op=False, dim=None):
 
 
 def _run_all_reduce(a, op, group, async_op=False):
+    """Reduces a copy of the tensor over all ranks. The average of a backend without it is a sum that is divided."""
     out = a.clone(memory_format=torch.contiguous_format)
     reduction, divisor = _reduction(op, group, a.device)
     return _run(
@@ -176,6 +177,7 @@ def _run_all_reduce(a, op, group, async_op=False):
 
 
 def _run_reduce_scatter(a, op, group, async_op=False, dim=None):
+    """Reduces over all ranks, and keeps this rank's part along `dim`."""
     a = torch.cat(a.chunk(group.size(), dim)) if dim else a.contiguous()
     out = a.new_empty((a.shape[0] // group.size(), *a.shape[1:]))
     reduction, divisor = _reduction(op, group, a.device)
@@ -202,6 +204,7 @@ def _run_broadcast(a, root, group, async_op=False):
 
 
 def _run_all_to_all(a, group, async_op=False):
+    """Exchanges equal parts of the tensor: part i goes to rank i."""
     a = a.contiguous()
     out = torch.empty_like(a)
     return _run(

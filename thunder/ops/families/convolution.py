@@ -60,6 +60,7 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
 
 @alias(torch.convolution)
 def convolution_alias(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """`torch.convolution` as the convolution that it is, of that number of dimensions."""
     rank = len(weight.shape) - 2
     spread = [pair(x, rank) for x in (stride, padding, dilation, output_padding)]
     symbol = LTORCH[f"conv_transpose{rank}d" if transposed else f"conv{rank}d"]
@@ -86,6 +87,7 @@ def _batched(a, rank: int):
 
 
 def _conv(rank: int) -> Symbol:
+    """Defines `conv{rank}d`."""
     name = f"conv{rank}d"
 
     def sides(weight, stride, padding, dilation) -> list[tuple]:
@@ -147,6 +149,7 @@ def _(a, weight, bias, pad=0):
 
 
 def _conv_transpose(rank: int) -> Symbol:
+    """Defines `conv_transpose{rank}d`."""
     name = f"conv_transpose{rank}d"
 
     def meta(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
@@ -180,6 +183,7 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 
 
 @composite(F.unfold, name="im2col")
 def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
+    """The decomposition of `unfold`: one column for each window, as views of a padded input."""
     require(len(a.shape) in (3, 4))
     k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
     a, single = _batched(a, 2)
@@ -194,6 +198,7 @@ def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
 
 @composite(F.fold, name="col2im")
 def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
+    """The decomposition of `fold`: each column is added to the window that it came from."""
     (h, w), k, d, p, s = (pair(x, 2) for x in (output_size, kernel_size, dilation, padding, stride))
     require(len(a.shape) in (2, 3) and a.shape[-2] % (k[0] * k[1]) == 0)
     a, single = (unsqueeze(a, 0), True) if len(a.shape) == 2 else (a, False)
@@ -253,6 +258,9 @@ def _with_gradients(
 
 
 def _conv_rule(symbol: Symbol, rank: int):
+    """The derivative of a convolution: PyTorch's backward kernel. Padding that PyTorch adds on one side alone is left
+    to PyTorch."""
+
     def rule(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         said_padding = padding
         if isinstance(padding, str):
@@ -283,6 +291,8 @@ def _conv_rule(symbol: Symbol, rank: int):
 
 
 def _conv_transpose_rule(symbol: Symbol, rank: int):
+    """The derivative of a transposed convolution: PyTorch's backward kernel."""
+
     def rule(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
         return (
             yield from _with_gradients(

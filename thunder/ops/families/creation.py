@@ -81,6 +81,7 @@ def _options(kwargs: dict, dtype, device=None) -> dict:
 
 
 def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of `full`, with the dtype of its value. Raises PyTorch's error for a value that is no number."""
     arguments, kwargs = named(args, kwargs, "size", "fill_value")
     shape, value = arguments["size"], arguments["fill_value"]
     if type(value) is TensorProxy:  # its value counts, as a number's
@@ -226,6 +227,7 @@ def _count(start, end, step):
 
 
 def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of `arange` as start, end and step, with the dtype that follows. Raises PyTorch's errors."""
     alone = len(args) == 1 and "end" not in kwargs
     arguments, kwargs = named(args, kwargs, *(("end", "start", "step") if alone else ("start", "end", "step")))
     start, end, step = arguments.get("start", 0), arguments["end"], arguments.get("step", 1)
@@ -408,6 +410,8 @@ def new_tensor(a, data, *, dtype=None, device=None, requires_grad=False):
 
 
 def _triangle(name: str, keeps_lower: bool) -> Symbol:
+    """Defines `tril` or `triu`: elements on the other side of a diagonal are 0."""
+
     def meta(a, diagonal=0):
         require(len(a.shape) >= 2)
         return like(a)

@@ -55,6 +55,7 @@ def _labels(term: str, extra: int) -> list:
 
 
 def _label_sizes(inputs: list[list], operands) -> dict:
+    """The size of each label. Raises PyTorch's error where operands disagree."""
     sizes: dict = {}
     for labels, t in zip(inputs, operands, strict=True):
         for x, n in zip(labels, t.shape, strict=True):
@@ -94,6 +95,7 @@ def _from_sublists(args: list) -> tuple:
 
 
 def _meta(equation, *operands):
+    """The type of the result of `einsum`. Raises PyTorch's errors."""
     inputs, output = parse(equation, [len(t.shape) for t in operands])
     sizes = _label_sizes(inputs, operands)
     dtype = operands[0].dtype
@@ -116,6 +118,8 @@ def _meta(equation, *operands):
     tags=(OpTags.MATMUL_OP,),
 )
 def einsum(equation, *operands):
+    """The decomposition of `einsum`: operands are contracted from left to right, labels that no later operand has are
+    summed."""
     inputs, output = parse(equation, [len(t.shape) for t in operands])
     terms = [_diagonals(t, labels) for t, labels in zip(operands, inputs, strict=True)]
     done, labels = terms[0]

@@ -112,6 +112,8 @@ def _solved(g, A, B, x, left, transposed) -> tuple:
 
 
 def _solve_rules(symbol: Symbol, pair: bool) -> None:
+    """Gives `solve` or `solve_ex` its derivative: a second system with the same factors. pair: it returns (x, info)."""
+
     @symbol.vjp
     def _(A, B, *, left=True, check_errors=False):
         x, LU, pivots, info = solve_kernel(A, B, left, check_errors)
@@ -317,6 +319,7 @@ def lobpcg(
     ortho_fparams=None,
     ortho_bparams=None,
 ):
+    """The types of the results of `torch.lobpcg`: eigenvalues and eigenvectors."""
     batch, m, _ = matrices(A)
     count = (1 if X is None else X.shape[-1]) if k is None else k
     require(m >= 3 * count)

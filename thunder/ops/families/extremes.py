@@ -51,6 +51,7 @@ median_all, nanmedian_all = _full_reduction("median", torch.median), _full_reduc
 
 
 def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
+    """PyTorch's `max` or `min`: of all elements, along a dimension, or of two tensors, as its arguments say."""
     name = whole.name.partition("_")[0]
 
     def function(input, dim=None, keepdim=False, other=None):

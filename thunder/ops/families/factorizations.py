@@ -190,6 +190,8 @@ def old_cholesky(a, upper=False):
 
 
 def _of_cholesky(symbol: Symbol, pair: bool) -> None:
+    """Gives a Cholesky factorization its derivative. pair: it returns (factor, info)."""
+
     @symbol.vjp
     def _(a, upper=False, **options):
         """With A = L L', gA = L'^-1 sym(tril(L' gL)) L^-1 / 2, where sym repeats above the diagonal what is below

@@ -28,6 +28,7 @@ def _of(x, i: int):
 
 
 def _define(name: str, each: Callable) -> None:
+    """Defines one `_foreach` function and its in-place form. each: the operation on one element of the lists."""
     function, inplace = compat.foreach(name)
 
     def decomposition(tensors, *rest, **kwargs):

@@ -161,6 +161,7 @@ def selected(a: TensorProxy, key) -> Selection:
 
 
 def _int_entry(k, n):
+    """An integer of a key, counted from the front. Raises IndexError as PyTorch does."""
     if type(k) is not int and not isinstance(k, NumberProxy):
         try:
             k = operator.index(k)
@@ -174,6 +175,8 @@ def _int_entry(k, n):
 
 
 def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advanced: list) -> int:
+    """Adds an index tensor, mask or sequence of a key to `entries`. Returns the next dimension. advanced: the position
+    and shape of each so far; None: its length depends on data."""
     if isinstance(k, TensorProxy):
         if k.dtype.category == 0 or k.dtype.name == "uint8":
             for i, n in enumerate(k.shape):
@@ -200,6 +203,8 @@ def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advance
 
 
 def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
+    """The shape of an indexing result: dimensions of index tensors, broadcast, stand at the first of them, or in front
+    if a slice separates them."""
     try:
         common = broadcast_shapes((), *(s for _, s in advanced if s is not None))
         if any(s is None for _, s in advanced) and (not common or (common[-1] == 1) is not False):
@@ -296,6 +301,7 @@ def getitem(a, key):
 
 
 def _sliced(a, entries):
+    """The view of a tensor that the slices and integers of a key select."""
     bounds: list[tuple] = []  # (start, stop, step) of each dimension
     gone = []
     for kind, *rest in entries:
@@ -369,6 +375,7 @@ def copy_with_setitem(a, key, value):
 
 
 def _setitem_meta(a, key, value):
+    """The type of `x[key] = value`. Raises PyTorch's errors where the value does not fit."""
     shape = selected(a, key).shape
     if isinstance(value, TensorProxy):
         if not any(n is None for n in shape):
@@ -527,6 +534,7 @@ cost.rules.set(Cost(selects=True), prims.index)
 
 @batching.rule(getitem)
 def _getitem_of_batch(batch: batching.Batch, operation: BoundSymbol):
+    """Indexing under vmap: where each element has its own tensor, its number is an index as well."""
     a, key = operation.args
     keys = key if isinstance(key, tuple) else (key,)
     if keys and all(type(k) is TensorProxy and is_integer(k.dtype) and k.dtype.signed for k in keys):

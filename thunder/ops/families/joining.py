@@ -43,6 +43,7 @@ def _joined(tensors, dim) -> tuple[list, int]:
 
 
 def _cat_meta(tensors, dim=0):
+    """The type of the result of `cat`. Raises PyTorch's errors where shapes do not fit."""
     not_empty, d = _joined(tensors, dim)
     first = not_empty[0]
     shape = first.shape
@@ -119,6 +120,7 @@ def _sliced_parts(a, dim: int, sizes) -> tuple:
 
 
 def _split_sizes(a, size_or_sections, dim: int) -> list:
+    """The sizes of the slices that `split` returns. Raises where they do not add up."""
     n = a.shape[dim]
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
@@ -193,6 +195,7 @@ def chunk(a, chunks, dim=0):
 
 
 def _tensor_split_sizes(a, indices_or_sections, dim: int) -> list:
+    """The bounds of the slices that `tensor_split` returns."""
     n = concrete(a.shape[dim])
     if isinstance(indices_or_sections, Sequence):
         bounds = [0, *indices_or_sections, n]
@@ -340,6 +343,7 @@ def _repeat_interleave_meta(a, repeats=None, dim=None, *, output_size=None):
 
 @composite(torch.repeat_interleave, torch.Tensor.repeat_interleave, meta=_repeat_interleave_meta, tags=MOVES)
 def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
+    """The decomposition of `repeat_interleave`: an expanded view for one number, an index for a tensor of repeats."""
     if repeats is None:
         return repeated_places(a, output_size)
     shape, d, n = _interleaved(a, repeats, dim, output_size)

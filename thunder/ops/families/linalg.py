@@ -43,6 +43,7 @@ def linear_prim(a, w, bias):
 
 
 def _linear_meta(a, weight, bias=None):
+    """The type of the result of `linear`. Raises where shapes or types do not fit."""
     shape, w = a.shape, weight.shape
     fits = len(w) in (1, 2) and shape and (shape[-1] is w[-1] or shape[-1] == w[-1]) and a.dtype is weight.dtype
     require(
@@ -255,6 +256,7 @@ views.check_in_place.set(_no_growth_in_place, addbmm)
 
 @composite(torch.tensordot, torch.functional.tensordot, autocast="cpu:lower cuda:widest")
 def tensordot(a, b, dims=2, out=None):
+    """The decomposition of `tensordot`: one matrix product of permuted and reshaped operands."""
     if isinstance(dims, int):
         left, right = list(range(len(a.shape) - dims, len(a.shape))), list(range(dims))
     else:
@@ -324,6 +326,7 @@ def kron(a, other):
 
 @composite(F.bilinear)
 def bilinear(input1, input2, weight, bias=None):
+    """The decomposition of `bilinear`: an `einsum` of both inputs and the weight, and the bias."""
     require(
         len(weight.shape) == 3
         and input1.shape[:-1] == input2.shape[:-1]

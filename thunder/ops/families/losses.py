@@ -223,6 +223,7 @@ def _cross_entropy_meta(
 def cross_entropy(
     a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
+    """The decomposition of `cross_entropy`: a log-softmax, and the loss for class indices or for probabilities."""
     how = _reduction(reduction, size_average, reduce)
     d = 1 if len(a.shape) > 1 else 0
     logs = log_softmax(convert(a, compute_dtype(a.dtype)), d)
@@ -339,6 +340,8 @@ def cosine_embedding_loss(input1, input2, target, margin=0.0, size_average=None,
 def triplet_margin_loss(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"
 ):
+    """The decomposition of `triplet_margin_loss`."""
+
     def distance(x, y):
         return ltorch.pairwise_distance(x, y, p, eps)
 

@@ -37,6 +37,7 @@ def _check_margin(a, target, wanted: tuple) -> None:
 
 @composite(F.multi_margin_loss, autocast="float32")
 def multi_margin_loss(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """The decomposition of `multi_margin_loss`. Raises PyTorch's errors where shapes do not fit."""
     require(p in (1, 2))
     require(weight is None or len(weight.shape) == 1)
     _check_margin(a, target, a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else ())

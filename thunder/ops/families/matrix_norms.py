@@ -25,6 +25,7 @@ ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 @composite(torch.linalg.matrix_norm, name="linalg_matrix_norm", autocast=_CUDA)
 def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    """The decomposition of `torch.linalg.matrix_norm`, by singular values or sums of absolute values."""
     require(len(A.shape) >= 2 and ord in ORDERS)
     rows, columns = wrap_dims(dim, len(A.shape))
     A = A if dtype is None else convert(A, to_dtype(dtype))

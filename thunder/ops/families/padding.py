@@ -26,6 +26,7 @@ def _padding(a, pad) -> list[tuple]:
 
 
 def _pad_meta(a, pad, mode="constant", value=None):
+    """The type of the result of `pad`. Raises PyTorch's errors where a mode does not take the padding."""
     spread = _padding(a, pad)
     require(mode in ("constant", "reflect", "replicate", "circular"))
     if mode != "constant":
@@ -47,6 +48,8 @@ def _pad_meta(a, pad, mode="constant", value=None):
 
 
 def _bordered(a, dim: int, lo, hi, mode: str):
+    """The tensor with `lo` elements before and `hi` behind along one dimension, as a mode other than "constant" gives
+    them."""
     n = a.shape[dim]
     if mode == "reflect":
         before, after = (
@@ -64,6 +67,7 @@ def _bordered(a, dim: int, lo, hi, mode: str):
 
 @composite(*compat.functions_called("pad"), meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
 def pad(a, pad, mode="constant", value=None):
+    """The decomposition of `pad`. Negative padding cuts elements off."""
     spread = _padding(a, pad)
     if mode == "constant":
         return prims.pad(a, 0 if value is None else value, tuple(spread))

@@ -19,6 +19,7 @@ _TAGS = (OpTags.REDUCTION_OP,)
 
 
 def _windows(a, rank: int, kernel_size, stride, padding, dilation, ceil_mode: bool) -> tuple:
+    """The shape of a pool's result. Raises PyTorch's errors where windows do not fit."""
     require(len(a.shape) in (rank + 1, rank + 2))
     empty_stride = stride is None or (isinstance(stride, (tuple, list)) and not stride)
     k, p, d = pair(kernel_size, rank), pair(padding, rank), pair(dilation, rank)
@@ -37,6 +38,7 @@ def _windows(a, rank: int, kernel_size, stride, padding, dilation, ceil_mode: bo
 
 
 def _avg_pool(rank: int, function, **options):
+    """Defines `avg_pool{rank}d`."""
     name = f"avg_pool{rank}d"
     if rank == 1:
 
@@ -61,6 +63,7 @@ avg_pool3d = _avg_pool(3, F.avg_pool3d, autocast="cpu:float32")
 
 
 def _max_pool(rank: int, **options):
+    """Defines `max_pool{rank}d`, with indices and without."""
     name = f"max_pool{rank}d"
 
     def meta(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
@@ -112,6 +115,7 @@ adaptive_avg_pool3d = _adaptive_avg_pool(3, F.adaptive_avg_pool3d, autocast="cpu
 
 
 def _adaptive_max_pool(rank: int, **options) -> None:
+    """Defines `adaptive_max_pool{rank}d`, with indices and without."""
     name = f"adaptive_max_pool{rank}d"
 
     def meta(a, output_size):
@@ -162,6 +166,8 @@ def _steps(stride, kernel_size, rank: int) -> list:
 
 
 def _average_rule(symbol: Symbol, rank: int) -> None:
+    """Gives an average pool its derivative: PyTorch's backward kernel."""
+
     def rule(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
         options = (kernel_size, _steps(stride, kernel_size, rank), padding, ceil_mode, count_include_pad)
         g = yield symbol(a, *options, *(() if divisor_override is None else (divisor_override,)))
@@ -182,6 +188,8 @@ def _average_rule(symbol: Symbol, rank: int) -> None:
 
 
 def _maximum_rule(values: Symbol, both: Symbol, rank: int) -> None:
+    """Gives a maximum pool its derivative: the gradient is scattered to the indices of the maxima."""
+
     def gradient(g, a, indices, kernel_size, stride, padding, dilation, ceil_mode):
         k, p, d = (list(pair(x, rank)) for x in (kernel_size, padding, dilation))
         return _MAXIMUM[rank](g, a, k, _steps(stride, kernel_size, rank), p, d, ceil_mode, indices)

@@ -128,6 +128,7 @@ def binomial(count, prob, generator=None):
 
 
 def _fill(name: str) -> None:
+    """Defines the operation of an in-place distribution (`normal_`, `exponential_`): a new tensor that is filled."""
     function = getattr(torch.Tensor, name)
 
     def run(a, *args, **kwargs):

@@ -76,6 +76,7 @@ def flipud(a):
 
 @composite(torch.roll, torch.Tensor.roll, tags=MOVES)
 def roll(a, shifts, dims=()):
+    """The decomposition of `roll`: two slices along each dimension, joined in the other order."""
     shifts = tuple(shifts) if isinstance(shifts, (tuple, list)) else (shifts,)
     dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     if not dims and len(shifts) == 1:

@@ -71,6 +71,7 @@ def _check_cell(x, hidden, w_ih, w_hh, b_ih, b_hh, gates: int) -> None:
 
 
 def _cell(name: str) -> Symbol:
+    """Defines one step of a recurrent net (`lstm_cell`)."""
     step, gates = _STEPS[name]
     function = getattr(torch, f"{name}_cell")
     if name == "lstm":
@@ -184,6 +185,7 @@ def _states(hx) -> tuple:
 
 
 def _net(name: str) -> None:
+    """Defines a recurrent net of PyTorch (`lstm`, `gru`, `rnn_tanh`), for padded and for packed sequences."""
     step, _ = _STEPS[name]
     function = getattr(torch, name)
 
@@ -267,6 +269,8 @@ def _has_layers(x, params: tuple, each: int) -> bool:
 
 
 def _lstm_by_layers(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+    """An LSTM in training as one operation for each layer and direction, whose gates are saved. Returns NotImplemented
+    where these do not take it."""
     directions, each = 2 if bidirectional else 1, len(params) // (num_layers * (2 if bidirectional else 1))
     if not train or not _has_layers(x, (*hx, *params), each):
         return NotImplemented
@@ -311,6 +315,8 @@ def _layers_backward(g, of_states: list, done: list, directions: int, size: int)
 
 
 def _packed_under_autocast(name: str, function: Callable, step: Callable, packed_meta: Callable) -> Symbol:
+    """The operation of a net on packed sequences under autocast: PyTorch casts inside. step: types the result."""
+
     def run(kinds: tuple, *args):
         with compat.autocast_on(kinds):
             return function(*args)

@@ -31,6 +31,7 @@ _RANKS = {
 def interpolate(
     a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
 ):
+    """The meta rule of `interpolate`. Raises PyTorch's errors where size, scale and mode do not fit."""
     rank = len(a.shape) - 2
     require(mode in _RANKS and rank in _RANKS[mode])
     require((size is None) != (scale_factor is None))
@@ -67,6 +68,7 @@ _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "ref
 
 
 def _grid_sampler_kernel(rank: int):
+    """Defines `grid_sampler_{rank}d`, the kernel of `grid_sample`, with its derivative."""
     function = getattr(torch, f"grid_sampler_{rank}d")
 
     def meta(a, grid, interpolation_mode, padding_mode, align_corners):

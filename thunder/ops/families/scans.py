@@ -51,6 +51,7 @@ cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
 
 @composite(torch.diff, torch.Tensor.diff, meta=None)
 def diff(a, n=1, dim=-1, prepend=None, append=None):
+    """The decomposition of `diff`: n differences of neighbours along a dimension."""
     require(n >= 0)
     if n == 0:
         return ltorch.clone(a)

@@ -302,6 +302,7 @@ def _(a, dim=None):
 
 
 def _expanded(a, size) -> tuple:
+    """The sizes of `expand`, with -1 replaced. Raises PyTorch's error where a dimension does not fit."""
     have = a.shape
     new = len(size) - len(have)
     require(new >= 0)
@@ -459,6 +460,7 @@ def _reshaped_of_part(split: splitting.Split, operation: BoundSymbol) -> splitti
 
 @splitting.rule(transpose, prims.transpose, permute, t)
 def _transposed_of_part(split: splitting.Split, operation: BoundSymbol) -> splitting.Part | None:
+    """A permutation of a value that is split over ranks: the dimension of the split moves with it."""
     part = split.part(operation.inputs[0])
     rank = len(operation.output.shape)
     if part is None or rank < 2:

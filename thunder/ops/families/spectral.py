@@ -190,6 +190,7 @@ def _half(sizes: list) -> list:
 
 
 def _transform(row: Row) -> Symbol:
+    """Defines one Fourier transform of `torch.fft`, with its derivative and its form under vmap."""
     several = bool(row.suffix)
 
     def signature(rule):

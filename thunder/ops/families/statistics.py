@@ -98,6 +98,7 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
 
 @torch_prim(torch.gradient)
 def gradient(a, *, spacing=1, dim=None, edge_order=1):
+    """The decomposition of `torch.gradient`: differences of neighbours, by the spacing of each dimension."""
     require(edge_order in (1, 2))
     dims = wrap_dims(tuple(range(len(a.shape))) if dim is None else dim, len(a.shape))
     if isinstance(spacing, (tuple, list)):

@@ -116,6 +116,7 @@ def _beyond(kind: dtypes.dtype, bound) -> int:
 
 @composite(*spellings_of("clamp"), meta=_clamp_meta)
 def clamp(a, min=None, max=None):
+    """The decomposition of `clamp`, in the type of the operand and its bounds."""
     kind = _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
     out = convert(a, kind)  # an integer would wrap a bound around that a float has
     for bound, compare, extreme in ((min, ltorch.lt, ltorch.maximum), (max, ltorch.gt, ltorch.minimum)):

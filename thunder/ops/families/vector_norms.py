@@ -25,6 +25,7 @@ def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
 
 @composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=REDUCES, autocast="cuda:float32")
 def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """The decomposition of `torch.linalg.vector_norm`, by the order of the norm."""
     x = ltorch.abs(a if dtype is None else convert(a, to_dtype(dtype)))
     dims = canonical_dims(x, dim)
     if ord == math.inf:

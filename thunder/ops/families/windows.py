@@ -22,6 +22,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
 def _fractional(rank: int) -> Symbol:
+    """Defines `fractional_max_pool{rank}d`."""
     name = f"fractional_max_pool{rank}d"
     function = getattr(compat.nn_bindings, name)
 
@@ -65,6 +66,7 @@ fractional_max_pool2d, fractional_max_pool3d = (_fractional(rank) for rank in (2
 
 
 def _max_unpool(rank: int) -> Symbol:
+    """Defines `max_unpool{rank}d`: values are scattered to their indices in zeros."""
     name = f"max_unpool{rank}d"
 
     def meta(a, indices, output_size, stride=None, padding=None):

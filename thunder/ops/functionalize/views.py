@@ -69,6 +69,9 @@ def _placed(operation: BoundSymbol, view, whole, part):
 
 
 def _placed_once(size_and_stride: Callable) -> Callable:
+    """How a write to an `as_strided` view that shows each element once is a write to the whole. size_and_stride: of a
+    bound symbol and its view."""
+
     def write(operation: BoundSymbol, view, whole, part):
         size, stride = size_and_stride(operation, view)
         with compat.DisableTorchFunction():
