@@ -259,6 +259,8 @@ class Ballot:
     def _difference(
         self, lines: Sequence[str], other: int, theirs: Sequence[str] | None, late: bool, places: Sequence[str]
     ) -> str:
+        """The words of a mistake: the first line in which two ranks differ, what each has there, and the remedy. late:
+        the other rank did not take part in time. places: the user's lines."""
         do_differently, do_alike, did_nothing, remedy = _WORDS[self.kind]
         pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
         at, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))

@@ -128,6 +128,7 @@ def _gathered(operations: list[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def _reduced(operations: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol]:
+    """Operations that reduce the gradients of one bucket together. own: gradients whose memory may be overwritten."""
     of: Placement = operations[0].args[4]
 
     def compute():

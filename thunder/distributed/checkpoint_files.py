@@ -28,6 +28,8 @@ def check_description(checkpoint: pathlib.Path) -> None:
 
 
 class _Description(pickle.Unpickler):
+    """Reads the description of a checkpoint. Raises UnpicklingError for a name that describes none."""
+
     def __init__(self, file: io.BufferedReader, path: pathlib.Path):
         super().__init__(file)
         self.path = path
@@ -61,6 +63,7 @@ class Planner(DefaultLoadPlanner):
     """PyTorch's, which loads values that are no tensors with `weights_only=True`, and warns where that is refused."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        """Loads an object of a checkpoint, and warns where it is unpickled with code of its author's choice."""
         content = value.read()
         try:
             torch.load(io.BytesIO(content), weights_only=True)

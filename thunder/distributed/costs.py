@@ -60,6 +60,8 @@ def _is_text(operation: BoundSymbol) -> bool:
 
 @dataclass
 class _Storage:
+    """The memory of a tensor and its views."""
+
     nbytes: int
     names: int = 0  # that stand for it
     gathered: bool = False
@@ -100,6 +102,8 @@ class Memory:
         self.keep(p.name for p in results)
 
     def _run(self, operation: BoundSymbol, started: dict) -> None:
+        """Adds the memory of an operation's results, and frees what it is the last to read. started: collectives that
+        nobody has waited for, by their futures."""
         collective = collective_of(operation)
         self._waited(operation, started)
         is_view = self._laid_out(operation)

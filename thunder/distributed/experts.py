@@ -74,6 +74,7 @@ class _Experts:
         self.sent: dict[tuple[TensorProxy, _Exchange], TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
+        """Writes the operations that take the place of one: on parts, where parts of its operands are known."""
         if operation.sym is redistribute:
             operation = self._without_round_trip(operation)
         is_known = any(isinstance(p, Proxy) and (p in self.parts or p in self.experts) for p in operation.inputs)
@@ -128,6 +129,7 @@ class _Experts:
         return []
 
     def _of_weight(self, operation: BoundSymbol) -> list[Part]:
+        """A weight that ranks hold by experts: the part of this rank, in the place of the gathered weight."""
         held, *along = operation.args[:4]
         axis = self.experts.get(held)
         if axis is None or not any(step[0] == axis for step in steps_of(*along)):
@@ -141,6 +143,7 @@ class _Experts:
         return [Part(part, axis, 0)]
 
     def _product(self, operation: BoundSymbol, a: TensorProxy, b: TensorProxy, offs: TensorProxy) -> list[Part]:
+        """A grouped matmul by the experts of this rank, for the rows that the ranks send to them."""
         weight, rows = self.parts.get(b), self.parts.get(a)
         if weight is None or not isinstance(weight.axis, Axis) or weight.dim != 0:
             return []

@@ -166,6 +166,8 @@ def _one_by_one(operation: BoundSymbol) -> Sequence[BoundSymbol]:
 
 
 class _Split:
+    """Writes a program whose layers are split over ranks: which values are parts, and of which axis."""
+
     shares_positions = False
 
     def __init__(self, sequences: dict[Axis, int], known: Mapping[Proxy, Part | None]):
@@ -182,6 +184,7 @@ class _Split:
         self.copies: dict[tuple, TensorProxy] = {}
 
     def write(self, operation: BoundSymbol) -> None:
+        """Writes the operations that take the place of one: by the rule for its operation, else on whole values."""
         rules = {
             ltorch.linear: self.linear, ltorch.embedding: self.embedding, redistribute: self.cut_out,
             ltorch._foreach_norm: self.norms, ltorch.vector_norm: self.norm, ltorch.cross_entropy: self.total,
@@ -347,6 +350,8 @@ class _Split:
         scale_grad_by_freq=False,
         sparse=False,
     ):
+        """A lookup in a weight that is split by rows, whose results are summands, or by columns. None where the weight
+        is not split."""
         part = self.part(weight)
         if part is None or max_norm is not None or scale_grad_by_freq or sparse:
             return None

@@ -246,6 +246,7 @@ class _Shape:
         return first.line(second, (layers - _DEPTHS[0]) / (_DEPTHS[1] - _DEPTHS[0]))
 
     def plan(self, candidate: Candidate, depth: int) -> Plan:
+        """The plan of a candidate for a model of this depth, which is made once."""
         if (key := (candidate, depth)) not in self.plans:
             strategy = {"ddp": None, "zero2": FSDPType.ZERO2, "zero3": FSDPType.ZERO3}[candidate.data]
             planned = plan(

@@ -80,6 +80,8 @@ def _trained(value: Proxy) -> bool:
 def _check_source(
     operation: BoundSymbol, step: tuple[Axis, Layout, Layout], layouts: Mapping[Proxy, Layout], has_parts: bool
 ) -> None:
+    """Raises where a `redistribute` says another layout than its operand has. has_parts: the program computes with
+    numbers of ranks itself."""
     axis, src, _ = step
     layout = layouts[operation.args[0]]
     fits = {

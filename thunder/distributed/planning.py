@@ -359,6 +359,7 @@ def state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
 
 
 def _planned(strategy: str, size: int, machine: Machine, captured: Captured, options: JitOptions, held: _Held) -> Plan:
+    """Time and memory of a step under one strategy, by the programs that would run."""
     computation = captured.computation
     trains = captured.output_requires_grad and not options.disable_torch_autograd
     memory = Memory(options.device.type, (p.name for p in computation.args if isinstance(p, TensorProxy)))

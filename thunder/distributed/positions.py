@@ -61,6 +61,8 @@ class _Positions:
         self.own: set[Proxy] = set()
 
     def write(self, operation: BoundSymbol) -> None:
+        """Writes the operations that take the place of one: on this rank's positions, where those of its operands are
+        known."""
         if self._is_own(operation):
             self.own.update(operation.outputs)
             self.operations.append(operation)

@@ -129,6 +129,8 @@ def _fully_sharded(module: torch.nn.Module) -> Iterator[tuple[str, compat.FullyS
 
 
 def _placement_of(name: str, p, sharded: compat.FullyShard | None, path: str | None) -> Placement:
+    """How ranks hold a parameter that PyTorch has distributed. Raises NotImplementedError for placements that programs
+    do not have."""
     # of ranks that share data
     mesh, placements = (p.device_mesh, p.placements) if sharded is None else sharded.seen_on or (None, ())
     axes, shape = [], list(p.shape)

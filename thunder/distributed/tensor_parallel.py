@@ -65,6 +65,8 @@ def row_parallel(
 
 
 def _parallel(model, target_modules, process_group, device, dimensions: dict, sequence_dim: int | None, what: str):
+    """Splits the parameters of modules over a group. dimensions: by class of module, the dimension of each parameter.
+    what: the public function, for errors."""
     module, group = module_behind(model, what), group_of(process_group)
     paths = [target_modules] if isinstance(target_modules, str) else list(target_modules)
     how = f"{what}({', '.join(paths)}{f', sequence_dim={sequence_dim}' if sequence_dim is not None else ''})"
@@ -122,6 +124,7 @@ def _split(
     sequence_dim: int | None,
     device,
 ) -> None:
+    """Splits one parameter along a dimension over the ranks of an axis. Raises where it is split otherwise already."""
     known, held = placement_of(parameter), Held(axis, S(dim), I)
     if known is not None and (known.synchronizes or known.is_split):
         alike = held in known.axes and known.sequence_dim == sequence_dim
