@@ -108,6 +108,16 @@ def around(x, weight, bias):
     return F.layer_norm(torch.cat([y[..., 20:], y[..., :20]], -1) * weight, (24,)) + bias
 
 
+def machines(count):
+    numbers, gpu = random.Random(0), planned_gpu()
+    for _ in range(count):
+        yield dataclasses.replace(
+            gpu, byte={"L2": 10 ** numbers.uniform(-12, -10), "memory": 10 ** numbers.uniform(-12, -10)},
+            multiprocessors=numbers.choice([2, 7, 132]), instruction=10 ** numbers.uniform(-14, -11),
+            launch=10 ** numbers.uniform(-7, -5.5),
+        )  # fmt: skip
+
+
 @pytest.mark.sweep(7)
 @pytest.mark.parametrize("program", [windows, patches, strided, around])
 def test_kernels_stay_inside_of_memory_that_is_written(program, outside, monkeypatch):
@@ -117,18 +127,43 @@ def test_kernels_stay_inside_of_memory_that_is_written(program, outside, monkeyp
     expected = program(x, weight, bias)
     cotangent = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, (x, weight, bias), cotangent)
-    numbers, gpu = random.Random(0), planned_gpu()
-    for i in range(2):
-        changed = dataclasses.replace(
-            gpu, byte={"L2": 10 ** numbers.uniform(-12, -10), "memory": 10 ** numbers.uniform(-12, -10)},
-            multiprocessors=numbers.choice([2, 7, 132]), instruction=10 ** numbers.uniform(-14, -11),
-            launch=10 ** numbers.uniform(-7, -5.5),
-        )  # fmt: skip
-        monkeypatch.setattr(fuser_module, "planned_gpu", lambda changed=changed: changed)
+    for i, machine in enumerate(machines(2)):
+        monkeypatch.setattr(fuser_module, "planned_gpu", lambda machine=machine: machine)
         compiled = thunder.jit(program, executors=[TritonFuser(f"inside{i}")], graphs=False)
         result = compiled(x, weight, bias)
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
         gradients = torch.autograd.grad(result, (x, weight, bias), cotangent)
+        for a, b in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+        assert not outside
+
+
+def rotary(x, weight, bias):
+    """Rotary embeddings of a part of queries and keys, which one linear layer has computed with values. The gradient of
+    its result is a concatenation of concatenations."""
+    angles = torch.outer(torch.arange(21.0), weight)
+    angles = torch.cat([angles, angles], -1)
+
+    def rotated(y):
+        turned, rest = y[..., :4], y[..., 4:]
+        other = torch.cat([-turned[..., 2:], turned[..., :2]], -1)
+        return torch.cat([turned * angles.cos() + other * angles.sin(), rest], -1)
+
+    query, key, value = (x + bias).view(2, 21, 4, 48).transpose(1, 2).chunk(3, -1)
+    return rotated(query), rotated(key), value.contiguous()
+
+
+def test_values_that_are_stored_are_inside_of_memory_beyond_their_piece(outside, monkeypatch):
+    """A value that is inside of a buffer in one piece of a concatenation alone is not computed at other indices."""
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*size, requires_grad=True) for size in ((2, 21, 192), (2,), (192,)))
+    expected = rotary(x, weight, bias)
+    cotangents = [*map(torch.randn_like, expected)]
+    wanted = torch.autograd.grad(expected, (x, weight, bias), cotangents)
+    for i, machine in enumerate(machines(2)):
+        monkeypatch.setattr(fuser_module, "planned_gpu", lambda machine=machine: machine)
+        result = thunder.jit(rotary, executors=[TritonFuser(f"pieces{i}")], graphs=False)(x, weight, bias)
+        gradients = torch.autograd.grad(result, (x, weight, bias), cotangents)
         for a, b in zip(gradients, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
         assert not outside

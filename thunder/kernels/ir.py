@@ -11,12 +11,12 @@ list of stores, one for each buffer that is written.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
-from thunder.kernels.index import Index, Part, Variable, join, within
+from thunder.kernels.index import Index, Part, Variable, bare, join, opened, within
 from thunder.kernels.sizes import Extent, at_least, factor_text, hint
 
 AXES: dict[tuple, Variable] = {}  # one object for each axis, so that equal nodes are one
@@ -327,9 +327,12 @@ def verify(program: Program) -> None:
             raise Invalid(f"{store.buffer} of {store.buffer.dtype} gets {store.value.dtype}")
         if store.scan is not None and (store.scan[0] not in SCANS or not 0 <= store.scan[1] < len(store.axes)):
             raise Invalid(f"{store.buffer}: no such scan")
-        for node in in_order(store.value.args if store.scatter is not None else [store.value]):
+        values = store.value.args if store.scatter is not None else [store.value]
+        for node in in_order(values):
             if node.op != "tuple":
                 _verify_node(node, FUNCTIONS, written)
+        for node, index, _ in loads_outside(values, ()):
+            raise Invalid(f"{line(node)}: {index_text(index)} is inside in a piece of a concatenation alone")
         written.add(store.buffer)
 
 
@@ -397,6 +400,68 @@ def _verify_node(node: Node, functions: Mapping[str, Any], written: set[Buffer])
         check(kinds[0].category in function.categories, f"not for {kinds[0]}")
         result = node.dtype.category == BOOL if function.truth else node.dtype is kinds[0]
         check(result, f"it is of {node.dtype}")
+
+
+def reads_inside(node: Node) -> bool:
+    """Whether all that a value reads is inside of its buffers, and of the pieces of its concatenations. False where
+    that is not known."""
+    return next(loads_outside([node], ()), None) is None
+
+
+def loads_outside(nodes: Iterable[Node], known: Container[Node]) -> Iterator[tuple[Node, Index, int | Extent]]:
+    """The loads that may be outside of their buffers, with an index and the size of its dimension, and the
+    concatenations that may be outside of their pieces, with the index from the first piece and the size of all. known:
+    values that are computed elsewhere."""
+    stack: list[tuple[Node, tuple]] = [(n, ()) for n in nodes]
+    seen = set(stack)
+    while stack:
+        n, guards = stack.pop()
+        below = [(a, guards) for a in n.args if n not in known]
+        if n.op == "load":
+            for i, size in zip(n.what[1], n.what[0].shape, strict=True):
+                if not _is_inside(i, size, guards):
+                    yield n, bare(i), size
+                for dividend in _dividends(i):  # kernels divide numbers from 0 on
+                    if not _is_inside(dividend, None, guards):
+                        plain = bare(dividend)
+                        yield n, plain, plain.high + 1
+        elif n.op == "concat":
+            along, starts, end = n.what
+            if not _is_inside(along + -starts[0], end - starts[0], guards):
+                yield n, bare(along) + -starts[0], end - starts[0]
+            ranges = zip(n.args, starts, (*starts[1:], end), strict=True)
+            below = [(piece, (*guards, (opened(along), low, high))) for piece, low, high in ranges]
+        stack += [b for b in below if b not in seen]
+        seen.update(below)
+
+
+def _dividends(index: Index) -> Iterator[Index]:
+    """What quotients and remainders in an index are of."""
+    for atom in index.terms:
+        if isinstance(atom, Part):
+            if atom.remainder is not None:
+                yield atom.index
+            yield from _dividends(atom.index)
+
+
+def _is_inside(
+    index: Index, size: int | Extent | None, guards: Sequence[tuple[Index, int | Extent, int | Extent]]
+) -> bool:
+    """Whether an index is one of a dimension, where indices of concatenations are in the ranges of `guards`. An index
+    with the bounds of its terms is that of a verified program: narrower bounds are those of a piece. size: None where
+    any number from 0 on is one."""
+    plain = bare(index)
+    if plain.key == index.key and plain.low == index.low and plain.high == index.high:
+        return True
+    is_above, is_below = at_least(plain.low, 0), size is None or at_least(size - 1, plain.high)
+    for along, start, end in guards:
+        for sign in (1, -1):
+            rest = plain + along * -sign
+            if not rest.terms:  # the index is that of the concatenation and a number
+                first, last = (start, end - 1) if sign == 1 else (1 - end, -start)
+                is_above |= at_least(first + rest.constant, 0)
+                is_below = is_below or size is None or at_least(size - 1, last + rest.constant)
+    return is_above and is_below
 
 
 # -------------------------------------------------------------------------------------------------- the printer

@@ -14,6 +14,7 @@ from thunder.kernels.ir import (
     axis,
     in_order,
     line,
+    loads_outside,
     offset,
     replaced,
     variables_of,
@@ -25,7 +26,6 @@ from thunder.kernels.schedule import (
     above_reductions,
 )
 from thunder.kernels.sizes import Extent, at_least, hint
-from thunder.kernels.stored_values import loads_outside
 from thunder.kernels.tiles import instructions, nodes_of
 
 Size = int | Extent

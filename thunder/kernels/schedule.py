@@ -34,6 +34,7 @@ from thunder.kernels.ir import (
     index_text,
     line,
     offset,
+    reads_inside,
     replaced,
     variables_of,
 )
@@ -722,8 +723,10 @@ def shared_values(
 
 
 def _is_dear(node: Node, machine: Machine) -> bool:
-    """Whether a value takes longer to compute than to write once and to read once."""
+    """Whether a value takes longer to compute than to write once and to read once, for all of its loops."""
     if node.op in ("load", "constant", "index", "cast") or any(v.name[0] != "l" for v in node.axes):
+        return False
+    if not reads_inside(node):
         return False
     below = above_reductions(node)
     count = elements(node.axes)

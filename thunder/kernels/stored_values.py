@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thunder.analysis.min_cut import sink_side
 from thunder.core.dtypes import dtype
 from thunder.kernels.accesses import memory_steps, touched
-from thunder.kernels.index import Index, Part, Variable, bare, opened
+from thunder.kernels.index import Index, Part, Variable
 from thunder.kernels.ir import (
     BINDERS,
     Buffer,
     Graph,
     Node,
     axis,
+    reads_inside,
     replaced,
     variables_of,
 )
@@ -28,7 +29,7 @@ from thunder.kernels.schedule import (
     elements,
     loops_of,
 )
-from thunder.kernels.sizes import Extent, at_least, exact
+from thunder.kernels.sizes import Extent, exact
 from thunder.kernels.tiles import instructions
 
 Size = int | Extent
@@ -154,49 +155,6 @@ def _is_shareable(node: Node) -> bool:
     if node.op == "cast" and node.args[0].op == "load" or not node.axes or any(v.name[0] != "n" for v in node.axes):
         return False
     return reads_inside(node)
-
-
-def reads_inside(node: Node) -> bool:
-    """Whether all that a value reads, other than in pieces of its concatenations, is inside of its buffers. False where
-    that is not known."""
-    return next(loads_outside([node], ()), None) is None
-
-
-def loads_outside(nodes: Iterable[Node], known: Container[Node]) -> Iterator[tuple[Node, Index, Size]]:
-    """The loads that may be outside of their buffers, with an index and the size of its dimension. known: values that
-    are computed elsewhere."""
-    stack: list[tuple[Node, tuple]] = [(n, ()) for n in nodes]
-    seen = set(stack)
-    while stack:
-        n, guards = stack.pop()
-        below = [(a, guards) for a in n.args if n not in known]
-        if n.op == "load":
-            for i, size in zip(n.what[1], n.what[0].shape, strict=True):
-                if not _is_inside(i, size, guards):
-                    yield n, bare(i), size
-        elif n.op == "concat":
-            along, starts, end = n.what
-            ranges = zip(n.args, starts, (*starts[1:], end), strict=True)
-            below = [(piece, (*guards, (opened(along), low, high))) for piece, low, high in ranges]
-        stack += [b for b in below if b not in seen]
-        seen.update(below)
-
-
-def _is_inside(index: Index, size: Size, guards: Sequence[tuple[Index, Size, Size]]) -> bool:
-    """Whether an index is one of a dimension, where indices of concatenations are in the ranges of `guards`. An index
-    that nothing else says more of than its terms is that of a verified program."""
-    plain = bare(index)
-    if plain.key == index.key:
-        return True
-    is_above, is_below = at_least(plain.low, 0), at_least(size - 1, plain.high)
-    for along, start, end in guards:
-        for sign in (1, -1):
-            rest = plain + along * -sign
-            if not rest.terms:  # the index is that of the concatenation and a number
-                first, last = (start, end - 1) if sign == 1 else (1 - end, -start)
-                is_above |= at_least(first + rest.constant, 0)
-                is_below |= at_least(size - 1, last + rest.constant)
-    return is_above and is_below
 
 
 def _in_own_names(
