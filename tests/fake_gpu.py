@@ -124,6 +124,7 @@ class FakeGraph:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self.world.recording[threading.get_ident()] = _CAPTURING[threading.get_ident()] = self
         self.pool, self.allocated, self.outside = pool, [], []
+        self.unused = {offset for _, offset in pool.free}, pool.end  # of the pool, before the capture
         self.modes = contextlib.ExitStack()
         for mode in (_kernels_are_launches(), _OnGPU(), _Capturing(self)):
             self.modes.enter_context(mode)
@@ -134,8 +135,10 @@ class FakeGraph:
         if self.failed or not all(memory.is_permitted() for memory in self.outside):
             raise RuntimeError("the capture was invalidated")
         self.pool.graphs.add(self)
-        for offset, size in self.allocated:  # nothing has been computed
-            self.pool.memory[offset : offset + size] = 255
+        free, end = self.unused
+        for offset, size in self.allocated:  # nothing has been computed, and what was there before is not overwritten
+            if offset in free or offset >= end:
+                self.pool.memory[offset : offset + size] = 255
 
     def replay(self) -> None:
         self.world.replays += 1
@@ -367,6 +370,11 @@ class FakeGPU(GPU):
 
     def read_on(self, stream: FakeStream, tensor: torch.Tensor) -> None:
         pass
+
+    def _at(self, address: int, nbytes: int, graph: FakeGraph) -> torch.Tensor:
+        owner = (ctypes.c_char * nbytes).from_address(address)
+        owner.graph = graph
+        return torch.frombuffer(owner, dtype=torch.uint8)
 
     def on(self, stream: FakeStream):
         return self.world.stream(stream.cuda_stream)

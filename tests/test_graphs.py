@@ -62,10 +62,10 @@ def test_a_program_is_recorded_where_the_host_takes_longer(world):
 def test_memory_takes_graphs_after_all_others_are_gone(world):
     """PyTorch refuses the pool of graphs that are gone, as long as one of their results lives."""
     memory, x = Memory(FakeGPU(torch.device("cpu"), world)), torch.randn(4)
-    replay, results = memory.record(lambda x: [x + 1], [x])
+    replay, results = memory.record(lambda inputs: [inputs[0] + 1], [x])
     replay()
     del replay
-    again, others = memory.record(lambda x: [x * 2], [x])
+    again, others = memory.record(lambda inputs: [inputs[0] * 2], [x])
     again()
     assert torch.equal(results[0], x + 1) and torch.equal(others[0], x * 2)
 
@@ -278,3 +278,70 @@ def test_programs_that_could_notice(model, habit, world):
 @pytest.mark.parametrize("model, habit", graph_programs.programs())
 def test_all_programs_that_could_notice(model, habit, world):
     check_program(world, model, habit)
+
+
+def deep(count=8):
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(count) for layer in (nn.Linear(64, 64), nn.GELU())))
+
+
+def steps(f, module, count, **options):
+    """Gradients of each step; none stay."""
+    results = []
+    for _ in range(count):
+        y = f(torch.randn(64, 64))
+        results.append(torch.autograd.grad(y.square().mean(), [*module.parameters()], **options))
+    return results
+
+
+def regions(f):
+    return [r for p in f.programs for r in p.graphs._regions]
+
+
+def test_a_backward_takes_the_memory_of_its_forward(world):
+    """The pool has room for what is alive at once, not for the results of the forward and of the backward."""
+    module = deep()
+    f = compiled(module)
+    steps(f, module, CALL + 2)
+    forward, backward = regions(f)
+    assert forward.memory is backward.memory and len(backward.released) > 10
+    activation = 64 * 64 * 4
+    saved = len(forward.held) * activation
+    assert saved >= 15 * activation
+    gradients = sum(p.nbytes for p in module.parameters())
+    assert world.replays and forward.memory.pool.end < saved + gradients + 4 * activation
+    assert [r.recorded for r in (forward, backward)] == [1, 1]
+
+
+def test_a_backward_whose_graph_is_kept_runs_line_by_line(world):
+    module = deep(3)
+    f = compiled(module)
+    steps(f, module, CALL + 2)
+    forward, backward = regions(f)
+    before = backward.replays
+    x = torch.randn(64, 64)
+    loss, expected = f(x).square().mean(), module(x).square().mean()
+    for retained in (True, True, False):
+        for a, b in zip(
+            torch.autograd.grad(loss, [*module.parameters()], retain_graph=retained),
+            torch.autograd.grad(expected, [*module.parameters()], retain_graph=retained), strict=True,
+        ):  # fmt: skip
+            assert torch.equal(a, b)
+    assert backward.replays == before + 1
+
+
+def test_a_backward_that_is_recorded_again_waits_for_its_forward(world):
+    """What the forward has saved was given away: it is recorded again, and then the backward is."""
+    module = deep(3)
+    f = compiled(module)
+    steps(f, module, CALL + 2)
+    forward, backward = regions(f)
+    backward.recordings.clear()
+    for _ in range(4):
+        torch.manual_seed(5)
+        result = steps(f, module, 1)
+        torch.manual_seed(5)
+        expected = steps(module, module, 1)
+        assert all(torch.equal(a, b) for a, b in zip(result[0], expected[0], strict=True))
+    assert [r.recorded for r in (forward, backward)] == [2, 2]
+    assert len(forward.recordings) == len(backward.recordings) == 1

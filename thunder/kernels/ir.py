@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER, dtype
 from thunder.kernels.functions import FUNCTIONS
 from thunder.kernels.index import Index, Part, Variable, bare, join, opened, within
-from thunder.kernels.sizes import Extent, at_least, factor_text, hint
+from thunder.kernels.sizes import Extent, at_least, divides, exact, factor_text, hint
 
 AXES: dict[tuple, Variable] = {}  # one object for each axis, so that equal nodes are one
 
@@ -455,12 +455,14 @@ def _is_inside(
         return True
     is_above, is_below = at_least(plain.low, 0), size is None or at_least(size - 1, plain.high)
     for along, start, end in guards:
-        for sign in (1, -1):
-            rest = plain + along * -sign
-            if not rest.terms:  # the index is that of the concatenation and a number
-                first, last = (start, end - 1) if sign == 1 else (1 - end, -start)
-                is_above |= at_least(first + rest.constant, 0)
-                is_below = is_below or size is None or at_least(size - 1, last + rest.constant)
+        atom, by = next(iter(along.terms.items()), (None, 1))
+        factor = exact(plain.terms.get(atom, 0), by) if divides(by, plain.terms.get(atom, 0)) else 0
+        if not isinstance(factor, int) or factor == 0:
+            continue
+        rest = plain + along * -factor  # the index is so many times that of the concatenation, and the rest
+        first, last = (start, end - 1) if factor > 0 else (end - 1, start)
+        is_above = is_above or at_least(rest.low + first * factor, 0)
+        is_below = is_below or size is None or at_least(size - 1, rest.high + last * factor)
     return is_above and is_below
 
 

@@ -10,7 +10,7 @@ replayed from then on. Arguments are copied to the addresses of the recording, e
 that the region writes to, and tensors that other graphs saved for it. Other addresses of these need another recording.
 Without grad, the same holds for arguments with equal addresses in two calls, until an address changes. A long forward
 is two recordings, so that the device runs the first while the host launches the second. Recordings share memory, in
-which their results stay until the next replay:
+which their results stay until the next replay, or until the recording that reads them last:
 
 - Results that the program returns are copied, except for gradients; with `copies_gradients` these are copied as well.
   An operation whose large result would be copied is not recorded.
@@ -45,7 +45,7 @@ from thunder.runtime.cudagraphs.memory import Memory
 from thunder.runtime.cudagraphs.region import GraphedRegion, Warns, Watcher
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
-from thunder.transforms.partition import clear_symbol, unpack_sequence
+from thunder.transforms.partition import clear_symbol, unpack, unpack_sequence
 from thunder.transforms.reinplace import overwritten
 
 # the least number of operations in the head of a long forward, which is a graph of its own: it takes a GPU about as
@@ -169,17 +169,23 @@ class CUDAGraphTransform(Transform):
         visible = [not s or o in flow.read for s, o in zip(stays, region.outputs, strict=True)]
         staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, visible))
         arguments, names = [*inputs, *(p for pairs in collections.values() for _, p in pairs)], flow.trace.names
-        program = del_last_used(Trace(name, arguments, region.bound_symbols, list(region.outputs), names))
+        argument_list = CollectionProxy((), names.make("inputs"))
+        operations = [*unpack(arguments, argument_list), *region.bound_symbols]
+        program = del_last_used(Trace(name, [argument_list], operations, list(region.outputs), names))
+        shared = {inside.get(o, o) for o in region.outputs} | written
         run = GraphedRegion(
             f"{name} of {flow.trace.name}",
             program,
             self._memory_of(region, flow.backward),
+            tensors=len(inputs),
             fixed=[i for i, p in enumerate(inputs) if p.name in flow.parameters or p in written],
             expected=[i for i, p in enumerate(inputs) if p in flow.unpacked],
             returned=[o in flow.returned for o in region.outputs],
             shown=list(itertools.compress(itertools.count(), visible)),
             held=list(itertools.compress(itertools.count(), stays)),
             read=[[i for i, _ in pairs] for pairs in collections.values()],
+            released=[i for i, p in enumerate(arguments) if p not in shared and flow.is_last(region, p)],
+            overwrites=flow.backward and self.copies_gradients,
             watcher=self.watcher,
             before=flow.last,
         )
@@ -198,13 +204,13 @@ class CUDAGraphTransform(Transform):
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
         """The memory of a region's recordings. Gradients of the last step may be in use while a forward runs, so
-        backwards have memory of their own."""
+        backwards whose gradients are not copied have memory of their own."""
         device = to_torch_device(
             next(p.device for p in (*region.outputs, *region.inputs) if isinstance(p, TensorProxy))
         )
         if not self.share_mem_pool:
             return self.make_memory(device)
-        key = (device, backward)
+        key = (device, backward and not self.copies_gradients)
         if key not in self._memory:
             self._memory[key] = self.make_memory(device)
         return self._memory[key]
@@ -217,8 +223,9 @@ class _Flow:
     """The outputs of a program, and the values that its regions exchange. bases: of all values.
 
     returned: values that it returns, with their bases; of a backward only where they are copied. saved: tensors that a
-    forward saves; others: other saved values. kept: saved tensors that share no memory with returned ones. gathered,
-    unpacked: see `_gathered`. taken: the collections that graphs read. read: the live-in values of regions.
+    forward saves; others: other saved values. held: saved tensors that share no memory with returned ones. gathered,
+    unpacked: see `_gathered`. taken: the collections that graphs read. read: the live-in values of regions. of_graphs:
+    values that graphs compute. last_region: by base, the last region that reads it; None where the program returns it.
     """
 
     def __init__(self, trace: Trace, operations: list[BoundSymbol], copies_gradients: bool):
@@ -238,6 +245,14 @@ class _Flow:
         self.held = {o for o in self.saved if memory.get(o, o) not in leaving}
         self.gathered, self.unpacked = _gathered(regions, recorded, self.trace.output_proxies)
         self.taken, self.read = dict.fromkeys(self.gathered.values()), {p for r in regions for p in r.inputs}
+        results = {o for r, is_recorded in zip(regions, recorded, strict=True) if is_recorded for o in r.outputs}
+        self.of_graphs = results.union(self.gathered, self.unpacked)
+        self.last_region = {self.bases[p]: region for region in regions for p in region.inputs}
+        self.last_region |= dict.fromkeys(self.bases[p] for p in self.trace.output_proxies)
+
+    def is_last(self, region: Region, value: Proxy) -> bool:
+        """Whether a value is of a graph, and nothing reads its memory behind a region of this program."""
+        return value in self.of_graphs and self.last_region[self.bases[value]] is region
 
     def is_taken(self, operation: BoundSymbol) -> bool:
         return operation.sym in (unpack_sequence, clear_symbol) and operation.args[-1] in self.taken

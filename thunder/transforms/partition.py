@@ -329,7 +329,8 @@ def read_of_saved(backward: Trace) -> set[int]:
     return {i for i, p in enumerate(tensors) if p in read}
 
 
-def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
+def unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
+    """The operations that name the values of a list, and empty it, so that each is freed at its last use."""
     outputs = tuple(v for v in values if isinstance(v, Proxy))
     return [
         BoundSymbol(unpack_sequence, (tuple(values), source), {}, None, inputs=(source,), outputs=outputs),
@@ -343,13 +344,13 @@ def _backward_trace(
     """The trace of a backward, which begins by unpacking saved values and cotangents."""
     saved, cotangent_list = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
-    head = _unpack((c0 if tensors else None, c1 if others else None), saved)
-    head += _unpack(cotangents, cotangent_list)
-    head += _unpack(tensors, c0) if tensors else []
-    head += _unpack(others, c1) if others else []
+    head = unpack((c0 if tensors else None, c1 if others else None), saved)
+    head += unpack(cotangents, cotangent_list)
+    head += unpack(tensors, c0) if tensors else []
+    head += unpack(others, c1) if others else []
     for collection in others:
         if isinstance(collection, CollectionProxy):
-            head += _unpack(collection.collection, collection)
+            head += unpack(collection.collection, collection)
     return trace.replace(
         name="backward_fn",
         args=(saved, cotangent_list),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,21 @@ class GPU:
     def read_on(self, stream: Any, tensor: torch.Tensor) -> None:
         """A stream reads a tensor, whose memory is not given away before that."""
         tensor.record_stream(stream)
+
+    def without_owner(self, tensors: Sequence[torch.Tensor], graph: Any) -> list[torch.Tensor]:
+        """Tensors that show the memory of tensors of one storage, and do not keep it allocated. graph: stays alive with
+        them, and with it the pool that the memory belongs to."""
+        storage = tensors[0].untyped_storage()
+        if not storage.nbytes():
+            return [*tensors]
+        memory = self._at(storage.data_ptr(), storage.nbytes(), graph).untyped_storage()
+        shown = [torch.empty(0, dtype=t.dtype, device=t.device) for t in tensors]
+        pairs = zip(shown, tensors, strict=True)
+        return [s.set_(memory, t.storage_offset(), t.shape, t.stride()) for s, t in pairs]
+
+    def _at(self, address: int, nbytes: int, graph: Any) -> torch.Tensor:
+        """The bytes at an address."""
+        return torch.as_tensor(_Memory(address, nbytes, graph), device=self.device)
 
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:
@@ -104,6 +119,14 @@ class GPU:
         generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
+
+
+class _Memory:
+    """Memory of a GPU, in the form of Numba's interface of CUDA arrays, which PyTorch reads."""
+
+    def __init__(self, address: int, nbytes: int, graph: Any):
+        self.graph = graph
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
 DEVICES: dict[str, Callable[[torch.device], GPU]] = {"cuda": GPU}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -37,8 +37,9 @@ ONE_AT_A_TIME = threading.RLock()
 class Memory:
     """The memory that recordings on one device share.
 
-    The results of a recording stay allocated. Its temporaries may be in the memory of the results of later recordings,
-    so a replay overwrites its own results and theirs.
+    Results that others read stay allocated until a recording releases them at their last use. Temporaries of a
+    recording may be in the memory of the results of later recordings, and in released memory. So a replay overwrites
+    its own results, those of later recordings, and those that were released before it was recorded.
     """
 
     def __init__(self, gpu: GPU):
@@ -48,9 +49,9 @@ class Memory:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # those of the pool
         self.streams: dict[int, Any] = {}  # streams to wait for, by their handles
 
-    def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
-        """Records the launches of `run(*inputs)`. Returns a function that replays them, and the results, which are not
-        computed yet."""
+    def record(self, run: Callable[[list], list], inputs: list[torch.Tensor]) -> tuple[Callable[[], None], list]:
+        """Records the launches of `run(inputs)`, which empties the list. Returns a function that replays them, and the
+        results, which are not computed yet."""
         gpu = self.gpu
         graph, caller = gpu.graph(), gpu.stream()
         gpu.settle()
@@ -61,7 +62,7 @@ class Memory:
             try:
                 # where it fails, the generator may already be in the state of a recording
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                outputs = run(*inputs)
+                outputs = run(inputs)
                 graph.capture_end()
                 self._graphs.add(graph)
             except BaseException:
@@ -119,21 +120,29 @@ class Memory:
             for buffer in r.buffers:
                 self.gpu.read_on(stream, buffer)  # it may be freed while a replay on this stream is under way
 
-    def in_use(self, first: Any) -> Any:
-        """A recording with results in use that a replay of `first` would overwrite; None where there is none."""
-        return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
+    def in_use(self, first: Any, call: Set[int]) -> Any:
+        """A recording with results in use that a replay of `first` would overwrite; None where there is none. call:
+        numbers of the recordings that the running call of the program has replayed."""
+        number = first.number
+        for r in self.recordings:
+            is_released = r.released_at <= number and r.number not in call
+            if (r.number >= number or is_released) and r.handed_out and r.in_use():
+                return r
+        return None
+
+    def recordings_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The recordings that these tensors are results of."""
+        storages = {t.untyped_storage()._cdata for t in tensors}
+        return [r for r in self.recordings if not storages.isdisjoint(r.watched)]
 
     def add(self, recording: Any) -> None:
         """Adds a recording, and drops those that can neither be replayed nor read any more."""
         self.drop_unwanted()
         self.recordings.append(recording)
-        recording.number = len(self.recordings) - 1
 
     def drop_unwanted(self) -> None:
         """Drops recordings that can neither be replayed nor read any more."""
         self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()]
-        for number, r in enumerate(self.recordings):
-            r.number = number
 
 
 def is_result(tensor: torch.Tensor) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +15,8 @@ import torch
 from thunder import compat
 from thunder.runtime.cudagraphs.memory import LIVE, is_result
 from thunder.runtime.saved import SavedTogether
+
+_NUMBERS = itertools.count()
 
 
 class Refused(Exception):
@@ -56,7 +60,12 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
 class Recording:
     """The recorded launches of a region for inputs of these strides, and the addresses of its results. region: a
     `GraphedRegion`. setting: the flags of PyTorch and the addresses of fixed inputs. stay: places of other inputs that
-    are not copied. given: results of other recordings that it reads."""
+    are not copied.
+
+    number: later recordings have higher ones. call: the numbers of the recordings of the last call that replayed this
+    one. Results are tensors that keep no memory allocated: owners do, by storage of the results. released_by: the
+    numbers of the recordings that gave memory of results away, released_at: the first one.
+    """
 
     def __init__(
         self,
@@ -68,12 +77,16 @@ class Recording:
         collections: Sequence[Results],
     ):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
-        self.strides, self.setting, self.number = strides, setting, 0
+        self.strides, self.setting, self.number = strides, setting, next(_NUMBERS)
+        self.call, self.released_at, self.released_by = frozenset[int](), math.inf, set[int]()
+        self.owners: dict[int, list[torch.Tensor]] = {}
         self.sources = [weakref.ref(results.recording) for results in collections]
         self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
         others = region.others
         self.pooled = [i for i in others if is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
+        read = [(i, r) for i in self.pooled for r in self.memory.recordings_of([tensors[i]])]
+        self.pooled_from = {r.number: (i, weakref.ref(r)) for i, r in read}  # an input for each recording
         self.stay = [i for i in others if i in stay and i not in self.pooled]
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
@@ -87,11 +100,14 @@ class Recording:
             self.copied.append((i, part))
             inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
         self.buffers_by_type = _by_type(self.buffers)
-        before = _versions(inputs)
-        self.launch, outputs = self.memory.record(region.run, inputs)
-        self.counted = [
-            i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now
-        ]
+        before = [_version(t) for t in inputs]
+        operands = [*inputs]
+        for i in region.released:
+            if (owner := self._released(inputs[i])) is not None:
+                operands[i], inputs[i] = owner, None  # type: ignore[call-overload]
+            del owner
+        self.launch, outputs = self.memory.record(region.run, operands)
+        self.counted = [i for i, t in enumerate(inputs) if t is not None and _version(t) != before[i]]
         if not set(self.counted).isdisjoint(copied):
             raise Refused("it writes to a tensor that it was not known to write to")
         self._take(outputs, inputs, region)
@@ -104,13 +120,26 @@ class Recording:
         self.memory.add(self)
         LIVE.add(self)
 
-    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: Any) -> None:
-        """Sorts the outputs into watched ones, copied ones, and views of inputs."""
+    def _released(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The owner of the memory of a result that this recording reads last; None where it has none."""
+        for r in self.memory.recordings_of([tensor]):
+            owners = r.owners.get(tensor.untyped_storage()._cdata, [])
+            for i, o in enumerate(owners):
+                if _layout(o) == _layout(tensor):
+                    r.released_at = min(r.released_at, self.number)
+                    r.released_by.add(self.number)
+                    return owners.pop(i)
+        return None
+
+    def _take(self, outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor | None], region: Any) -> None:
+        """Sorts the outputs into watched ones, copied ones, and views of inputs. inputs: None for released ones. Memory
+        of copied outputs may be given away: each replay copies them at once."""
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
         self.on_host: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
         self.shown_from: list[int] = []
         self.whole: list[tuple[int, torch.Tensor]] = []  # results that are copied, and share memory with no other
-        sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
+        known = [(i, t) for i, t in enumerate(inputs) if t is not None]
+        sources = {t.untyped_storage()._cdata: (i, t) for i, t in reversed(known)}
         groups: dict[int, list[int]] = {}
         for index, o in enumerate(outputs):
             if o.is_conj() or o.is_neg():
@@ -120,9 +149,12 @@ class Recording:
         for data, places in groups.items():
             members = [outputs[i] for i in places]
             if data in sources:
-                self.shown_from.append(sources[data])
-                self.on_host.append((places, _shown(members, sources[data], inputs)))
-            elif any(region.returned[i] for i in places):
+                source, shown = sources[data]
+                self.shown_from.append(source)
+                self.on_host.append((places, _shown(members, shown, source)))
+                continue
+            owners, members = members, self.memory.gpu.without_owner(members, self.launch)
+            if any(region.returned[i] for i in places):
                 if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(members[0]):
                     self.whole.append((places[0], members[0]))
                     continue
@@ -130,7 +162,8 @@ class Recording:
             else:
                 for i, o in zip(places, members, strict=True):
                     self.results[i] = o
-                self.watched[data] = members[0].untyped_storage()
+                storage = members[0].untyped_storage()
+                self.watched[storage._cdata], self.owners[storage._cdata] = storage, owners
         self.held = [o for i in region.held if (o := self.results[i]) is not None]
         if len(self.held) < len(region.held):
             raise Refused("what it leaves for a backward is in memory that others may write to")
@@ -164,7 +197,8 @@ class Recording:
 
     def can_be_replayed(self) -> bool:
         """Whether the recordings whose results it reads can still be replayed."""
-        return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
+        references = *self.sources, *(reference for _, reference in self.pooled_from.values())
+        return all((source := reference()) is not None and source.is_wanted() for reference in references)
 
     def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the inputs that are not copied have the recorded addresses."""
@@ -173,10 +207,18 @@ class Recording:
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the results of other graphs have the recorded addresses; they do not where one of those did not run
         as a graph, or was recorded again."""
-        return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
+        return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses and all(
+            (r := reference()) is not None and tensors[i].untyped_storage()._cdata in r.watched
+            for i, reference in self.pooled_from.values()
+        )
 
-    def replay(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
+    def read_from(self) -> list[Recording]:
+        """The recordings whose results are among its inputs."""
+        return [r for _, reference in self.pooled_from.values() if (r := reference()) is not None]
+
+    def replay(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results], call: frozenset[int]) -> list:
         """The results of a recorded region: arguments are copied to its buffers, and the graph is launched."""
+        self.call = call
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             sources = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
@@ -229,9 +271,14 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], by_t
             compat.foreach_copy([targets[i] for i in places], [sources[i] for i in places])
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The version counters of tensors; 0 for tensors of inference mode, which have none."""
-    return [0 if t.is_inference() else t._version for t in tensors]
+def _version(tensor: torch.Tensor) -> int:
+    """The version counter of a tensor; 0 for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    """The part of a storage that a tensor shows."""
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _buffer_for(tensor: torch.Tensor, offset: int) -> tuple[torch.Tensor, tuple | None]:
@@ -250,10 +297,9 @@ def _buffer_for(tensor: torch.Tensor, offset: int) -> tuple[torch.Tensor, tuple 
     return buffer, None if shape == list(tensor.shape) else (shape, tensor.stride())
 
 
-def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """A function from the inputs to outputs that share memory with one of them: views of it, or detached from it as the
-    recorded ones."""
-    shown = inputs[source]
+def _shown(members: Sequence[torch.Tensor], shown: torch.Tensor, source: int) -> Callable[[Sequence], list]:
+    """A function from the inputs to outputs that share memory with one of them, which is at the place `source`: views
+    of it, or detached from it as the recorded ones."""
     if any(o.dtype != shown.dtype for o in members):
         raise Refused("a result shows an argument as another type")
 

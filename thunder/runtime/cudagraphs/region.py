@@ -54,22 +54,29 @@ class Warns:
 class GraphedRegion:
     """A region of a program: a function from its inputs to the list of its outputs.
 
-    trace: its operations. fixed: places of inputs whose addresses rarely change. expected: places of inputs that other
-    graphs compute. returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places
-    of the outputs of the trace that the call returns. kept: places of those that the last output of the call gathers
-    as `Results`. read: for each `Results` among the inputs, which come last, the places of its tensors that the trace
-    reads. watcher: is told where it does not run as a graph. before: the region that runs before it in its program.
+    trace: its operations; a function of the list of its inputs, which it empties. tensors: how many inputs are tensors.
+    fixed: places of inputs whose addresses rarely change. expected: places of inputs that other graphs compute.
+    returned: by output of the trace, whether it leaves the program, so that it is copied. shown: places of the outputs
+    of the trace that the call returns. held: places of those that the last output of the call gathers as `Results`.
+    read: for each `Results` among the inputs, which come last, the places of its tensors that the trace reads.
+    released: places of the inputs of the trace that nothing reads behind this region, so that a recording may give
+    their memory to other values. overwrites: whether recordings may give away what a forward has saved, which a graph
+    that is kept reads again. watcher: is told where it does not run as a graph. before: the region that runs before it
+    in its program.
+
+    call: the recordings that the running call of the program has replayed, by number; empty where the operations of
+    this region ran one by one.
     """
 
     def __init__(
-        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
-            returned: Sequence[bool], shown: Sequence[int],
-        held: Sequence[int], read: Sequence[Sequence[int]], watcher: Watcher, before: GraphedRegion | None,
+        self, name: str, trace: Trace, memory: Memory, *, tensors: int, fixed: Sequence[int], expected: Sequence[int],
+            returned: Sequence[bool], shown: Sequence[int], held: Sequence[int], read: Sequence[Sequence[int]],
+        released: Sequence[int], overwrites: bool, watcher: Watcher, before: GraphedRegion | None,
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
-        self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
+        self.tensors, self.fixed, self.expected, self.returned = tensors, list(fixed), list(expected), list(returned)
         self.shown, self.held, self.read = list(shown), list(held), list(read)
-        self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
+        self.released, self.overwrites = list(released), overwrites
         is_fixed = set(fixed)
         self.others = [i for i in range(self.tensors) if i not in is_fixed]  # the alignment of these may change
         self.draws = any(OpTags.RANDOM_OP in operation.sym.tags for operation in trace.bound_symbols)
@@ -79,12 +86,15 @@ class GraphedRegion:
         # whether all arguments are copied: a recording for other addresses would need memory for its results
         self.moves = not all(returned)
         self.off: str | None = None  # the reason against recording it any more
-        self.watcher, self.before, self.ran_as_graph = watcher, before, False
+        self.watcher, self.before, self.call = watcher, before, frozenset[int]()
 
     def __call__(self, *inputs: Any) -> list:
         tensors, collections = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
-        self.ran_as_graph = False
+        self.call = frozenset()
         if self.off is not None or not self.memory.may_run():
+            return self._run_operations(tensors, collections)
+        if self.overwrites and compat.keeps_graph():
+            self.watcher.skipped(self, "ran without its CUDA graph, since the graph of the backward is kept")
             return self._run_operations(tensors, collections)
         with self.memory.lock:
             strides = [*map(torch.Tensor.stride, tensors)]
@@ -99,22 +109,23 @@ class GraphedRegion:
                 self.moves = True
                 self.recordings.remove(recording)
                 recording = None
-            other = None if recording is None else self.memory.in_use(recording)
-            if recording is not None and other is not None and self._is_behind(other.region()):
-                # that one was recorded again in the meantime: a later recording leaves its results alone
+            call = self._replayed(sources, tensors, recording)
+            other = None if recording is None else self.memory.in_use(recording, call)
+            if recording is not None and other is not None and other.number in call:
+                # a region before this one was recorded again: a later recording leaves its results alone
                 self.recordings.remove(recording)
                 recording = None
             if recording is None:
                 with ONE_AT_A_TIME:
-                    recording = self._record(strides, setting, tensors, collections)
-                other = None if recording is None else self.memory.in_use(recording)
+                    recording = self._record(strides, setting, tensors, collections, call)
+                other = None if recording is None else self.memory.in_use(recording, call)
             if recording is not None and other is None:
                 self.replays += 1
-                self.ran_as_graph = True
+                self.call = call | {recording.number}
                 if recording is not self.recordings[-1]:
                     self.recordings.remove(recording)
                     self.recordings.append(recording)
-                return recording.replay(tensors, collections)
+                return recording.replay(tensors, collections, self.call)
             if other is not None:
                 self.watcher.skipped(
                     self,
@@ -125,12 +136,14 @@ class GraphedRegion:
                 )
         return self._run_operations(tensors, collections)
 
-    def _is_behind(self, other: GraphedRegion | None) -> bool:
-        """Whether another region runs before this one in its program."""
-        region = self.before
-        while region is not None and region is not other:
-            region = region.before
-        return region is not None
+    def _replayed(
+        self, sources: Sequence[Recording | None], tensors: Sequence[torch.Tensor], recording: Recording | None
+    ) -> frozenset[int]:
+        """The recordings that this call of the program has replayed, by number: as the region before this one knows
+        them, and those whose results this one reads."""
+        read = {r for r in sources if r is not None}
+        read.update(self.memory.recordings_of(tensors) if recording is None else recording.read_from())
+        return frozenset[int]().union(*(r.call for r in read), self.before.call if self.before is not None else ())
 
     def all_tensors(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list[torch.Tensor]:
         """The inputs of the trace."""
@@ -141,14 +154,15 @@ class GraphedRegion:
         return all_inputs
 
     def _run_operations(self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]) -> list:
-        values = self.run(*self.all_tensors(tensors, collections))
+        values = self.run(self.all_tensors(tensors, collections))
         return (
             [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.held])] if self.held else values
         )
 
     def _record(
-        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], collections: Sequence[Results]
-    ) -> Recording | None:
+        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], collections: Sequence[Results],
+        call: frozenset[int],
+    ) -> Recording | None:  # fmt: skip
         """A recording for inputs with these strides and this setting, at their second call: the first one may compile
         or tune kernels."""
         key = (*strides, *setting)
@@ -166,8 +180,17 @@ class GraphedRegion:
             is_result(tensors[i]) for i in self.expected
         ):
             return None
-        if self.before is not None and self.before.off is None and not self.before.ran_as_graph:
+        if self.before is not None and self.before.off is None and not self.before.call:
             return None  # recordings are made in the order in which they run, and read each other's results in place
+        if given_away := [r for r in self.memory.recordings if r.number in call and not r.released_by <= call]:
+            # later recordings may overwrite results that this call still reads: the regions before this one are
+            # recorded again as well
+            for r in given_away:
+                if (region := r.region()) is not None:
+                    region.recordings[:] = [other for other in region.recordings if other is not r]
+            if self.recorded >= RECORDINGS and not pays:
+                self.stop(f"it was recorded {self.recorded} times, and replayed {self.replays} times")
+            return None
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS and pays:
             del self.recordings[0]
