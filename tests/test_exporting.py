@@ -235,6 +235,14 @@ def refused_in(fn, *args, tmp_path, settings=None, **options):
     return str(refused.value)
 
 
+def test_numbers_that_data_makes_are_results(tmp_path):
+    path = tmp_path / "number.pt2"
+    thunder.export(lambda x: (x * 2, float(x.sum())), path, torch.ones(4))
+    served, x = torch.export.load(path).module(), torch.randn(4)
+    doubled, total = served(x)
+    assert torch.equal(doubled, x * 2) and total == x.sum().item()
+
+
 def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     x = torch.ones(4)
     assert "writes to its arguments" in refused_in(lambda x: x.add_(1), x, tmp_path=tmp_path)
@@ -250,6 +258,8 @@ def test_what_the_format_does_not_have_is_refused_in_words(tmp_path):
     assert "branches on the value of a number" in chosen
     makes = refused_in(lambda x: x * x.sum().item() if x.sum().item() > 0 else x, x, tmp_path=tmp_path)
     assert "which depends on data" in makes
+
+    assert "data makes a whole number" in refused_in(lambda x: int(x.sum() * 10), x, tmp_path=tmp_path)
 
     def many(x):
         for i in range(5):

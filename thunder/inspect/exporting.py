@@ -61,9 +61,9 @@ def export(
     Inductor's `aoti_load_package` loads in Python and `torch::inductor::AOTIModelPackageLoader` in C++.
 
     The program is one of inference. Raises ProgramFileError for what the format does not have: calls of Python on the
-    host, side effects, results other than tensors in tuples, lists and dicts, numbers that data makes, and operations
-    that PyTorch does not have; CaptureError where the function cannot be captured; OSError, before anything is
-    compiled, where no file can be written to `path`.
+    host, side effects, results other than tensors and numbers in tuples, lists and dicts, whole numbers that data
+    makes, and operations that PyTorch does not have; CaptureError where the function cannot be captured; OSError,
+    before anything is compiled, where no file can be written to `path`.
     """
     if format not in FORMATS:
         raise ValueError(f"thunder.export: format is {format!r}; valid: {', '.join(FORMATS)}")
@@ -93,6 +93,11 @@ def export(
             else "torch.export refuses this program"
         )
         raise ProgramFileError(f"{what}: {error}") from error
+    except compat.number_by_data_error as error:
+        raise ProgramFileError(
+            f"this program cannot be exported to {path}: data makes a whole number (int() of a tensor, or a size), of "
+            f"which torch.export needs the value. Return a tensor, or a float: {str(error).splitlines()[0]}"
+        ) from error
     if format == "aot_inductor":
         compat.aoti_compile_and_package(program, package_path=str(path))
     else:
