@@ -294,16 +294,21 @@ def steps(f, module, count, **options):
     return results
 
 
-def regions(f):
-    return [r for p in f.programs for r in p.graphs._regions]
+def recorded(f, module):
+    """The regions of a forward and of a backward, recorded with copies of arguments, whatever their addresses are."""
+    steps(f, module, CALL)
+    regions = [r for p in f.programs for r in p.graphs._regions]
+    for r in regions:
+        r.moves = True
+    steps(f, module, 2)
+    return regions
 
 
 def test_a_backward_takes_the_memory_of_its_forward(world):
     """The pool has room for what is alive at once, not for the results of the forward and of the backward."""
     module = deep()
     f = compiled(module)
-    steps(f, module, CALL + 2)
-    forward, backward = regions(f)
+    forward, backward = recorded(f, module)
     assert forward.memory is backward.memory and len(backward.released) > 10
     activation = 64 * 64 * 4
     saved = len(forward.held) * activation
@@ -316,8 +321,7 @@ def test_a_backward_takes_the_memory_of_its_forward(world):
 def test_a_backward_whose_graph_is_kept_runs_line_by_line(world):
     module = deep(3)
     f = compiled(module)
-    steps(f, module, CALL + 2)
-    forward, backward = regions(f)
+    forward, backward = recorded(f, module)
     before = backward.replays
     x = torch.randn(64, 64)
     loss, expected = f(x).square().mean(), module(x).square().mean()
@@ -334,8 +338,7 @@ def test_a_backward_that_is_recorded_again_waits_for_its_forward(world):
     """What the forward has saved was given away: it is recorded again, and then the backward is."""
     module = deep(3)
     f = compiled(module)
-    steps(f, module, CALL + 2)
-    forward, backward = regions(f)
+    forward, backward = recorded(f, module)
     backward.recordings.clear()
     for _ in range(4):
         torch.manual_seed(5)

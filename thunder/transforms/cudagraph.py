@@ -158,12 +158,8 @@ class CUDAGraphTransform(Transform):
     def _graph(self, name: str, region: Region, flow: _Flow) -> BoundSymbol:
         """The operation that runs a region as a graph. Saved values with consumers in graphs only are one
         collection."""
-        within, gathered = set(region.inputs), flow.gathered
-        inputs = [p for p in region.inputs if p not in gathered]
-        collections = {
-            c: [(i, p) for i, p in enumerate(c.collection) if p in within]
-            for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
-        }
+        within, collections = set(region.inputs), flow.collections_of(region)
+        inputs = [p for p in region.inputs if p not in flow.gathered]
         inside, written = _memory(region.bound_symbols)
         stays = [o in flow.held and inside.get(o) not in within for o in region.outputs]
         visible = [not s or o in flow.read for s, o in zip(stays, region.outputs, strict=True)]
@@ -240,6 +236,7 @@ class _Flow:
         self.saved_bases = {bases[p] for p in self.saved}
 
     def find(self, regions: Sequence[Region], recorded: Sequence[bool]) -> None:
+        """Finds the values that these regions exchange. recorded: by region, whether it is a graph."""
         memory, _ = _memory(self.operations)
         leaving = {memory.get(p, p) for p in self.returned}
         self.held = {o for o in self.saved if memory.get(o, o) not in leaving}
@@ -247,8 +244,16 @@ class _Flow:
         self.taken, self.read = dict.fromkeys(self.gathered.values()), {p for r in regions for p in r.inputs}
         results = {o for r, is_recorded in zip(regions, recorded, strict=True) if is_recorded for o in r.outputs}
         self.of_graphs = results.union(self.gathered, self.unpacked)
-        self.last_region = {self.bases[p]: region for region in regions for p in region.inputs}
+        self.last_region = dict[Proxy, Region | None]()
+        for region in regions:
+            self.last_region |= dict.fromkeys((self.bases[p] for p in region.inputs), region)
         self.last_region |= dict.fromkeys(self.bases[p] for p in self.trace.output_proxies)
+
+    def collections_of(self, region: Region) -> dict[CollectionProxy, list[tuple[int, Proxy]]]:
+        """By collection that a region reads, the values that it reads of it, with their places."""
+        within, gathered = set(region.inputs), self.gathered
+        read = dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
+        return {c: [(i, p) for i, p in enumerate(c.collection) if p in within] for c in read}
 
     def is_last(self, region: Region, value: Proxy) -> bool:
         """Whether a value is of a graph, and nothing reads its memory behind a region of this program."""

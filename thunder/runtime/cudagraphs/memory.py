@@ -130,6 +130,16 @@ class Memory:
                 return r
         return None
 
+    def drop_given_away(self, call: Set[int]) -> bool:
+        """Drops recordings of the running call whose results later recordings may overwrite before the call has read
+        them; returns whether there were any. Their regions are recorded again in a later call."""
+        given_away = [r for r in self.recordings if r.number in call and not r.released_by <= call]
+        for r in given_away:
+            region = r.region()
+            if region is not None:
+                region.recordings[:] = [other for other in region.recordings if other is not r]
+        return bool(given_away)
+
     def recordings_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The recordings that these tensors are results of."""
         storages = {t.untyped_storage()._cdata for t in tensors}

@@ -91,14 +91,7 @@ class Recording:
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
         inputs = region.all_tensors(tensors, collections)
-        # the place of an input, and the part to copy where it has expanded dimensions
-        self.copied: list[tuple[int, tuple | None]] = []
-        self.buffers = []
-        for i in copied:
-            buffer, part = _buffer_for(tensors[i], beyond(tensors[i].data_ptr(), self.memory.gpu.alignment))
-            self.buffers.append(buffer)
-            self.copied.append((i, part))
-            inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
+        self._make_buffers(tensors, copied, inputs)
         self.buffers_by_type = _by_type(self.buffers)
         before = [_version(t) for t in inputs]
         operands = [*inputs]
@@ -119,6 +112,17 @@ class Recording:
         self.unused = [self._uses(opened) for opened in (False, True)]
         self.memory.add(self)
         LIVE.add(self)
+
+    def _make_buffers(self, tensors: Sequence[torch.Tensor], copied: Sequence[int], inputs: list[torch.Tensor]) -> None:
+        """Makes the buffers that inputs in some places are copied to, and puts these in the place of the inputs."""
+        # the place of an input, and the part to copy where it has expanded dimensions
+        self.copied: list[tuple[int, tuple | None]] = []
+        self.buffers: list[torch.Tensor] = []
+        for i in copied:
+            buffer, part = _buffer_for(tensors[i], beyond(tensors[i].data_ptr(), self.memory.gpu.alignment))
+            self.buffers.append(buffer)
+            self.copied.append((i, part))
+            inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
 
     def _released(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The owner of the memory of a result that this recording reads last; None where it has none."""

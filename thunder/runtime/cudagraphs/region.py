@@ -97,28 +97,8 @@ class GraphedRegion:
             self.watcher.skipped(self, "ran without its CUDA graph, since the graph of the backward is kept")
             return self._run_operations(tensors, collections)
         with self.memory.lock:
-            strides = [*map(torch.Tensor.stride, tensors)]
-            addresses = [*map(torch.Tensor.data_ptr, tensors)]
-            setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
-            alignment = self.memory.gpu.alignment
-            setting += [beyond(addresses[i], alignment) for i in self.others]
-            sources = [results.recording for results in collections]
-            alike = (r for r in self.recordings if r.strides == strides and r.setting == setting)
-            recording = next((r for r in alike if None not in sources and r.reads(sources) and r.fits(tensors)), None)
-            if recording is not None and not recording.finds(tensors):
-                self.moves = True
-                self.recordings.remove(recording)
-                recording = None
-            call = self._replayed(sources, tensors, recording)
+            recording, call = self._recording_of(tensors, collections)
             other = None if recording is None else self.memory.in_use(recording, call)
-            if recording is not None and other is not None and other.number in call:
-                # a region before this one was recorded again: a later recording leaves its results alone
-                self.recordings.remove(recording)
-                recording = None
-            if recording is None:
-                with ONE_AT_A_TIME:
-                    recording = self._record(strides, setting, tensors, collections, call)
-                other = None if recording is None else self.memory.in_use(recording, call)
             if recording is not None and other is None:
                 self.replays += 1
                 self.call = call | {recording.number}
@@ -135,6 +115,34 @@ class GraphedRegion:
                     "backward by running it",
                 )
         return self._run_operations(tensors, collections)
+
+    def _recording_of(
+        self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]
+    ) -> tuple[Recording | None, frozenset[int]]:
+        """The recording for these inputs, which may be made now, and the recordings that this call has replayed."""
+        strides = [*map(torch.Tensor.stride, tensors)]
+        addresses = [*map(torch.Tensor.data_ptr, tensors)]
+        setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
+        alignment = self.memory.gpu.alignment
+        setting += [beyond(addresses[i], alignment) for i in self.others]
+        sources = [results.recording for results in collections]
+        alike = (r for r in self.recordings if r.strides == strides and r.setting == setting)
+        recording = next((r for r in alike if None not in sources and r.reads(sources) and r.fits(tensors)), None)
+        if recording is not None and not recording.finds(tensors):
+            self.moves = True
+            self.recordings.remove(recording)
+            recording = None
+        call = self._replayed(sources, tensors, recording)
+        if recording is not None:
+            other = self.memory.in_use(recording, call)
+            if other is not None and other.number in call:
+                # a region before this one was recorded again: a later recording leaves its results alone
+                self.recordings.remove(recording)
+                recording = None
+        if recording is None:
+            with ONE_AT_A_TIME:
+                recording = self._record(strides, setting, tensors, collections, call)
+        return recording, call
 
     def _replayed(
         self, sources: Sequence[Recording | None], tensors: Sequence[torch.Tensor], recording: Recording | None
@@ -163,43 +171,10 @@ class GraphedRegion:
         self, strides: list, setting: list, tensors: Sequence[torch.Tensor], collections: Sequence[Results],
         call: frozenset[int],
     ) -> Recording | None:  # fmt: skip
-        """A recording for inputs with these strides and this setting, at their second call: the first one may compile
-        or tune kernels."""
+        """A recording for inputs with these strides and this setting; None where it is not recorded now."""
         key = (*strides, *setting)
         addresses = [t.data_ptr() for t in tensors]
-        pays = self.replays >= PAYS * max(1, self.recorded)
-        if key not in self.seen:
-            if len(self.seen) == 4 * RECORDINGS:
-                if not pays:
-                    self.stop(f"its parameters, or what it writes to, were at {len(self.seen) + 1} places in memory")
-                    return None
-                del self.seen[next(iter(self.seen))]
-            self.seen[key] = addresses
-            return None
-        if any(results.recording is None for results in collections) or not all(
-            is_result(tensors[i]) for i in self.expected
-        ):
-            return None
-        if self.before is not None and self.before.off is None and not self.before.call:
-            return None  # recordings are made in the order in which they run, and read each other's results in place
-        if given_away := [r for r in self.memory.recordings if r.number in call and not r.released_by <= call]:
-            # later recordings may overwrite results that this call still reads: the regions before this one are
-            # recorded again as well
-            for r in given_away:
-                if (region := r.region()) is not None:
-                    region.recordings[:] = [other for other in region.recordings if other is not r]
-            if self.recorded >= RECORDINGS and not pays:
-                self.stop(f"it was recorded {self.recorded} times, and replayed {self.replays} times")
-            return None
-        self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
-        if len(self.recordings) == RECORDINGS and pays:
-            del self.recordings[0]
-        if len(self.recordings) == RECORDINGS:
-            self.watcher.skipped(
-                self,
-                f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
-                "or addresses of parameters",
-            )
+        if not self._is_recorded_now(key, addresses, tensors, collections, call):
             return None
         try:
             stay = (
@@ -220,6 +195,42 @@ class GraphedRegion:
                 error,
             )
         return recording
+
+    def _is_recorded_now(
+        self, key: tuple, addresses: list[int], tensors: Sequence[torch.Tensor], collections: Sequence[Results],
+        call: frozenset[int],
+    ) -> bool:  # fmt: skip
+        """Whether inputs of this key are recorded in this call: at their second one, since the first one may compile or
+        tune kernels, and behind the regions before this one."""
+        pays = self.replays >= PAYS * max(1, self.recorded)
+        if key not in self.seen:
+            if len(self.seen) == 4 * RECORDINGS:
+                if not pays:
+                    self.stop(f"its parameters, or what it writes to, were at {len(self.seen) + 1} places in memory")
+                    return False
+                del self.seen[next(iter(self.seen))]
+            self.seen[key] = addresses
+            return False
+        if any(results.recording is None for results in collections) or not all(
+            is_result(tensors[i]) for i in self.expected
+        ):
+            return False
+        if self.before is not None and self.before.off is None and not self.before.call:
+            return False  # recordings are made in the order in which they run, and read each other's results in place
+        if self.memory.drop_given_away(call):
+            if self.recorded >= RECORDINGS and not pays:
+                self.stop(f"it was recorded {self.recorded} times, and replayed {self.replays} times")
+            return False
+        self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
+        if len(self.recordings) == RECORDINGS and pays:
+            del self.recordings[0]
+        if len(self.recordings) == RECORDINGS:
+            self.watcher.skipped(
+                self,
+                f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
+                "or addresses of parameters",
+            )
+        return len(self.recordings) < RECORDINGS
 
     def stop(self, reason: str, error: RuntimeError | None = None) -> None:
         self.turn_off(reason)
