@@ -195,7 +195,7 @@ class Recording:
         region = self.region()
         return region is not None and any(r is self for r in region.recordings)
 
-    def reads(self, sources: Sequence[Recording]) -> bool:
+    def reads(self, sources: Sequence[Recording | None]) -> bool:
         """Whether these recordings have written the results that this one reads."""
         return [source() for source in self.sources] == sources
 
