@@ -97,8 +97,7 @@ class GraphedRegion:
             self.watcher.skipped(self, "ran without its CUDA graph, since the graph of the backward is kept")
             return self._run_operations(tensors, collections)
         with self.memory.lock:
-            recording, call = self._recording_of(tensors, collections)
-            other = None if recording is None else self.memory.in_use(recording, call)
+            recording, other, call = self._recording_of(tensors, collections)
             if recording is not None and other is None:
                 self.replays += 1
                 self.call = call | {recording.number}
@@ -118,8 +117,9 @@ class GraphedRegion:
 
     def _recording_of(
         self, tensors: Sequence[torch.Tensor], collections: Sequence[Results]
-    ) -> tuple[Recording | None, frozenset[int]]:
-        """The recording for these inputs, which may be made now, and the recordings that this call has replayed."""
+    ) -> tuple[Recording | None, Recording | None, frozenset[int]]:
+        """The recording for these inputs, which may be made now; one with results in use that it would overwrite; and
+        the numbers of the recordings that this call has replayed."""
         strides = [*map(torch.Tensor.stride, tensors)]
         addresses = [*map(torch.Tensor.data_ptr, tensors)]
         setting = [*compat.kernel_flags(), *map(addresses.__getitem__, self.fixed)]
@@ -133,16 +133,16 @@ class GraphedRegion:
             self.recordings.remove(recording)
             recording = None
         call = self._replayed(sources, tensors, recording)
-        if recording is not None:
-            other = self.memory.in_use(recording, call)
-            if other is not None and other.number in call:
-                # a region before this one was recorded again: a later recording leaves its results alone
-                self.recordings.remove(recording)
-                recording = None
+        other = None if recording is None else self.memory.in_use(recording, call)
+        if recording is not None and other is not None and other.number in call:
+            # a region before this one was recorded again: a later recording leaves its results alone
+            self.recordings.remove(recording)
+            recording = None
         if recording is None:
             with ONE_AT_A_TIME:
                 recording = self._record(strides, setting, tensors, collections, call)
-        return recording, call
+            other = None if recording is None else self.memory.in_use(recording, call)
+        return recording, other, call
 
     def _replayed(
         self, sources: Sequence[Recording | None], tensors: Sequence[torch.Tensor], recording: Recording | None
