@@ -1,6 +1,6 @@
 """Programs that communicate are kept on disk: one rank's file is a program of every rank that shares no data."""
 
-import copy
+import functools
 import os
 import pathlib
 
@@ -8,21 +8,12 @@ import pytest
 import torch
 
 import thunder
-from tests.distributed.test_communication import BLOCK, ZERO3, Blocks
+from tests.distributed import beside_one_process
+from tests.distributed.beside_one_process import WAYS
+from tests.distributed.test_communication import Blocks
 from tests.distributed.test_layouts_and_models import full
-from thunder.distributed import column_parallel, ddp, fsdp, no_sync, row_parallel
+from thunder.distributed import fsdp, no_sync
 from thunder.programs import files
-
-
-def split(module):
-    column_parallel(module, [f"blocks.{i}.0" for i in range(3)])
-    return row_parallel(module, [f"blocks.{i}.2" for i in range(3)])
-
-
-WAYS = {
-    "ddp": ddp, "zero2": fsdp, "zero3": lambda m: fsdp(m, sharding_strategy=ZERO3, bucketing_strategy=BLOCK),
-    "tp": split,
-}  # fmt: skip
 
 
 class Loss(Blocks):
@@ -36,24 +27,8 @@ def train(rank, size, way, folder, keeping=(0, 1)):
     os.environ["THUNDER_CACHE_DIR"] = folder
     torch.manual_seed(0)
     module = Loss(width=8).double()
-    one = copy.deepcopy(module)
-    WAYS[way](module)
-    compiled = thunder.jit(module, keep_programs=rank in keeping, executors=[])
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, one)]
-    worst = 0.0
-    for step in range(4):
-        x = torch.randn(size, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = compiled(x if way == "tp" else x[rank])
-        loss.backward()
-        wanted = one(x)
-        wanted.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        total = loss.detach().clone()
-        torch.distributed.all_reduce(total)
-        worst = max(worst, abs(float(total / size - wanted.detach())))
+    jit = functools.partial(thunder.jit, keep_programs=rank in keeping, executors=[])
+    compiled, worst = beside_one_process.train(rank, size, way, module, jit, steps=4)
     (entry,) = thunder.compile_stats(compiled).interpreter_cache
     names = sorted(path.name for path in files.directory().iterdir())
     return entry.from_disk, str(entry.forward), worst, names

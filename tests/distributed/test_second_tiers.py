@@ -1,28 +1,18 @@
 """Programs that communicate have a second tier, whose collectives come in the order of the first."""
 
-import copy
+import functools
 
 import pytest
 import torch
 
 import thunder
-from tests.distributed.test_communication import BLOCK, ZERO3, Blocks
+from tests.distributed import beside_one_process
+from tests.distributed.test_communication import Blocks
 from thunder.cache import tiers
-from thunder.distributed import column_parallel, ddp, fsdp, row_parallel
 from thunder.kernels import cpp
 from thunder.runtime import disk_cache
 
 pytestmark = pytest.mark.skipif(cpp.unavailable() is not None, reason=f"no C++ kernels here: {cpp.unavailable()}")
-
-
-def split(module):
-    column_parallel(module, [f"blocks.{i}.0" for i in range(3)])
-    return row_parallel(module, [f"blocks.{i}.2" for i in range(3)])
-
-
-WAYS = {
-    "ddp": ddp, "zero3": lambda m: fsdp(m, sharding_strategy=ZERO3, bucketing_strategy=BLOCK), "tp": split,
-}  # fmt: skip
 
 
 def train(rank, size, way, staying=()):
@@ -30,34 +20,20 @@ def train(rank, size, way, staying=()):
     whose second tier counts as another order of collectives."""
     torch.manual_seed(0)
     module = Blocks().double()
-    one = copy.deepcopy(module)
-    compiled = thunder.jit(WAYS[way](module), tiers=3)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, one)]
-    worst, is_same, load = 0.0, tiers._is_same, disk_cache.load
+    is_same, load = tiers._is_same, disk_cache.load
     disk_cache.load = lambda key: None  # kernels that are on disk are the first tier
     if rank in staying:
         tiers._is_same = lambda *collectives: False
     try:
-        for step in range(6):
-            x = torch.randn(size, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = compiled(x if way == "tp" else x[rank]).square().mean()
-            loss.backward()
-            wanted = one(x).square().mean()
-            wanted.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            total = loss.detach().clone()
-            torch.distributed.all_reduce(total)
-            worst = max(worst, abs(float(total / size - wanted.detach())))
+        jit = functools.partial(thunder.jit, tiers=3)
+        compiled, worst = beside_one_process.train(rank, size, way, module, jit, 6, lambda y: y.square().mean())
     finally:
         tiers._is_same, disk_cache.load = is_same, load
     (entry,) = thunder.compile_stats(compiled).interpreter_cache
     return str(entry.tiers), worst
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["ddp", "zero3", "tp"])
 def test_a_program_that_communicates_has_a_second_tier(ranks, way):
     for tier, worst in ranks(2)(train, way, timeout=200.0):
         assert tier == "second tier: its kernels have taken over at call 3"
