@@ -10,6 +10,7 @@ import enum
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,19 @@ from thunder import distributed, errors, examine, extend, quantization, recipes
 from thunder.core import dtypes
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+# names of these modules that are not for users
+INTERNAL = {
+    "noted", "noting", "is_noted", "warn_user", "user_line", "calling_line", "add_location", "section_of",
+    "with_section", "did_you_mean", "names_from", "add_default_executor_of_gpus",
+}  # fmt: skip
 MODULES = (thunder, examine, extend, distributed, recipes, quantization, errors)
 HEAD = """# API
 
-Every public name with its docstring, by task; each task begins with an example. `python tests/api_page.py` writes this page. An inherited method stands with the class that defines it.
+The public names, grouped by task, with their docstrings. Each task begins with an example. Inherited methods are documented in the class that defines them. `python tests/api_page.py` writes this page.
 """
+
+
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:")
 
 
 class Task(NamedTuple):
@@ -67,7 +76,7 @@ one call took ... ms; all of it is a program on the device
         "last_interpreter_log print_last_interpreter_log",
     ),
     Task(
-        "Find a fault",
+        "Find faults",
         """
 print(thunder.verify(compiled, x).first)
 print(thunder.debug(lambda x: (x / x.sum()).log(), torch.zeros(2)).first)
@@ -110,7 +119,7 @@ print([b.sym.name for b in thunder.last_traces(changed)[-1].bound_symbols if "si
         "Proxy TensorProxy NumberProxy",
     ),
     Task(
-        "Choose executors",
+        "Executors",
         """
 print([executor.name for executor in thunder.resolve_executors(["cpp", "torch"])])
 """,
@@ -121,7 +130,7 @@ print([executor.name for executor in thunder.resolve_executors(["cpp", "torch"])
 )
 EXAMPLES = {
     "thunder.examine": Task(
-        "Look into programs: thunder.examine",
+        "Inspect programs: thunder.examine",
         """
 compiled(x).sum().backward()
 print(thunder.examine.saved_for_backward(compiled)[0].operation)
@@ -161,7 +170,7 @@ print(thunder.recipes.Training(memory_budget=0.5) + thunder.recipes.FP8())
         "Training(memory_budget=0.5, rng='torch') + FP8(...",
     ),
     "thunder.quantization": Task(
-        "Weights in few bits: thunder.quantization",
+        "Quantized weights: thunder.quantization",
         """
 small = thunder.jit(torch.nn.Linear(256, 256), transforms=[thunder.quantization.Int8Weights()])
 print(sum(t.nbytes for t in small.state_dict().values()) < 0.3 * 4 * 256 * 256)
@@ -181,13 +190,27 @@ except thunder.errors.CaptureError as error:
 }
 
 
-def escaped(text: str) -> str:
-    """A docstring as Markdown: outside of code, what would be markup is text."""
-    lines = []
-    for line in text.split("\n"):
-        parts = re.split(r"(`[^`]*`)", line)
-        plain = [part if i % 2 else re.sub(r"([*_<>\[\]])", r"\\\1", part) for i, part in enumerate(parts)]
-        lines.append(line if line.startswith("    ") else "".join(plain))
+def escaped(line: str) -> str:
+    """A line of a docstring as Markdown: outside of code, what would be markup is text."""
+    parts = re.split(r"(`[^`]*`)", line)
+    return "".join(part if i % 2 else re.sub(r"([*_<>\[\]])", r"\\\1", part) for i, part in enumerate(parts))
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown. Its sections ("Args:", "Raises:") are lists; other indented lines are code."""
+    lines: list[str] = []
+    in_section = False
+    for line in docstring.split("\n"):
+        if line in SECTIONS:
+            in_section = True
+            lines += [f"**{line[:-1]}**", ""]
+        elif in_section and line.startswith("    "):
+            name, colon, text = line.strip().partition(": ")
+            is_item = line[4] != " " and colon and re.fullmatch(r"[\w, ]+", name)
+            lines.append(f"- `{name}`: {escaped(text)}" if is_item else "  " * (line[4] == " ") + escaped(line.strip()))
+        else:
+            in_section = in_section and not line
+            lines.append(line if line.startswith("    ") else escaped(line))
     return "\n".join(lines)
 
 
@@ -209,14 +232,15 @@ def documentation(thing: object) -> str:
 
 def section(module: str, name: str, thing: object) -> list[str]:
     lines = [f"### {module}.{name}", "", f"    {name}{signature(thing)}", ""]
-    lines += [escaped(documentation(thing)), ""]
+    lines += [markdown(documentation(thing)), ""]
     if inspect.isclass(thing):
         for method, value in vars(thing).items():
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if method.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
                 continue
             shown = method if isinstance(value, property) else f"{method}{signature(function)}"
-            lines += [f"`{shown}`", "", f":   {escaped(inspect.getdoc(function) or '').split(chr(10) * 2)[0]}", ""]
+            described = textwrap.indent(markdown(inspect.getdoc(function) or ""), "    ")
+            lines += [f"`{shown}`", "", f":   {described.strip()}", ""]
     return lines
 
 
@@ -231,7 +255,7 @@ def text() -> str:
         names = [
             n
             for n in getattr(module, "__all__", dir(module))
-            if not n.startswith("_") and not isinstance(getattr(module, n), dtypes.dtype)
+            if not n.startswith("_") and n not in INTERNAL and not isinstance(getattr(module, n), dtypes.dtype)
         ]
         things = {n: getattr(module, n) for n in names if callable(getattr(module, n))}
         things = {n: thing for n, thing in things.items() if id(thing) not in known and documentation(thing)}

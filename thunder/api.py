@@ -73,46 +73,58 @@ def jit(
     langctx: Any = None,
     **compile_options: Any,
 ) -> Any:
-    """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures it.
+    """Compiles a function, a method or an `nn.Module`. The first call captures it and compiles a program.
 
-    executors: executors or their names, in the order they are asked; None means the default ones.
-    transforms: applied in order.
-    rules: of `thunder.rule`, applied in order: operations that compute what a pattern does are replaced.
-    passes: the passes that run, in order: a function from the list that `thunder.passes()` gives to another one, or a
-    list. `python -m thunder passes` prints them with the facts that each needs and gives.
-    cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
-    constants but for numbers that change from call to call.
-    dynamic: sizes of arguments stay symbolic in a program, so that it fits other sizes too: True from the first call,
-    False never; by default a size does from its second value on, unless an executor that fuses, or a transform, makes a
-    program for each size. `thunder.mark_dynamic(tensor, dim)` says it of one dimension.
-    numerics: "close", or "eager" for results and gradients that are eager's bit for bit where kernels read the same
-    layouts (a view that was overwritten is read as a new tensor): only executors and transforms that say they are
-    `exact` are used.
-    rng: "torch", or "fused": fusion executors may draw random numbers of their own.
-    tiers: the number of the call from which on a program runs compiled kernels; calls before it run PyTorch's, while
-    those of fusion executors are compiled in the background. 0 waits at the first call, None never fuses. On the CPU
-    these are the executor cpp's, which need not be named. Results change by rounding at that call. "one": the executors
-    run as they are from the first call on. "automatic" (the default): 5 for programs on the CPU with the default
-    executors that are not kept on disk, without torch.use_deterministic_algorithms(True), else "one".
-    graphs: whether programs on a GPU run as CUDA graphs, which the host launches as one. "auto" (the default): the 16th
-    call of a program decides by the times of the host and the device at the calls before it; results do not depend on
-    that. True: from the second call on, as `CUDAGraphTransform` does. False: never.
-    autotune: whether the second call measures kernels on a GPU with several tiles each. The fastest are taken from then
-    on, and later processes find them on disk. Nothing is measured under torch.use_deterministic_algorithms(True).
-    sharp_edges: "allow", "warn" (the default) or "error".
-    fallback: for programs that cannot be captured. "eager" (the default) runs the original function and warns once;
-    "error" raises CaptureError and runs nothing. With transforms other than CUDA graphs, or where parameters are
-    replaced, it is always an error, since the original would compute something else.
-    disable_torch_autograd: results never require grad.
-    debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
-    interpretation, langctx: accepted as in 2024.
-    compile_options: those that executors and passes declare (`memory_budget`, `max_entries`, ...);
-    `python -m thunder options` lists them with their types and defaults.
+    Later calls run a compiled program if its guards hold, and compile another program otherwise. Can be used as a
+    decorator.
 
-    Returns a callable for a function, a `thunder.ThunderModule` for a module. Both have `programs`, `recompilations`
-    and `lower`. Used without a function it is a decorator that takes options.
-    Raises TypeError for an unknown option, which names the near one, and for something that cannot be called;
-    OptionError for a value that is not valid, which names the valid ones.
+    Args:
+        fn: The function or module. Without it, `jit` returns a decorator that uses the other arguments.
+        executors: Executors or their names, in order of priority. None means the default executors.
+        transforms: `thunder.Transform` objects, applied in order.
+        rules: Rules of `thunder.rule`, applied in order. Operations that match the pattern of a rule are replaced.
+        passes: A list of passes, or a function from the list of `thunder.passes()` to another list.
+            `python -m thunder passes` prints the passes, with the facts that each one requires and establishes.
+        cache: "constant values", "symbolic values", "same input" or "no caching". By default values are constants,
+            except numbers that change from call to call.
+        numerics: "close", or "eager" for results and gradients that equal eager's bit for bit, if kernels read the
+            same memory layouts (an overwritten view is read as a new tensor). "eager" uses only executors and
+            transforms that declare `exact`.
+        rng: "torch", or "fused" to let fused kernels draw random numbers. These differ from eager's.
+        tiers: The number of the call from which a program runs compiled kernels. Earlier calls run PyTorch's kernels
+            while the kernels of fusion executors compile in the background. 0 waits for them in the first call, None
+            never fuses, and "one" runs the executors from the first call on. "automatic" is 5 for programs on the CPU
+            that use the default executors and are not kept on disk, and "one" for all other programs and under
+            torch.use_deterministic_algorithms(True). Results may differ by rounding from that call on.
+        graphs: Whether programs on a GPU run as CUDA graphs. "auto" decides at the 16th call of a program, by the
+            times of the host and of the device in earlier calls; results do not depend on the decision. True records
+            graphs in the second call, as `CUDAGraphTransform` does. False never does.
+        autotune: Whether the second call of a program on a GPU measures each kernel with several tile sizes and keeps
+            the fastest. Later processes read the choice from disk. Ignored under
+            torch.use_deterministic_algorithms(True).
+        sharp_edges: "allow", "warn" or "error", for behaviour that a compiled program cannot repeat exactly.
+        fallback: What happens if a line cannot be captured. "eager" runs the smallest function that contains the
+            line, or the whole function, in eager PyTorch, and warns once. "error" raises CaptureError. If the whole
+            function would have to run although `transforms` change it or its parameters were replaced, CaptureError is
+            raised in both cases, because the original function would compute something else.
+        dynamic: Whether sizes of arguments are symbolic, so that one program serves many sizes: True from the first
+            call, False never, None from the second value of a size on, unless an executor or a transform needs a
+            program for each size. `thunder.mark_dynamic` makes one dimension symbolic.
+        disable_torch_autograd: If True, results never require grad.
+        debug_options: A `thunder.DebugOptions`.
+        record_history: If True, the full log of interpreted instructions is kept.
+        interpretation: Has no effect. Accepted for compatibility with Lightning Thunder.
+        langctx: Has no effect. Accepted for compatibility with Lightning Thunder.
+        compile_options: Options that executors and passes declare (`memory_budget`, `max_entries`, ...).
+            `python -m thunder options` lists them with their types and defaults.
+
+    Returns:
+        A callable for a function, a `thunder.ThunderModule` for a module. Both have the attributes `programs`,
+        `recompilations` and `lower`.
+
+    Raises:
+        TypeError: If `fn` is not callable, or an option is unknown; the message names the most similar option.
+        OptionError: If the value of an option is invalid; the message lists the valid values.
     """
     arguments = {n: v for n, v in locals().items() if n not in ("fn", "compile_options")} | compile_options
     warn_of_untried_version()
@@ -205,13 +217,21 @@ def compiled_or_jit(fn: Callable) -> Compiled:
 
 
 def mark_dynamic(tensor: torch.Tensor, *dims: int, min: int | None = None, max: int | None = None) -> None:
-    """Sizes of `tensor` in these dimensions stay symbolic in programs that are compiled for it, from the first call on.
-    The functions of torch._dynamo (`mark_dynamic`, `maybe_mark_dynamic`, `mark_unbacked`, `mark_static`) have the same
-    meaning as there, but that a program that decides by a size is no error: each answer has a program.
+    """Makes the sizes of a tensor in some dimensions symbolic in programs that are compiled for it, from the first call
+    on.
 
-    min, max: bounds of the sizes. Programs hold for all sizes, and do not need them.
+    `mark_dynamic`, `maybe_mark_dynamic`, `mark_unbacked` and `mark_static` of torch._dynamo have the same meaning as in
+    torch.compile, with one difference: a branch on such a size is not an error, since each branch gets a program.
 
-    Raises IndexError for a dimension that it does not have, OptionError for a size that is not between the bounds.
+    Args:
+        tensor: The tensor.
+        dims: The dimensions.
+        min: The smallest size. Programs do not depend on the bounds; only this tensor is compared with them.
+        max: The largest size.
+
+    Raises:
+        IndexError: If the tensor does not have one of the dimensions.
+        OptionError: If a size of the tensor is outside the bounds.
     """
     for dim in dims:
         if not -tensor.dim() <= dim < tensor.dim():
@@ -256,10 +276,15 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False) -> Any:
-    """Compiles the original of `cfn` again, with one more transform or a list of them after those that it has.
+    """Compiles the original function of `cfn` again, with additional transforms.
 
-    disable_torch_autograd_support: results never require grad. All other options are kept.
-    Raises OptionError where `cfn` is not compiled or `transform` is no transform.
+    Args:
+        cfn: A compiled function or module.
+        transform: A `thunder.Transform` or a list of them. They follow the transforms that `cfn` has.
+        disable_torch_autograd_support: If True, results never require grad. All other options stay the same.
+
+    Raises:
+        OptionError: If `cfn` is not compiled, or `transform` is not a transform.
     """
     compiled = compiled_of(cfn)
     if compiled is None:

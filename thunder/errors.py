@@ -47,10 +47,11 @@ def section_of(kind: type) -> str:
 
 
 class ThunderError(RuntimeError):
-    """Base of all errors that are thunder's own. A traceback names its section of the page about troubles.
+    """Base class of the errors of thunder. A note in the traceback names the section of the troubleshooting page.
 
-    bound_symbol: the one of a trace that a pass failed on, so that the user's line it came from can be named.
-    questions: the prologue of the questions that a program had asked when its capture failed.
+    Attributes:
+        bound_symbol: The bound symbol of a trace on which a pass failed. It leads to the user's line.
+        questions: The prologue with the guards that the program had when its capture failed.
     """
 
     bound_symbol: Any = None
@@ -62,10 +63,12 @@ class ThunderError(RuntimeError):
 
 
 class CaptureError(ThunderError):
-    """A program could not be captured.
+    """A program cannot be captured.
 
-    location: (filename, line number, function name, source line) of the user's code. reason: why. remedy: what to do.
-    calls: (filename, line number) of each call that it left, the innermost first.
+    Args:
+        reason: Why.
+        location: (filename, line number, function name, source line) in the user's code.
+        remedy: What to do.
     """
 
     def __init__(self, reason: str, *, location: tuple | None = None, remedy: str = ""):
@@ -81,66 +84,66 @@ class CaptureError(ThunderError):
 
 
 class DataDependentError(CaptureError):
-    """The program goes on in a way that depends on a data-dependent number: a data-dependent size, or a
-    tensor's value."""
+    """The program branches on a data-dependent number: a data-dependent size, or the value of a tensor."""
 
     examples: int = 400  # so many numbers the rule of the operation that asks is tried with
 
 
 class UnforeseenShapeError(ThunderError):
-    """Data gave a tensor another shape than the one that the program was made for."""
+    """An operation returned a tensor of another shape than the program was compiled for, because the shape depends
+    on data."""
 
 
 class MissingImplementationError(ThunderError, NotImplementedError):
-    """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is
-    traced."""
+    """No executor implements an operation, or an operation was called outside of a compiled function."""
 
 
 class TraceCheckError(ThunderError):
-    """A trace breaks a rule that every trace keeps: a mistake of the pass that made it."""
+    """A pass returned an invalid trace."""
 
 
 class DeclarationError(TraceCheckError):
-    """What an operation gives is not what its author declared: its meta rule, its fake implementation, or that it
-    neither writes to its arguments nor shares memory with them."""
+    """The result of an operation differs from its declaration: from its meta function, from its fake implementation,
+    or from the promise that it does not write to its arguments or share memory with them."""
 
 
 class DerivativeError(DeclarationError):
-    """A derivative gives gradients that are not those of its operation's arguments: too few or too many, of another
-    shape, on another device, complex ones of real arguments, or no tensors."""
+    """A derivative returned gradients that do not fit the arguments of its operation: too few or too many, of
+    another shape, on another device, complex for a real argument, or not a tensor."""
 
 
 class OptionError(ThunderError, ValueError):
-    """An option has a value that is not among the valid ones, which the message names."""
+    """An option has an invalid value. The message lists the valid ones."""
 
 
 class CollectiveError(ThunderError):
-    """Ranks do not communicate: one has ended or hangs, which the message names, or they run different programs."""
+    """The ranks cannot communicate: a rank has ended or hangs, or the ranks run different programs. The message
+    names the rank."""
 
 
 class SharpEdgeError(ThunderError):
-    """With sharp_edges="error": the program does something that a compiled program cannot repeat faithfully."""
+    """With sharp_edges="error": the program does something that a compiled program cannot repeat exactly."""
 
 
 class SharpEdgeWarning(UserWarning):
-    """With sharp_edges="warn", or once a site by default: the program does something that a compiled program cannot
-    repeat faithfully."""
+    """With sharp_edges="warn", the default: the program does something that a compiled program cannot repeat
+    exactly. Warns once for each place."""
 
 
 class FallbackWarning(UserWarning):
-    """A program could not be captured, and its original function runs; once for each compiled function."""
+    """A line or a program cannot be captured and runs in eager PyTorch. Warns once for each compiled function."""
 
 
 class RecompileWarning(UserWarning):
-    """One function was compiled more often than the limit; the text says what changed each time."""
+    """A function was compiled many times. The message lists what changed each time."""
 
 
 class ProgramFileError(ThunderError):
-    """A program cannot be written to a file, or a file is damaged or not to be trusted."""
+    """A program cannot be written to a file, or a file is damaged or not trusted."""
 
 
 class ProgramFileWarning(UserWarning):
-    """A program on disk is damaged, or not to be trusted, or programs cannot be written; once for each process."""
+    """A program on disk is damaged or not trusted, or programs cannot be written. Warns once for each process."""
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

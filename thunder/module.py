@@ -46,13 +46,13 @@ def _methods_of(kind: type) -> dict[str, Any]:
 
 
 class ThunderModule(torch.nn.Module):
-    """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
+    """A module whose calls run compiled programs. `thunder.jit` creates it.
 
-    `isinstance` and `__class__` say what they say of the wrapped module: libraries ask them what a model is. Attributes
-    and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
-    `lower` of the compiled function. A method that calls the module (`generate` of transformers) runs compiled
-    programs, too, and a call with tensors of one that calls modules inside is a program of that method. Made by
-    `thunder.jit`, not by users.
+    It shares parameters, buffers and the training mode with the wrapped module. `isinstance` and `__class__` give the
+    answers of the wrapped module, because libraries use them to find out what a model is. Attributes and methods that
+    it does not define are those of the wrapped module; `programs`, `recompilations` and `lower` are those of the
+    compiled function. Methods that call the module, such as `generate` of transformers, run compiled programs. A method
+    that receives tensors and calls submodules is compiled as well.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -114,7 +114,7 @@ class ThunderModule(torch.nn.Module):
 
     @property
     def training(self) -> bool:  # type: ignore[override]
-        """The wrapped module's mode."""
+        """The mode of the wrapped module."""
         return self._model.training
 
     @training.setter
@@ -214,8 +214,7 @@ class ThunderModule(torch.nn.Module):
         return self._compiled.overrides[1]
 
     def set_parameter(self, name: str, value: torch.nn.Parameter) -> None:
-        """Puts another parameter in the place of the one at a dotted path, or beside the module's own. The wrapped
-        module stays as it was."""
+        """Replaces or adds the parameter at a dotted path in this module. The wrapped module does not change."""
         if not isinstance(value, torch.nn.Parameter):
             raise TypeError(
                 f"cannot assign '{torch.typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)"
@@ -223,34 +222,35 @@ class ThunderModule(torch.nn.Module):
         self._overrides_parameters[name] = value
 
     def seen_as(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype in which programs see the parameter or buffer that was put at a dotted path."""
+        """The shape and dtype in which programs see the replaced parameter or buffer at a dotted path."""
         parameters, buffers = self._compiled.overrides
         return seen_as(parameters[name] if name in parameters else buffers[name])
 
     def held_of(self, name: str) -> Callable | None:
-        """(parameter at a dotted path) -> what this rank holds of it, where that is not the parameter itself."""
+        """Returns a function from the parameter at a dotted path to the part of it that this rank holds; None if
+        that is the whole parameter."""
         placement = _placement_on_a_mesh(self._overrides_parameters.get(name))
         rows = placement.held_shape[:1] if placement is not None else ()
         return None if placement is None else lambda x: locals_of((x,), rows or (None,))[0]
 
     # --- parameters, buffers, submodules: overrides first, then the wrapped module's, under its own names
     def get_buffer(self, target: str) -> torch.Tensor:
-        """The buffer at a dotted path. Raises AttributeError where the path leads to none."""
+        """Returns the buffer at a dotted path. Raises AttributeError if there is none."""
         buffer = self._overrides_buffers.get(target)
         return self._model.get_buffer(target) if buffer is None else buffer
 
     def get_parameter(self, target: str) -> torch.nn.Parameter:
-        """The parameter at a dotted path. Raises AttributeError where the path leads to none."""
+        """Returns the parameter at a dotted path. Raises AttributeError if there is none."""
         parameter = self._overrides_parameters.get(target)
         return self._model.get_parameter(target) if parameter is None else parameter  # type: ignore[return-value]
 
     def get_submodule(self, target: str) -> torch.nn.Module:
-        """The submodule at a dotted path of the wrapped module. Raises AttributeError where the path leads to none."""
+        """Returns the submodule of the wrapped module at a dotted path. Raises AttributeError if there is none."""
         return self._model.get_submodule(target)
 
     def set_buffer(self, name: str, value: torch.Tensor) -> None:
-        """Replaces the buffer at a dotted path: the override where there is one or the wrapped module has no such
-        buffer, else the module's own."""
+        """Replaces the buffer at a dotted path. If a transform has replaced this buffer, or the wrapped module has
+        no such buffer, the buffer of this module is set; otherwise that of the wrapped module."""
         owner, _, last = name.rpartition(".")
         if name in self._overrides_buffers or last not in self._model.get_submodule(owner)._buffers:
             self._overrides_buffers[name] = value
@@ -260,16 +260,16 @@ class ThunderModule(torch.nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(name, parameter) pairs: overrides first, then the wrapped module's; shared parameters once unless
-        remove_duplicate is False."""
+        """Yields (name, parameter) pairs: replaced parameters first, then those of the wrapped module. A shared
+        parameter is yielded once, unless remove_duplicate is False."""
         own = self._model.named_parameters(prefix, recurse, remove_duplicate and not self._overrides_parameters)
         return _overridden(self._overrides_parameters, own, prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, buffer) pairs: overrides first, then the wrapped module's; shared buffers once unless remove_duplicate
-        is False."""
+        """Yields (name, buffer) pairs: replaced buffers first, then those of the wrapped module. A shared buffer is
+        yielded once, unless remove_duplicate is False."""
         own = self._model.named_buffers(prefix, recurse, remove_duplicate and not self._overrides_buffers)
         return _overridden(self._overrides_buffers, own, prefix, recurse, remove_duplicate)
 
@@ -285,14 +285,15 @@ class ThunderModule(torch.nn.Module):
 
     # --- state dicts, in the transformed form and in the original's
     def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """The wrapped module's state dict, with the entries that transforms replaced or added: the same tensors."""
+        """Returns the state dict of the wrapped module, with the entries that transforms replaced or added. It holds
+        the tensors themselves, not copies."""
         state = self._model.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for table in self._compiled.overrides:
             state.update({prefix + name: value if keep_vars else value.detach() for name, value in table.items()})
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Loads a result of `state_dict`. Errors are PyTorch's."""
+        """Loads a state dict that `state_dict` returned. Errors are PyTorch's."""
         parameters, buffers = self._compiled.overrides
         if not parameters and not buffers:
             return self._model.load_state_dict(state_dict, strict=strict, assign=assign)
@@ -312,10 +313,8 @@ class ThunderModule(torch.nn.Module):
         return result
 
     def original_state_dict(self, *, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """The state dict of the module as it was before transforms changed its weights and before it was distributed.
-
-        Where ranks hold parts of parameters, it has the whole ones, and every rank calls it.
-        """
+        """Returns the state dict in the format of the original module, before transforms changed its weights and
+        before it was distributed."""
         transforms = [
             t for t in reversed(self._lc_transforms) if has_hook(t, "reverse_transform_state_dict_for_submodule")
         ]
@@ -334,8 +333,8 @@ class ThunderModule(torch.nn.Module):
         return destination
 
     def load_original_state_dict(self, state_dict) -> None:
-        """Loads what `original_state_dict` gives: transforms put the entries of each submodule into their own form, and
-        each rank takes its parts. Errors are PyTorch's."""
+        """Loads a state dict in the format of the original module. Transforms convert the entries of each submodule,
+        and each rank takes its shards. Errors are PyTorch's."""
         transforms = [t for t in self._lc_transforms if has_hook(t, "transform_state_dict_for_submodule")]
         transformed = {}
         for name, part in self._by_submodule(state_dict).items():
@@ -397,11 +396,8 @@ class ThunderModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self, *, gather_once: bool = False):
-        """Inside the block, gradients of data-parallel training are accumulated locally; they are synchronised when the
-        block ends. gather_once: see `thunder.distributed.no_sync`.
-
-        Nothing to do for a module that is not distributed.
-        """
+        """Inside the block, gradients of data-parallel training are accumulated locally. They are synchronized when
+        the block ends. gather_once: see `thunder.distributed.no_sync`."""
         from thunder.distributed import no_sync
 
         with no_sync(self, gather_once=gather_once):

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class CACHE_OPTIONS(enum.Enum):
-    """How a program depends on numbers and sizes of its inputs."""
+    """How a program depends on the numbers and sizes of its inputs."""
 
     # other numbers, strings or sizes compile the function again (see
     # JitOptions.numbers_may_change)
@@ -36,8 +36,8 @@ class CACHE_OPTIONS(enum.Enum):
 
 
 class SHARP_EDGES_OPTIONS(enum.Enum):
-    """The reaction to a program that does something that a compiled program cannot repeat (print, random numbers of
-    Python's ...)."""
+    """What happens if a program does something that a compiled program cannot repeat exactly, such as drawing
+    Python's random numbers."""
 
     ALLOW = "allow"
     WARN = "warn"
@@ -45,21 +45,21 @@ class SHARP_EDGES_OPTIONS(enum.Enum):
 
 
 class FALLBACK_OPTIONS(enum.Enum):
-    """The reaction to a program that cannot be captured."""
+    """What happens if a program cannot be captured."""
 
     EAGER = "eager"  # the original function runs, once, and a FallbackWarning says why
     ERROR = "error"  # a CaptureError says why, and nothing runs
 
 
 class NUMERICS_OPTIONS(enum.Enum):
-    """How close results are to eager PyTorch's."""
+    """How close results are to those of eager PyTorch."""
 
     CLOSE = "close"  # they may differ by rounding: executors and transforms compute in their own way
     EAGER = "eager"  # bit for bit the same: only executors and transforms that say they are `exact`
 
 
 class RNG_OPTIONS(enum.Enum):
-    """Who draws random numbers."""
+    """Whether PyTorch or fused kernels draw random numbers."""
 
     TORCH = "torch"  # PyTorch, one operation after the other: the same seed gives the same numbers as eager
     # a fusion executor may, from a seed that PyTorch draws for each call: other numbers of the same distribution
@@ -391,13 +391,15 @@ def check_langctx(langctx: Any) -> None:
 
 
 class DebugOptions:
-    """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError;
-    `register_option` adds one.
+    """Options for debugging the compiler. Unknown names, and values of a wrong type, raise TypeError.
 
-    check_traces: every trace is checked after each pass, and every line's result when it runs. A number above 0, which
-    said how much in Lightning Thunder, is True.
-    record_interpreter_history: the full log of interpreted instructions is kept. show_interpreter_progress: says on
-    stderr when interpretation begins and ends.
+    `register_option` adds an option.
+
+    Args:
+        check_traces: Checks every trace after each pass, and the result of every operation when it runs. A positive
+            number, which selected a level in Lightning Thunder, means True.
+        record_interpreter_history: Keeps the full log of interpreted instructions.
+        show_interpreter_progress: Reports on stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
@@ -427,11 +429,11 @@ class DebugOptions:
     @classmethod
     def register_option(cls, name: str, typ: type, default: Any, doc: str = "") -> None:
         cls._registered[name] = (typ, default, doc)
-        cls.__doc__ = f"{cls.__doc__}\n    {name}: {doc}"
+        cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n        {name}: {doc}\n    "
 
     @classmethod
     def list_options(cls, docstr: bool = False) -> None:
-        """Prints the options, with their descriptions where asked."""
+        """Prints the options, with their descriptions if `docstr` is True."""
         for name, (kind, default, doc) in cls._registered.items():
             print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
 

@@ -216,7 +216,7 @@ PASSES = PassList((
 
 
 def passes() -> PassList:
-    """The passes that `thunder.jit` runs, in order. Printed as a table."""
+    """Returns the list of passes that `thunder.jit` runs, in order. Prints as a table."""
     return PASSES
 
 

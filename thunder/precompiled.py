@@ -27,14 +27,24 @@ SUBSETS = 4  # outputs whose every subset may be differentiated without the othe
 
 
 def precompile(fn: Callable, *args: Any, path: str | os.PathLike, **kwargs: Any) -> Path:
-    """Writes the program that `fn(*args, **kwargs)` runs to a file, for `thunder.load`. Nothing of it runs.
+    """Compiles the program of `fn(*args, **kwargs)`, without running it, and writes it to a file for `thunder.load`.
 
-    fn: a function or module, compiled or not. Its backward is written as well where results require grad, with those
-    for single results (a loss beside logits). Where it branches on the values of tensors, the paths that these
-    arguments do not take are written too, up to MOST_PATHS; what `load` returns captures the others when a call takes
-    them. Returns the path.
+    If results require grad, the file also holds the backward, and the backwards of single results (a loss beside
+    logits). If the function branches on the values of tensors, the file also holds the paths that these arguments do
+    not take, up to MOST_PATHS. Other paths are captured when a call of the loaded function takes them.
 
-    Raises ProgramFileError, in words, for a program that cannot be written, and OSError where the file cannot be.
+    Args:
+        fn: A function or module, compiled or not.
+        args: Positional arguments of the call.
+        path: The file to write.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        The path.
+
+    Raises:
+        ProgramFileError: If the program cannot be written. The message gives the reason.
+        OSError: If the file cannot be written.
     """
     compiled = compiled_or_jit(fn)
     modes, _ = compat.without_stance(compat.modes_key())
@@ -93,19 +103,25 @@ def _subsets(outputs: int) -> list[tuple[int, ...]]:
 
 
 def load(path: str | os.PathLike, fn: Callable | None = None, *, trusted: bool = False, **options: Any) -> Any:
-    """The result of `thunder.jit(fn, **options)`, with the program of a file that `precompile` wrote.
+    """Returns `thunder.jit(fn, **options)` with the program of a file that `thunder.precompile` wrote.
 
-    A call that the program fits runs it without capture; others are captured as ever, and
-    `thunder.compile_stats(...).not_loaded` says why. fn: the function or module; it may be left out for a function that
-    is found by its name in a module that is imported. options: those that it was compiled with, transforms
-    among them: the program reads the weights that they quantize here.
+    A call for which the guards of that program hold runs it without capture. Other calls are captured, and
+    `thunder.compile_stats(...).not_loaded` lists the reasons.
 
-    trusted: also a file that another user, or this one on another machine, wrote. The program of such a file names
-    operations on tensors and nothing else, and its first run checks the shapes and dtypes of each operator's operands
-    before the operator's kernel runs (ProgramFileError). It still computes what its author wants.
+    The file and its directory must belong to this user, and other users must not be able to write to them.
 
-    The file and its directory have to belong to this user, and nobody else may write to them. Raises ProgramFileError,
-    in words, where the file is damaged or not to be trusted; OSError where it cannot be read.
+    Args:
+        path: The file.
+        fn: The function or module. It may be omitted for a function that can be imported by its module and name.
+        trusted: If True, accepts a file that another user or another machine wrote. The program of such a file may only
+            contain operations on tensors. Its first run checks the shapes and dtypes of each operator's inputs before
+            the operator's kernel runs (ProgramFileError). What it computes is up to its author.
+        options: The options that the program was compiled with, including transforms. The program reads the weights
+            that the transforms quantize in this process.
+
+    Raises:
+        ProgramFileError: If the file is damaged or not trusted. The message gives the reason.
+        OSError: If the file cannot be read.
     """
     try:
         document = files.read(Path(path), None, files.key_of_user(), trusted)

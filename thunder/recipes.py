@@ -36,12 +36,12 @@ __all__ = [
 class Recipe:
     """A set of options of `thunder.jit`. A subclass is a frozen dataclass whose fields are its parameters.
 
-    `print(recipe)` shows the keywords of `thunder.jit` that it sets. `a + b` is a recipe that sets the options of both.
+    `print(recipe)` shows the keywords of `thunder.jit` that it sets. `a + b` is a recipe with the options of both.
     """
 
     def options(self) -> dict[str, Any]:
-        """Keywords of `thunder.jit`, made anew for each compiled function. Those that are lists are joined with those
-        of other recipes."""
+        """Returns the keywords of `thunder.jit`. Called once for each compiled function. Values that are lists are
+        concatenated with those of other recipes."""
         return {}
 
     def place(self, compiled: Any) -> Any:
@@ -109,8 +109,12 @@ class Inference(Recipe):
 
 @dataclass(frozen=True)
 class Training(Recipe):
-    """memory_budget: the share of the bytes saved for the backward that may be saved. rng: "fused" lets fusion
-    executors draw dropout's numbers, which are then not eager's."""
+    """Options for training.
+
+    Args:
+        memory_budget: The fraction of the bytes saved for the backward that may be saved. The rest is recomputed.
+        rng: "fused" lets fused kernels draw the random numbers of dropout. These differ from eager's.
+    """
 
     memory_budget: float = 1.0
     rng: str = "torch"
@@ -130,15 +134,15 @@ class _OneTransform(Recipe):
 
 @dataclass(frozen=True)
 class ReduceOverhead(_OneTransform):
-    """CUDA graphs, as `torch.compile(mode="reduce-overhead")`: the host launches a program as one. On the CPU it
-    changes nothing but that each size has a program."""
+    """CUDA graphs, as `torch.compile(mode="reduce-overhead")`: one launch runs a whole program. On the CPU the only
+    effect is that each size has its own program."""
 
     transform = CUDAGraphTransform
 
 
 @dataclass(frozen=True)
 class FP8(_OneTransform):
-    """Linear layers in float8; see `Float8Transform`, which has these parameters."""
+    """Linear layers compute in float8. The parameters are those of `Float8Transform`."""
 
     transform = Float8Transform
     scaling: str = "tensorwise"
@@ -148,7 +152,7 @@ class FP8(_OneTransform):
 
 @dataclass(frozen=True)
 class QuantizeInt8(_OneTransform):
-    """Weights of linear layers in 8 bits; see `Int8Weights`, which has these parameters."""
+    """Weights of linear layers in 8-bit integers. The parameters are those of `Int8Weights`."""
 
     transform = Int8Weights
     dynamic: bool = False
@@ -157,7 +161,7 @@ class QuantizeInt8(_OneTransform):
 
 @dataclass(frozen=True)
 class QuantizeFP8(_OneTransform):
-    """Weights of linear layers in float8, for inference; see `Float8Weights`."""
+    """Weights of linear layers in float8, for inference. The parameters are those of `Float8Weights`."""
 
     transform = Float8Weights
     filter: Callable[[Any, str], bool] | None = None
@@ -165,7 +169,8 @@ class QuantizeFP8(_OneTransform):
 
 @dataclass(frozen=True)
 class QuantizeInt4(_OneTransform):
-    """Weights of linear layers in 4 bits, by groups; see `Int4Weights`."""
+    """Weights of linear layers in 4-bit integers, with a scale for each group. The parameters are those of
+    `Int4Weights`."""
 
     transform = Int4Weights
     group: int = 64
@@ -174,7 +179,7 @@ class QuantizeInt4(_OneTransform):
 
 @dataclass(frozen=True)
 class QuantizeNF4(_OneTransform):
-    """Weights of linear layers in 4 bits, as quantiles of a normal distribution; see `NF4Weights`."""
+    """Weights of linear layers in the 4-bit NormalFloat format. The parameters are those of `NF4Weights`."""
 
     transform = NF4Weights
     block: int = 64
@@ -184,7 +189,7 @@ class QuantizeNF4(_OneTransform):
 
 @dataclass(frozen=True)
 class DDP(Recipe):
-    """Every rank holds all parameters; see `thunder.distributed.ddp`, which has these parameters."""
+    """Every rank holds all parameters. The parameters are those of `thunder.distributed.ddp`."""
 
     bucket_size_in_mb: float = 25.0
     broadcast_from: int | None = 0
@@ -196,7 +201,7 @@ class DDP(Recipe):
 
 @dataclass(frozen=True)
 class FSDP(Recipe):
-    """Every rank holds a part of each parameter; see `thunder.distributed.fsdp`, which has these parameters."""
+    """Every rank holds a shard of each parameter. The parameters are those of `thunder.distributed.fsdp`."""
 
     device: torch.device | str | None = None
     broadcast_from: int | None = None
@@ -223,12 +228,16 @@ _NAMED: dict[str, type[Recipe]] = {
 
 
 def get_recipes() -> dict[str, type[Recipe]]:
-    """The recipes that have names."""
+    """Returns the registered recipes by name."""
     return dict(_NAMED)
 
 
 def register_recipe(name: str, recipe: type[Recipe]) -> type[Recipe]:
-    """Gives a recipe a name, which `thunder.compile` takes. Raises OptionError for a name that another one has."""
+    """Registers a recipe under a name that `thunder.compile` accepts.
+
+    Raises:
+        OptionError: If another recipe has this name.
+    """
     if _NAMED.setdefault(name, recipe) is not recipe:
         raise OptionError(f"a recipe is called {name!r} already: {_NAMED[name].__name__}")
     return recipe
@@ -253,16 +262,21 @@ def compile(
     plugins: Recipe | str | Sequence[Recipe | str] | None = None,
     **options: Any,
 ) -> Any:
-    """`thunder.jit` with the options of a recipe and plugins.
+    """Calls `thunder.jit` with the options of a recipe and of plugins.
 
-    model: a function or an `nn.Module`; without one this is a decorator that takes options. recipe: a recipe or its
-    name; "auto" and "default" are the defaults of `thunder.jit`. plugins: further recipes, or their
-    names, which add to it. options: keywords of `thunder.jit`; they have the last word, but for lists (`transforms`,
-    `executors`), which come after those of the recipes.
+    Args:
+        model: A function or an `nn.Module`. Without it, `compile` returns a decorator that uses the other arguments.
+        recipe: A recipe or its name. "auto" and "default" are the defaults of `thunder.jit`.
+        plugins: Recipes, or their names, whose options are added to those of `recipe`.
+        options: Keywords of `thunder.jit`. They override the recipes; the lists `transforms` and `executors` are
+            appended to those of the recipes.
 
-    Returns the result of `thunder.jit`, or the module as the recipes place it. Raises OptionError (a ValueError) for an
-    unknown name, which lists those there are, and where two recipes set an option to different values; what
-    `thunder.jit` raises for options.
+    Returns:
+        The result of `thunder.jit`, after the `place` method of each recipe.
+
+    Raises:
+        OptionError: If a name is unknown, or two recipes set an option to different values. OptionError is a
+            ValueError. Invalid options raise the errors of `thunder.jit`.
     """
     if model is None:
         return functools.partial(compile, recipe=recipe, plugins=plugins, **options)

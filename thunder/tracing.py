@@ -29,11 +29,14 @@ def proxy_of(x: torch.Tensor, name: str = "") -> TensorProxy:
 
 
 def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
-    """`thunder.trace()(fn, *args, **kwargs)`: the trace of `fn` on tensors or tensor proxies.
+    """Returns a tracer: `thunder.trace()(fn, *args, **kwargs)` is the trace of `fn` for these arguments.
 
-    `fn` runs as it is, with proxies in the place of tensors: operations on them are recorded, other effects
-    happen once. The trace's `python_callable()` takes fn's arguments; numbers and other objects among them have to be
-    those that were traced.
+    `fn` runs with proxies in place of tensors, which record the operations. Side effects happen once, during tracing.
+    The `python_callable()` of the trace takes the arguments of `fn`; arguments that are not tensors must have the
+    values that were traced.
+
+    Args:
+        use_dce: If True, operations whose results are not used are removed.
     """
 
     def run(fn: Callable, *args, **kwargs) -> Trace:

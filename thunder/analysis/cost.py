@@ -119,15 +119,23 @@ def scratch_bytes(operation: BoundSymbol) -> int:
 
 @dataclass(frozen=True)
 class Machine:
-    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are
-    in seconds.
+    """The speed of a kind of GPU and of its interconnect. Rates are measured rates, per second and GPU. Times are in
+    seconds.
 
-    half, single, double, float8: floating point operations of matrix products of a dtype. attention,
-    attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
-    start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
-    process, to issue an operation. link: bytes that a GPU sends inside of a node, network: between nodes. collective:
-    from a collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes.
-    sharing: how much longer what computes takes while a collective runs.
+    Attributes:
+        half, single, double, float8: Floating-point operations of matmuls of a dtype.
+        attention, attention_backward: Floating-point operations of attention in half precision.
+        memory: Bytes read and written.
+        update: Bytes read and written by an optimizer.
+        link: Bytes that a GPU sends to GPUs of the same node.
+        network: Bytes that a GPU sends to other nodes.
+        start: The time of a matmul or attention beyond its operations.
+        launch: The time between the starts of two kernels.
+        host: The time of the process for issuing an operation.
+        collective: The time from the start of a collective to its first step.
+        hop: The time of a step between GPUs of a node.
+        network_hop: The time of a step between GPUs of two nodes.
+        sharing: By which fraction computation is slower while a collective runs.
     """
 
     name: str
@@ -151,7 +159,7 @@ class Machine:
     sharing: float = 0.2
 
     def rate(self, operation: BoundSymbol) -> float:
-        """Of the arithmetic of an operation."""
+        """Returns the rate of the arithmetic of an operation."""
         original = original_of(operation)
         kind = rules.of(original.sym).rate
         size = next(
@@ -162,7 +170,7 @@ class Machine:
         return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
 
     def seconds_of(self, operation: BoundSymbol, scratch: int) -> float:
-        """Of an operation that computes. scratch: bytes that it writes and reads beside its results."""
+        """Returns the projected time of an operation. scratch: bytes that it writes and reads besides its results."""
         arithmetic = 2 * sum(
             multiply_adds(original_of(part))
             for part in (operation.subsymbols if operation.sym.is_fusion else (operation,))
@@ -173,8 +181,8 @@ class Machine:
         return max(arithmetic / self.rate(operation) + kernels * self.start, moving) if arithmetic else moving
 
     def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
-        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group,
-        whose ranks are `stride` apart."""
+        """Returns the projected time of a collective that is a ring. size: the bytes of its input or its result on a
+        rank, whichever is larger. ranks: the number of ranks of the group, which are `stride` apart."""
         if ranks == 1:
             return self.collective + 2 * size / self.memory
         together = min(ranks, max(1, self.gpus_per_node // stride))  # of the group, in one node

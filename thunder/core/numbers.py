@@ -30,7 +30,8 @@ BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift 
 
 
 class Proxy:
-    """A named value of a trace. Compared by identity; a transform makes new ones instead of changing them."""
+    """A named value of a trace. Proxies are compared by identity. Transforms create new proxies instead of changing
+    them."""
 
     __slots__ = ("name", "__weakref__")
     name: str
@@ -151,11 +152,14 @@ for _name in [
 
 
 class NumberProxy:
-    """A symbolic Python number. Not a `Proxy`: it is an expression over arguments and data-dependent numbers.
+    """A symbolic Python number: an expression over arguments and data-dependent numbers. It is not a `Proxy`.
 
-    expression: the expression, over numbers that the prologue passes in. decisions: the values of these, and the
-    relations that the program was decided by. unbacked: the data-dependent numbers in the expression. With any of them
-    there is neither value nor guard, and a decision is an error unless arithmetic decides it.
+    Args:
+        name: The name in the trace.
+        decisions: The values of the numbers that the prologue passes in, and the relations that branches have recorded.
+        expression: The expression over these numbers.
+        unbacked: The data-dependent numbers in the expression. A number that contains one has neither a value nor a
+            guard, and a branch on it raises an error unless arithmetic decides it.
     """
 
     __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
@@ -181,7 +185,7 @@ class NumberProxy:
         return self
 
     def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
-        """The number with data-dependent numbers replaced by those in `table`."""
+        """Returns the number with its data-dependent numbers replaced as `table` says."""
         if not any(u in table for u in self.unbacked):
             return self
         unbacked = tuple(table.get(u, u) for u in self.unbacked)
@@ -192,7 +196,7 @@ class NumberProxy:
         )
 
     def symbol(self, name: str) -> NumberProxy:
-        """One of the numbers that this one is an expression of."""
+        """Returns one of the numbers that occur in the expression."""
         if self.expression == symbolic.symbol(name):
             return self
         unbacked = next((u for u in self.unbacked if u.name == name), None)
@@ -201,8 +205,8 @@ class NumberProxy:
         return (FloatProxy if type(self.decisions.values[name]) is float else IntegerProxy)(name, self.decisions)
 
     def concrete(self) -> Any:
-        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
-        where that is data-dependent."""
+        """Returns the value and guards it, so that the program is valid for this value only. Raises
+        DataDependentError for a data-dependent number."""
         if self.unbacked:
             constant = self.known()
             if constant is None:
@@ -217,7 +221,7 @@ class NumberProxy:
         return value
 
     def known(self) -> Any:
-        """The value of a data-dependent number where the program continues for one value only, else None."""
+        """Returns the value of a data-dependent number if the program has decided it, and None otherwise."""
         values = self.unbacked[0].facts.values
         if self.expression in values or not values:
             return values.get(self.expression)

@@ -110,12 +110,16 @@ class CollectionProxy(Proxy):
 
 
 class TensorProxy(Proxy):
-    """A tensor of a trace.
+    """A tensor of a trace: a name, shape, dtype, device and requires_grad, without data.
 
-    `like=` copies shape, device, dtype and requires_grad of another tensor proxy, each of which the other arguments
-    override. `shape` is a sequence of ints or IntegerProxies; dtype and device are anything that names one. A dtype
-    without gradients (integers, bool) makes requires_grad False. The name is given when an operation that returns the
-    proxy is recorded, unless the caller gives one.
+    Args:
+        name: The name. By default the proxy gets one when an operation that returns it is recorded.
+        like: A tensor proxy whose shape, device, dtype and requires_grad are copied, unless other arguments override
+            them.
+        shape: A sequence of ints and IntegerProxies.
+        device: Anything that `torch.device` accepts.
+        dtype: A dtype of torch or thunder.
+        requires_grad: Whether the tensor requires grad. Always False for integers and bool.
     """
 
     __slots__ = ("shape", "dtype", "device", "requires_grad")
@@ -149,7 +153,7 @@ class TensorProxy(Proxy):
 
     @property
     def numel_value(self):
-        """Number of elements, an int or IntegerProxy."""
+        """The number of elements, an int or an IntegerProxy."""
         return math.prod(self.shape)
 
     true_dtype = property(lambda self: self.dtype)
@@ -158,7 +162,7 @@ class TensorProxy(Proxy):
         return self.shape if dim is None else self.shape[dim]
 
     def replace(self, **changes) -> TensorProxy:
-        """A copy with some of name, shape, dtype, device, requires_grad changed."""
+        """Returns a copy with some of name, shape, dtype, device and requires_grad changed."""
         return TensorProxy(changes.pop("name", self.name), like=self, **changes)
 
     def __getattr__(self, name: str):

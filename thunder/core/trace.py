@@ -92,12 +92,18 @@ class TraceInfo:
 
 
 class Trace:
-    """A program: `def name(args): bound_symbols; return output`. Never changed once made; `replace` gives a changed
-    copy.
+    """A program: `def name(args): bound_symbols; return output`. Immutable; `replace` returns a changed copy.
 
-    args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every
-    trace of the program. provenance: the header line, which names the pass that made it. info: other facts that passes
-    know.
+    Args:
+        name: The name of the printed function.
+        args: The proxies of the arguments; None if `signature` is printed instead.
+        bound_symbols: The operations, in order.
+        output: The result, a nested structure of proxies and constants.
+        names: The names that are in use. All traces of a program share this object.
+        provenance: The header line. It names the pass that returned the trace.
+        signature: The printed parameters, if they differ from `args`.
+        tags: Properties of the trace.
+        info: Facts about the program that passes exchange.
     """
 
     __slots__ = (
@@ -143,7 +149,8 @@ class Trace:
         return proxies_in(self.output, [])
 
     def replace(self, **changes) -> Trace:
-        """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, info changed."""
+        """Returns a copy with some of name, args, signature, bound_symbols, output, provenance, tags and info
+        changed."""
         fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "info")
         if unknown := changes.keys() - set(fields):
             raise TypeError(f"Trace.replace() has no {', '.join(sorted(unknown))}; valid: {', '.join(fields)}")
@@ -166,20 +173,15 @@ class Trace:
         include_decorators: bool = True,
         memory: bool = False,
     ) -> str:
-        """The program as Python text to be read: one line an operation, with the types of its results, the user's
-        line and the module.
-
-        depth: 1 leaves decompositions out, 2 shows one level of them as comments, and so on; print_depth: Lightning
-        Thunder's name of it, where -1 means all levels. memory: prints the text that runs, with the `del` statements
-        that free memory. `str` and `repr` print that text with all decompositions.
-        """
+        """Returns the program as Python text to be read by people: one line for each operation, with the types of its
+        results, the user's line and the module."""
         return self._text(Printer(print_depth if depth is None else depth, memory=memory), include_decorators)
 
     def _text(self, printer: Printer, include_decorators: bool) -> str:
         return function_source(self, printer, include_decorators)
 
     def print_readable(self, *, depth: int = 1, memory: bool = False, colored: bool | None = None) -> None:
-        """Prints `python(depth=depth, memory=memory)`. colored: whether in colours; by default on a terminal."""
+        """Prints `python(depth=depth, memory=memory)`. colored: whether to use colors; by default on a terminal."""
         text = self.python(depth=depth, memory=memory)
         print(for_terminal(text) if (sys.stdout.isatty() if colored is None else colored) else text)
 
@@ -188,19 +190,20 @@ class Trace:
 
     @property
     def made_by(self) -> tuple[str, int | None]:
-        """The pass that made it, and its time in milliseconds; ("as captured", None) for a captured trace."""
+        """The name of the pass that returned the trace, and its time in milliseconds; ("as captured", None) for a
+        captured trace."""
         match = re.fullmatch(r"Constructed by (.*) \(took (\d+) milliseconds\)", self.provenance)
         return (match[1], int(match[2])) if match else (self.provenance or "as captured", None)
 
     def python_ctx(self) -> dict[str, Any]:
-        """The objects that the text names and does not import."""
+        """The objects that the text refers to and does not import."""
         printer = Printer(print_depth=1)
         function_source(self, printer, include_decorators=False)
         return self.info.objects | printer.context
 
     def python_callable(self, *, include_decorators: bool = False) -> Callable:
-        """The program as a function. Its source can be read in tracebacks and debuggers. That of `thunder.trace` takes
-        the arguments of the function that was traced."""
+        """Returns the program as a function. Tracebacks and debuggers show its source. The function of a trace of
+        `thunder.trace` takes the arguments of the traced function."""
         if self._callable is None or include_decorators:
             printer = Printer(print_depth=1)
             source = function_source(self, printer, include_decorators)
@@ -310,7 +313,8 @@ class TraceBuilder:
 
 
 class TraceCtx(ABC):  # noqa: B024  what isinstance says of traces and builders
-    """`TraceCtx(fn)` is an empty trace to be filled, named as `fn`. Every trace and every builder is a TraceCtx."""
+    """`TraceCtx(fn)` returns an empty trace that can be filled, with the name of `fn`. All traces and trace builders
+    are instances of TraceCtx."""
 
     def __new__(cls, fn: Callable | None = None) -> TraceBuilder:  # type: ignore[misc]
         name = fn.__name__ if fn is not None and fn.__name__.isidentifier() else "computation"

@@ -20,21 +20,23 @@ from thunder.ops.families.collectives import all_reduce_together, reduce_scatter
 
 @contextlib.contextmanager
 def no_sync(module: torch.nn.Module, *, gather_once: bool = False) -> Iterator[None]:
-    """Inside the block backwards accumulate gradients on each rank; at its end they are synchronised, so that the block
-    is used anew for each group of iterations.
+    """A context manager for gradient accumulation. Inside the block, backwards accumulate gradients on each rank. The
+    gradients are synchronized at the end of the block.
 
-    with no_sync(model):
-        for x in batches[:-1]:
-            loss(model(x)).backward()
-    loss(model(batches[-1])).backward()
-    optimizer.step()
+        with no_sync(model):
+            for x in batches[:-1]:
+                loss(model(x)).backward()
+        loss(model(batches[-1])).backward()
+        optimizer.step()
 
-    gather_once: sharded parameters are gathered by the first call inside the block and stay whole until its end.
-    `thunder.distributed.PipelineStage` does this for the microbatches of a pipeline's step.
+    A call and its backward have to be in the same block; otherwise the backward raises RuntimeError. If the block
+    raises an exception, its gradients stay unsynchronized, and those of shards are discarded. The block has no effect
+    on a module that is not distributed.
 
-    Calls and their backwards stand inside together: a backward that comes later raises RuntimeError. A block that
-    raises leaves its gradients unsynchronised, and gives those of shards up. Nothing to do for a module that is not
-    distributed.
+    Args:
+        module: The module.
+        gather_once: If True, the first call inside the block gathers the sharded parameters, which stay gathered until
+            the end of the block. `thunder.distributed.PipelineStage` uses it for the microbatches of a step.
     """
     if not any(q.synchronizes for _, q in placed_parameters(module)):
         yield
@@ -90,10 +92,14 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` of the whole gradients, for parameters on several meshes and on none, whose norm
-    is an ordinary tensor. Every rank of the group calls it. Returns the norm over all parameters.
+    """`torch.nn.utils.clip_grad_norm_` for parameters on several meshes, and for plain tensors. Every rank of the group
+    calls it.
 
-    Raises RuntimeError as PyTorch's does where the norm is not finite and `error_if_nonfinite`.
+    Returns:
+        The norm of the whole gradients over all parameters, a plain tensor.
+
+    Raises:
+        RuntimeError: If the norm is not finite and `error_if_nonfinite` is True, as in PyTorch.
     """
     parameters = list(
         parameters.parameters()

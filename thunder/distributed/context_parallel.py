@@ -17,20 +17,28 @@ from thunder.ops.families.lost_ranks import introduce
 
 
 def context_parallel(model, process_group=None, *, sequence_dim: int = 1):
-    """Every rank of a group computes some of the positions of each sequence: of layers, norms and losses its own, of
-    attention the rows of its own queries, for which the keys and values of all ranks are gathered.
+    """Shards sequences by position over the ranks of a group (context parallelism).
 
-    model: a module, compiled or not; it is changed in place and returned. process_group: a ProcessGroup or DeviceMesh
-    of one dimension, the default group where it is None. sequence_dim: the dimension of positions in what layers read.
-    Every rank has to hold the same parameters before, and to call the module with the same data: whole sequences, whose
-    lengths twice the number of ranks divides; others are computed by every rank. `column_parallel`, `row_parallel`,
-    `fsdp` and `ddp` may follow, over groups of their own.
+    Every rank computes layers, norms and losses for its positions, and attention for the queries of its positions, with
+    the keys and values of all ranks. Each rank has one piece from the front of a sequence and one from its end, so that
+    under a causal mask all ranks attend to equally many keys.
 
-    A rank has one piece from the front of a sequence and one from its end, so that under a causal mask all attend to as
-    many keys. Results are whole on every rank: return a loss rather than logits.
+    Every rank has to hold the same parameters before, and calls the module with the same, whole sequences. If the
+    length of a sequence is not a multiple of twice the number of ranks, every rank computes the whole sequence. Results
+    are gathered on every rank, so return a loss rather than logits. `column_parallel`, `row_parallel`, `fsdp` and `ddp`
+    may follow, over other groups.
 
-    Raises TypeError where model is no module, RuntimeError for parameters that `fsdp` or `ddp` have distributed
-    already.
+    Args:
+        model: A module, compiled or not. It is changed in place.
+        process_group: A ProcessGroup, or a DeviceMesh with one dimension. None means the default group.
+        sequence_dim: The dimension of positions in the inputs of layers.
+
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        RuntimeError: If `fsdp` or `ddp` has already distributed the parameters.
     """
     module, group = module_behind(model, "context_parallel"), group_of(process_group)
     introduce()

@@ -30,15 +30,21 @@ from thunder.options import LOCAL_RANK
 
 
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
-    """Data parallelism: every rank holds all parameters, and gradients are averaged.
+    """Replicates a module on every rank and averages gradients (data parallelism).
 
-    model: a module, compiled or not; it is changed in place and returned. broadcast_from: the rank of
-    the group whose parameters and buffers all ranks start with; None where they are equal already. bucket_size_in_mb:
-    gradients are averaged together up to this size; 0: each alone. process_group: a ProcessGroup or DeviceMesh of one
-    dimension, the default group where it is None.
+    Args:
+        model: A module, compiled or not. It is changed in place.
+        broadcast_from: The rank of the group whose parameters and buffers are copied to all ranks. None if they are
+            equal already.
+        bucket_size_in_mb: Gradients are averaged together up to this size. 0 averages each gradient separately.
+        process_group: A ProcessGroup, or a DeviceMesh with one dimension. None means the default group.
 
-    Raises TypeError where model is no module, RuntimeError without a process group and for a module that is distributed
-    already.
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        RuntimeError: If there is no process group, or the module is already distributed.
     """
     module, group = module_of(model, "ddp"), group_of(process_group)
     introduce()
@@ -80,27 +86,36 @@ def fsdp(
     dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ):
-    """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's
-    state.
+    """Shards the parameters, gradients and optimizer states of a module over all ranks (fully sharded data
+    parallelism).
 
-    model: a module, compiled or not, on any device or on the meta device; it is changed in place and
-    returned. Its parameters, and those that transforms gave it, are DTensors from then on, sharded by rows of the first
-    dimension; those without dimensions are held by every rank. Make the optimizer afterwards: the tensors that were
-    parameters before are empty, and programs that read them raise.
+    Create the optimizer afterwards: the tensors that were parameters before are empty, and programs that read them
+    raise an error. A module on the meta device is initialized submodule by submodule with `reset_parameters()`, and
+    only the shards are stored.
 
-    device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank
-    whose parameters and buffers are sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps
-    gathered parameters for the backward, ZERO3 gathers them again. bucketing_strategy: which parameters are
-    communicated together. move_state_dict_to_cpu: accepted, and nothing to do: only shards are kept. process_group: a
-    ProcessGroup or DeviceMesh; one of two dimensions shards over the second and replicates over the first. dtype:
-    programs gather and compute in this one, shards stay in theirs. reduce_dtype: gradients are reduced in this one, in
-    that of the computation where it is None.
+    Args:
+        model: A module, compiled or not, on any device or on the meta device. It is changed in place: its parameters,
+            including those of transforms, become DTensors that are sharded by rows. Parameters without dimensions are
+            replicated.
+        device: The device of the shards. By default the GPU of the rank with NCCL, and otherwise the device of the
+            parameters.
+        broadcast_from: The rank whose parameters and buffers are sharded. None if they are equal on all ranks.
+        sharding_strategy: `FSDPType.ZERO2` keeps gathered parameters for the backward, `FSDPType.ZERO3` gathers them
+            again.
+        bucketing_strategy: Which parameters are gathered, and whose gradients are reduced, by one collective.
+        move_state_dict_to_cpu: Has no effect, since only shards are stored.
+        process_group: A ProcessGroup or DeviceMesh. A mesh with two dimensions shards over the second and replicates
+            over the first. None means the default group.
+        dtype: The dtype in which programs gather parameters and compute. Shards keep their dtype.
+        reduce_dtype: The dtype in which gradients are reduced. None means the dtype of the computation.
 
-    A module on the meta device is filled submodule by submodule with `reset_parameters()`, of which only the shards are
-    kept.
+    Returns:
+        The module.
 
-    Raises TypeError where model is no module, RuntimeError without a process group, for a module that is distributed
-    already, and for a parameter on the meta device that no `reset_parameters` fills.
+    Raises:
+        TypeError: If `model` is not a module.
+        RuntimeError: If there is no process group, the module is already distributed, or no `reset_parameters`
+            initializes a parameter on the meta device.
     """
     module = module_of(model, "fsdp")
     strategy, buckets = (
@@ -177,8 +192,8 @@ def sharded(
 
 
 def copy_default_process_group():
-    """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is
-    no default group."""
+    """Returns a new group of all ranks with the backend of the default group. Every rank calls it. Raises
+    RuntimeError if there is no default group."""
     return dist.new_group(range(group_of(None).size()), backend=dist.get_backend())
 
 

@@ -27,19 +27,28 @@ def expert_parallel(
     *,
     device: torch.device | str | None = None,
 ):
-    """Every rank of a group holds some of the experts of `target_modules`, modules by their paths whose parameters have
-    one row for each expert (`[experts, ...]`, as transformers' experts have). Where a program computes
-    `torch.nn.functional.grouped_mm` with them, rows go to the ranks that have their experts and come back; whatever
-    else it does with such a parameter it does with the whole one, which is gathered.
+    """Shards the experts of a mixture of experts over the ranks of a group (expert parallelism).
 
-    model: a module, compiled or not; it is changed in place and returned. All its parameters are DTensors from then on;
-    those of no target module are held by every rank of the group, which averages their gradients. process_group: a
-    ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the experts go; None:
-    where the parameters are. Every rank has to hold the same parameters before, and calls the module with data of its
-    own. `fsdp` or `ddp` may follow, over a group of its own.
+    Where a program calls `torch.nn.functional.grouped_mm` with such parameters, rows are sent to the ranks of their
+    experts, and the results are sent back. All other operations on such a parameter gather it.
 
-    Raises TypeError where model is no module, OptionError where the ranks do not divide the experts, RuntimeError for
-    parameters that are distributed already.
+    Every rank has to hold the same parameters before, and calls the module with its own data. `fsdp` or `ddp` may
+    follow, over another group.
+
+    Args:
+        model: A module, compiled or not. It is changed in place: all its parameters become DTensors. Parameters outside
+            of the target modules are replicated, and their gradients are averaged.
+        target_modules: The paths of modules whose parameters have experts as their first dimension, as in transformers.
+        process_group: A ProcessGroup, or a DeviceMesh with one dimension. None means the default group.
+        device: The device of the experts. None means the device of the parameters.
+
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        OptionError: If the number of ranks does not divide the number of experts.
+        RuntimeError: If parameters are already distributed.
     """
     module, group = module_behind(model, "expert_parallel"), group_of(process_group)
     introduce()

@@ -39,9 +39,18 @@ _DEPTHS = (2, 4)  # layers of the shallow copies
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout: over how many GPUs data (`dp`), features (`tp`, with sequences between the layers), positions (`cp`),
-    experts (`ep`) and layers (`pp`) are divided. data: "ddp", "zero2" or "zero3". shards: over how many of the data
-    ranks parameters are sharded, where that are not all. microbatches: of a step, where there are stages."""
+    """A layout: the number of GPUs along each axis.
+
+    Args:
+        data: The data parallelism: "ddp", "zero2" or "zero3".
+        dp: The number of data-parallel ranks.
+        tp: Over how many GPUs the features of layers are sharded, and the sequences between layers.
+        cp: Over how many GPUs the positions of a sequence are sharded.
+        ep: Over how many GPUs experts are sharded.
+        pp: The number of pipeline stages.
+        shards: Over how many of the data-parallel ranks parameters are sharded. None means all.
+        microbatches: The number of microbatches of a step with pipeline stages.
+    """
 
     data: str
     dp: int = 1
@@ -128,23 +137,36 @@ def search(
     candidates: Sequence[Candidate] | None = None,
     device: str = "cuda",
 ) -> Search:
-    """Plans layouts of a model over a number of GPUs and returns them as a table, the fastest that fit first.
+    """Plans several layouts of a model on a number of GPUs and returns them as a table. Layouts that fit into memory
+    come first, the fastest of them at the top.
 
-    model: a module, best on the meta device, that returns its loss. inputs: what a data rank calls it with, as for
-    `plan`; with stages, a microbatch. gpus: how many. machine: of the projected times. memory: bytes of a GPU that a
-    step may take. optimizer, device: as for `plan`. experts: paths of modules of experts, as `expert_parallel` takes
-    them. microbatches: of a step for each stage of a pipeline. exact: plan the whole depth of the model rather than two
-    shallow copies. candidates: those to plan; None: powers of two of each kind, tensor and context parallelism within
-    a node, experts beside data and stages alone, and all strategies of data parallelism, but for those whose
-    parameters, gradients and optimizer states are more than the memory.
+    Tensor parallelism shards the layers whose features lead to the features of one other layer, with no norm over all
+    features between them; the trace shows which. Steps of layouts have different sizes, so they are compared by samples
+    per second. A layout with pipeline stages is projected from the plan of one stage, which contains the embedding and
+    the head: the timetable of 1F1B, one reduction of gradients and one gathering of parameters, none of which is
+    hidden.
 
-    Layers that tensor parallelism splits are found in the trace: those whose features lead to the features of one other
-    layer, with no norm of whole features between. Steps of layouts are of different sizes, and compared by samples per
-    second. A candidate with stages is planned as one stage of its layers: a step is 1F1B's timetable of it, plus one
-    reduction of gradients and one gathering of parameters, of which nothing is hidden; embeddings and head count for
-    each stage.
+    Args:
+        model: A module that returns its loss, preferably on the meta device.
+        inputs: The inputs of a data-parallel rank, as for `plan`; with pipeline stages, those of a microbatch.
+        gpus: The number of GPUs.
+        machine: The machine of the projected times.
+        memory: The bytes of a GPU that a step may use.
+        optimizer: As for `plan`.
+        experts: The paths of modules with experts, as for `expert_parallel`.
+        microbatches: The number of microbatches of a step for each pipeline stage.
+        exact: If True, plans all layers of the model. By default the plan is extrapolated from two shallow copies.
+        candidates: The layouts to plan. None means powers of two of each kind of parallelism: tensor and context
+            parallelism within a node, experts only together with data parallelism, pipeline stages only by themselves,
+            and all strategies of data parallelism, except layouts whose parameters, gradients and optimizer states
+            exceed the memory.
+        device: As for `plan`.
 
-    Raises what `plan` raises, and OptionError for a number of GPUs that a candidate does not have.
+    Returns:
+        A table, whose entries have the figures of each layout.
+
+    Raises:
+        OptionError: If a candidate does not have `gpus` GPUs. Other errors are those of `plan`.
     """
     if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
         raise OptionError(f"gpus={gpus!r} is not an option; valid: numbers of GPUs, 1 or more")

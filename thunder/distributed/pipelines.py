@@ -36,17 +36,26 @@ from thunder.runtime.autograd import backward_in_two
 
 
 def pipeline_stages(module: torch.nn.Module, split_at: Sequence[str], *args: Any) -> list[torch.nn.Module]:
-    """A module as stages in a row: the first ends before the first operation of the submodule `split_at[0]`, and so on.
+    """Cuts a module into pipeline stages: the first stage ends before the first operation of the submodule
+    `split_at[0]`, the second before that of `split_at[1]`, and so on.
 
-    args: tensors as a microbatch has them, with which the module is traced; it may be on the meta device. Each stage is
-    a module whose parameters and buffers are those of the module that it reads, under their names, and not copies. The
-    first stage takes what the module takes; every stage returns what later ones read, one tensor or a tuple of several,
-    which is what the next one takes; the last returns what the module returns. What depends on neither inputs nor
-    parameters, such as positions, is computed in each stage that reads it.
+    A stage is a module that shares the parameters and buffers it reads with `module`, under the same names. The first
+    stage takes the inputs of the module. Each stage returns a tensor or a tuple of tensors that the next one takes; the
+    last stage returns the results of the module. Values that depend on neither inputs nor parameters, such as
+    positions, are computed in each stage that reads them.
 
-    Raises OptionError where a path is no submodule with operations, or not behind those before it; CaptureError where
-    the module cannot be captured, changes buffers or other state, where two stages would train one parameter, and where
-    integers would go from one stage to another, for which there are no gradients.
+    Args:
+        module: The module. It may be on the meta device.
+        split_at: Paths of submodules, in the order of the program.
+        args: The inputs of one microbatch, with which the module is captured.
+
+    Returns:
+        The stages.
+
+    Raises:
+        OptionError: If a path is not a submodule with operations, or the paths are not in the order of the program.
+        CaptureError: If the module cannot be captured, changes buffers or other state, two stages would train the same
+            parameter, or integers would be sent from one stage to the next.
     """
     captured = capture(Request(module, args, {}, JitOptions(passes=PASSES, transforms=(thunder.Transform(),))))
     computation = captured.computation
@@ -201,15 +210,18 @@ def _check_tied(stages: Sequence[torch.nn.Module]) -> None:
 
 
 class PipelineStage(pipelining.PipelineStage):
-    """`torch.distributed.pipelining.PipelineStage` of a module that `fsdp` or `ddp` prepared: parameters are gathered
-    by the first microbatch of a step and stay whole until its end, and gradients are reduced once, before the schedule
-    scales them. With PyTorch's own class every microbatch gathers and reduces."""
+    """`torch.distributed.pipelining.PipelineStage` for a module that `fsdp` or `ddp` prepared.
+
+    The first microbatch of a step gathers the parameters, which stay gathered until the end of the step. Gradients are
+    reduced once in each step, before the schedule scales them. With PyTorch's class every microbatch gathers and
+    reduces.
+    """
 
     _block: contextlib.ExitStack | None = None
     _edges: list[GradientEdge] = []  # of what the stage returned for the microbatch whose backward begins
 
     def clear_runtime_states(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         super().clear_runtime_states()
         if self._block is not None:  # of a step that failed: its gradients are not synchronised
             self._block, failed = None, self._block
@@ -217,23 +229,25 @@ class PipelineStage(pipelining.PipelineStage):
                 failed.__exit__(RuntimeError, RuntimeError("a step of a pipeline failed"), None)
 
     def forward_one_chunk(self, *args, **kwargs):
-        """A microbatch; the first one comes behind PyTorch's calls for the shapes of what stages give."""
+        """Runs the forward of a microbatch. PyTorch calls it first to infer the shapes of the results."""
         if self._block is None and self.has_backward:
             self._block = contextlib.ExitStack()
             self._block.enter_context(no_sync(self.submod, gather_once=True))
         return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
-        """Gradients of inputs, and those of parameters unless `backward_weight_one_chunk` is for these."""
+        """Computes the gradients of inputs, and those of parameters unless `backward_weight_one_chunk` computes
+        them."""
         if self.has_backward and not full_backward and not self.is_first:
             outputs = self.fwd_cache[bwd_chunk_id][0]
             self._edges = [get_gradient_edge(x) for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_maybe_with_nosync(self, backward_type, bwd_kwargs: dict, last_backward: bool = False):
-        """One of a schedule's three kinds of backwards. A compiled stage is one node of autograd's graph, which is
-        asked for gradients of inputs and then, with the same cotangents, for those of parameters. PyTorch's own code
-        looks for nodes between, and before torch 2.13 adds up the cotangents of a node of several results."""
+        """Runs one of the three kinds of backwards of a schedule. A compiled stage is one node of the autograd
+        graph, which computes the gradients of inputs first and then, for the same cotangents, those of parameters.
+        PyTorch's method looks for nodes between, and before torch 2.13 sums the cotangents of a node with several
+        results."""
         if backward_type == "full" or not isinstance(self.submod, ThunderModule):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "input":
@@ -260,7 +274,7 @@ class PipelineStage(pipelining.PipelineStage):
         return tuple(getattr(x, "grad", None) for x in input_values), (edges, cotangents)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
-        """A step's backwards are done."""
+        """Ends the backwards of a step."""
         self._end()
         super().scale_grads(grad_scale_factor)
 

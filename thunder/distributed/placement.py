@@ -23,14 +23,14 @@ from thunder.errors import CaptureError
 
 
 class FSDPType(enum.Enum):
-    """Whether `fsdp` keeps gathered parameters between forward and backward."""
+    """Whether `fsdp` keeps gathered parameters between the forward and the backward."""
 
     ZERO2 = enum.auto()  # the gathered parameter
     ZERO3 = enum.auto()  # nothing: the backward gathers it again
 
 
 class FSDPBucketingStrategy(enum.Enum):
-    """Which parameters are gathered, and whose gradients are reduced, together."""
+    """Which parameters are gathered, and whose gradients are reduced, by one collective."""
 
     NONE = enum.auto()  # each by itself
     LAYER = enum.auto()  # those of one module
@@ -345,7 +345,7 @@ def gathering_once(module: torch.nn.Module) -> Iterator[None]:
 
 
 def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool | frozenset[Placement]:
-    """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token
+    """Sets whether backwards of programs that are called from now on leave gradients unsynchronized. Returns a token
     for `reset_skip_data_parallel_grad_sync`."""
     before = _state[1]
     _state[1] = value if isinstance(value, frozenset) else bool(value)
@@ -354,19 +354,19 @@ def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool
 
 
 def reset_skip_data_parallel_grad_sync(token: bool | frozenset[Placement]) -> None:
-    """Undoes `set_skip_data_parallel_grad_sync`."""
+    """Restores the setting before a call of `set_skip_data_parallel_grad_sync`, which returned the token."""
     set_skip_data_parallel_grad_sync(token)
 
 
 def get_skip_data_parallel_grad_sync() -> bool:
-    """Whether backwards of programs called now leave gradients unsynchronised."""
+    """Returns whether backwards of programs that are called now leave gradients unsynchronized."""
     return bool(_state[1])
 
 
 @contextlib.contextmanager
 def skip_data_parallel_grad_sync(module: torch.nn.Module | None = None) -> Iterator[None]:
-    """Programs called inside the block leave gradients unsynchronised, those of one module where one is given.
-    `no_sync` is this, and synchronises them at its end."""
+    """A context manager. Programs that are called inside the block leave gradients unsynchronized; with a module,
+    only programs of this module. `no_sync` also synchronizes the gradients at its end."""
     before, own = _state[1], True if module is None else frozenset(q for _, q in placed_parameters(module))
     token = set_skip_data_parallel_grad_sync(
         before | own if isinstance(before, frozenset) and isinstance(own, frozenset) else before is True or own

@@ -146,23 +146,36 @@ def plan(
     machine: Machine = H200,
     device: str = "cuda",
 ) -> Plan | Plans:
-    """Projects a training step of `thunder.jit(fsdp(model))`, or of `ddp`, on each of `world_size` GPUs. Nothing
-    runs, no process group is needed, and the model is left alone.
+    """Projects the memory and time of a training step of `thunder.jit(fsdp(model))`, or of `ddp`.
 
-    model: a module, on any device or on the meta device, or a compiled module, whose options are used
-    then. inputs: what one rank calls it with: a tuple of positional arguments, a dict of keywords, or one argument;
-    tensors of any device, of which only shapes and dtypes matter. Under torch.no_grad() the plan is one of the forward.
-    world_size: a number of GPUs, or several, which give one plan each. sharding_strategy: that of `fsdp`; None: `ddp`,
-    with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks
-    parameters are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a
-    node next to each other. Layers that column_parallel and row_parallel split count among the GPUs: a world size is a
-    multiple of their ranks, and sharding_strategy=None with no more GPUs than that plans them alone. optimizer: one of
-    "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a parameter. machine: the machine of the
-    projected times. device: "cuda", or "cpu" for the program that runs on CPUs.
+    Nothing runs, no process group is needed, and the model does not change.
 
-    Raises TypeError where model is no module; RuntimeError for a module that is distributed already; OptionError for a
-    world size that `shards` does not divide, and for other values that are no options; CaptureError, and what the model
-    raises itself, as a call does.
+    Args:
+        model: A module, on any device or on the meta device, or a compiled module, which is planned with its options.
+            If `column_parallel` or `row_parallel` has prepared it, the world size is a multiple of the number of these
+            ranks.
+        inputs: The inputs of one rank: a tuple of positional arguments, a dict of keyword arguments, or one argument.
+            Only shapes and dtypes of tensors are used. Under torch.no_grad() the plan is that of the forward.
+        world_size: The number of GPUs, or several numbers, each of which gets a plan.
+        sharding_strategy: That of `fsdp`. None plans `ddp`.
+        bucketing_strategy: That of `fsdp`.
+        bucket_size_in_mb: That of `ddp`.
+        dtype: That of `fsdp`.
+        reduce_dtype: That of `fsdp`.
+        shards: Over how many ranks parameters are sharded, as on a DeviceMesh of (world_size // shards, shards) whose
+            neighbouring ranks are in one node. None means all ranks.
+        optimizer: "adamw", "adam", "sgd", "sgd momentum", or the number of bytes of its state for each parameter.
+        machine: The machine of the projected times.
+        device: "cuda", or "cpu" for the program that runs on CPUs.
+
+    Returns:
+        A plan, or a table of plans for several world sizes.
+
+    Raises:
+        TypeError: If `model` is not a module.
+        RuntimeError: If the module is already distributed.
+        OptionError: If `shards` does not divide the world size, or another option is invalid.
+        CaptureError: If the model cannot be captured. Exceptions of the model are not changed.
     """
     sizes = (world_size,) if isinstance(world_size, int) else tuple(world_size)
     if not sizes:

@@ -27,20 +27,28 @@ def column_parallel(
     device: torch.device | str | None = None,
     sequence_dim: int | None = None,
 ):
-    """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their
-    paths.
+    """Shards the output features of Linear or Embedding modules over the ranks of a group (tensor parallelism).
 
-    model: a module, compiled or not; it is changed in place and returned. All its parameters are DTensors from then on,
-    those of the target modules sharded: by rows of a Linear's, by columns of an Embedding's. process_group: a
-    ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the parts go; None:
-    where the parameters are.
-    sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of
-    norms and residual sums too (V. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
-    Models", section 4.2.2); None: all of them. Every rank has to hold the same parameters before, and to call the
-    module with the same data. `fsdp` may follow, over a group of its own.
+    Every rank has to hold the same parameters before, and calls the module with the same data. `fsdp` may follow, over
+    another group.
 
-    Raises TypeError for modules that are neither, OptionError for sizes that the group does not divide, RuntimeError
-    for parameters that are distributed already.
+    Args:
+        model: A module, compiled or not. It is changed in place: all its parameters become DTensors. The weights of
+            the target modules are sharded, by rows for a Linear and by columns for an Embedding.
+        target_modules: The paths of the modules.
+        process_group: A ProcessGroup, or a DeviceMesh with one dimension. None means the default group.
+        device: The device of the shards. None means the device of the parameters.
+        sequence_dim: The dimension of activations that is sharded between such layers, including norms and residual
+            sums (V. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+            4.2.2). None shards no dimension.
+
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: If a target module is neither a Linear nor an Embedding.
+        OptionError: If the number of ranks does not divide a size.
+        RuntimeError: If parameters are already distributed.
     """
     dimensions = {torch.nn.Linear: {"weight": 0, "bias": 0}, torch.nn.Embedding: {"weight": 1}}
     return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "column_parallel")
@@ -54,11 +62,11 @@ def row_parallel(
     device: torch.device | str | None = None,
     sequence_dim: int | None = None,
 ):
-    """Every rank of a group multiplies some of the features that come in to `target_modules`, or looks up some of the
-    rows, and the results are summed.
+    """Shards the input features of Linear modules, or the rows of Embedding modules, over the ranks of a group, and
+    sums the results (tensor parallelism).
 
-    Arguments and errors are those of `column_parallel`; a Linear's weight is split by columns, its bias is held by
-    every rank, an Embedding's weight is split by rows.
+    Arguments and errors are those of `column_parallel`. The weight of a Linear is sharded by columns, and every rank
+    holds its bias. The weight of an Embedding is sharded by rows.
     """
     dimensions = {torch.nn.Linear: {"weight": 1}, torch.nn.Embedding: {"weight": 0}}
     return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "row_parallel")

@@ -7,7 +7,7 @@ from thunder.transforms.base import Transform
 
 
 class DDPTransform(Transform):
-    """Prepares the module that is compiled with `thunder.distributed.ddp`, whose arguments it takes."""
+    """Applies `thunder.distributed.ddp` to the module that is compiled. The arguments are those of `ddp`."""
 
     def __init__(self, process_group=None, bucket_size_in_mb: float = 25.0, broadcast_from: int | None = 0):
         self.options = {
@@ -21,8 +21,10 @@ class DDPTransform(Transform):
 
 
 class FSDPTransform(Transform):
-    """Prepares the module that is compiled with `thunder.distributed.fsdp`, whose arguments it takes.
-    release_original_parameters: accepted, only shards are kept in any case."""
+    """Applies `thunder.distributed.fsdp` to the module that is compiled. The arguments are those of `fsdp`.
+
+    release_original_parameters: has no effect, since only shards are stored in any case.
+    """
 
     def __init__(self, *, release_original_parameters: bool = True, **options):
         self.options = options

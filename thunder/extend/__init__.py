@@ -38,13 +38,13 @@ __all__ = [
 
 
 class FUEL_LEVEL(enum.Enum):
-    """How many regions a fusion executor makes, as Lightning Thunder names it."""
+    """The value of `Executor.set_fuel` that removes the limit."""
 
     UNLIMITED = enum.auto()
 
 
 class Implementation:
-    """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in
+    """How an executor runs an operation: by a symbol with the same arguments, or by a function that writes it in
     terms of other operations."""
 
     __slots__ = ("symbol", "checker", "execution_transform", "grad_transform")
@@ -61,11 +61,11 @@ class Implementation:
 
     @property
     def executes(self) -> bool:
-        """Whether it says how the operation is carried out, and not its derivative alone."""
+        """Whether the implementation runs the operation, and does not only define its derivative."""
         return self.symbol is not None or self.execution_transform is not None
 
     def takes(self, operation: BoundSymbol) -> bool:
-        """What the checker says; no where it asks about a data-dependent size, which has no answer."""
+        """Returns the result of the checker; False if the checker branches on a data-dependent size."""
         if self.checker is None:
             return True
         try:
@@ -77,11 +77,16 @@ class Implementation:
 
 
 class Executor:
-    """A named carrier-out of operations. `implementation(operation)` says how it would execute an operation, or None.
+    """Base class of executors, which run operations of a compiled program.
 
-    exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use
-    it. capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
-    needs_sizes: what it makes is for sizes that are known: those of arguments do not become symbolic by themselves.
+    `implementation(operation)` returns how the executor runs an operation, or None.
+
+    Attributes:
+        exact: Whether results and derivatives equal PyTorch's bit for bit. `numerics="eager"` uses only such executors.
+        capturable: Whether the operations launch kernels and do nothing else on the host. Only such operations can be
+            part of a CUDA graph.
+        needs_sizes: Whether the executor needs a program for each size. Sizes of arguments then do not become symbolic
+            automatically.
     """
 
     capturable = False
@@ -112,17 +117,19 @@ class Executor:
         return _registered, (self.name,)
 
     def runs_on(self, kinds: set[str]) -> bool:
-        """Whether it may take something of a program whose tensors are on devices of these kinds: "cpu", "cuda". Where
-        it may not, it is asked nothing."""
+        """Returns whether the executor may run operations of a program whose tensors are on these kinds of devices,
+        such as "cpu" and "cuda"."""
         return True
 
     def expect_program(self) -> None:
-        """A program is about to be captured: what takes long to start and will be needed may start now."""
+        """Called before a program is captured. Work that takes long, such as starting a compiler process, can begin
+        here."""
 
     def register_rule(self, rule: Any) -> Any:
-        """Programs that are compiled with this executor are rewritten by a rule (`thunder.rule`). Returns the rule.
+        """Adds a rule (`thunder.rule`) that is applied to all programs that are compiled with this executor. Returns
+        the rule.
 
-        Raises OptionError for anything else.
+        Raises OptionError if the argument is not a rule.
         """
         from thunder.extend.rules import check_rules
 
@@ -140,7 +147,7 @@ class Executor:
         return operation.sym.executor is self or implementation is not None and implementation.executes
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        """Whether the operation may be part of a region that this executor runs."""
+        """Returns whether the operation may be part of a region that this executor runs."""
         return False
 
     def can_execute_or_fuse(self, operation: BoundSymbol) -> bool:
@@ -148,7 +155,7 @@ class Executor:
 
     # --- fuel: a miscompilation is bisected by how many operations or regions an executor takes
     def get_fuel(self, amount: int = 1, /) -> bool:
-        """Whether there is fuel for one more, which is used up."""
+        """Uses up some fuel. Returns whether there was enough."""
         if isinstance(self._fuel, FUEL_LEVEL):
             return True
         if self._fuel < amount:
@@ -157,36 +164,34 @@ class Executor:
         return True
 
     def set_fuel(self, value: int | FUEL_LEVEL) -> None:
-        """How many implementations or fusions this executor may still carry out, in the programs compiled from now
-        on."""
+        """Limits how many implementations or regions the executor may run in programs that are compiled from now on."""
         if not isinstance(value, FUEL_LEVEL) and (type(value) is not int or value < 0):
             raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
         self._fuel = value
 
     def configured(self, options: Any) -> Executor:
-        """This executor as the compile options of a `thunder.jit` ask for it. options: a JitOptions."""
+        """Returns the executor that runs programs with these options (a JitOptions) of `thunder.jit`."""
         return self
 
     def planned(self) -> Executor:
-        """This executor for programs that are looked at and never run (`thunder.distributed.plan`): it takes what it
-        would take, on devices that need not be here."""
+        """Returns the executor for programs that are compiled and never run (`thunder.distributed.plan`). It takes
+        the same operations as on the real devices, which this machine need not have."""
         return self
 
     def expect(self, trace: Trace) -> None:
-        """Told of each program that was compiled with this executor, before it runs for the first time."""
+        """Called with each program that was compiled with this executor, before its first run."""
 
     keeps_kernels = False  # whether another process finds on disk what this one has compiled ahead
 
     compiles_ahead = False  # whether `compile_ahead` does something, so that programs need not wait for its compiler
 
     def compile_ahead(self, forward: Trace, backward: Trace | None, strides: dict[str, tuple]) -> None:
-        """Compiles what this executor has in a program that has not run, in a thread in the background; afterwards the
-        program runs at once. strides: of its arguments, by name. Raises MissingImplementationError for what can only be
-        compiled when it runs, RuntimeError where compiling fails, and `thunder.runtime.background.Ended` at the end of
-        the process."""
+        """Compiles the kernels of a program that has not run yet, in a background thread. strides: those of its
+        arguments, by name. Raises MissingImplementationError if the kernels can only be compiled when the program
+        runs, RuntimeError if compilation fails, and `thunder.runtime.background.Ended` at the end of the process."""
 
     def unavailable(self) -> str | None:
-        """Why this executor can take nothing here, in words; None where it can."""
+        """Returns why this executor cannot run on this machine, or None if it can."""
         return None
 
     def get_execution_transform(self, operation: BoundSymbol) -> Callable | None:
@@ -194,8 +199,8 @@ class Executor:
         return implementation.execution_transform if implementation else None
 
     def get_grad_transform(self, operation: BoundSymbol | Symbol) -> Callable | None:
-        """The grad_transform registered for an operation; for a bound symbol, None as well where the checker says
-        no."""
+        """Returns the grad_transform that is registered for an operation. For a bound symbol, None also if its
+        checker returns False."""
         implementation = (
             self.implmap.get(operation.id) if isinstance(operation, Symbol) else self.implementation(operation)
         )
@@ -203,12 +208,12 @@ class Executor:
 
     @property
     def lookasides(self) -> dict[Callable, Symbol]:
-        """Functions that compiled programs call an operation of this executor for."""
+        """The functions that compiled programs replace by an operation of this executor, with these operations."""
         return self.replacements
 
 
 class OperatorExecutor(Executor):
-    """An executor that takes operations one by one."""
+    """An executor that runs single operations."""
 
     def register_operator(
         self,
@@ -223,17 +228,26 @@ class OperatorExecutor(Executor):
         bind_postprocess: Callable[[BoundSymbol], BoundSymbol | None] | None = None,
         python_printer: Callable[[BoundSymbol, Printer], list[str]] | None = None,
     ) -> Symbol:
-        """Makes a new operation that `fn` executes, and returns the symbol that programs call it by.
+        """Creates an operation that `fn` executes, and returns its symbol.
 
-        Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is
-        written in thunder's operations, which become the decomposition. `replaces` names a function, or several, that
-        compiled programs call this operation instead of. `module` prints and calls the function as an attribute of a
-        module. bind_postprocess is shown each operation that a call records, and may return another in its place.
-        python_printer(bound symbol, printer) gives the lines of text that a call is printed as, in the place of
-        `outputs = name(arguments)`.
+        Args:
+            name: The name of the operation in programs, a Python identifier.
+            like: A function in operations that thunder knows. It defines the types of the results, the decomposition
+                and the derivative. Pass either `like` or `meta`.
+            meta: A function from proxies to proxies that defines the types of the results. The operation has no
+                decomposition.
+            fn: The function that runs, on real tensors.
+            tags: `OpTags` of the operation.
+            module: A module that has the function as an attribute. Programs print and call `module.name`.
+            replaces: A function or several functions, which compiled programs replace by this operation.
+            bind_postprocess: Called with each recorded call. Returns another bound symbol to replace it, or None.
+            python_printer: `python_printer(bound_symbol, printer)` returns the lines that a call is printed as, instead
+                of `outputs = name(arguments)`.
 
-        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found, and for a name that
-        cannot be printed as one; TypeError for what is no function.
+        Raises:
+            ValueError: If both or neither of `like` and `meta` are given, there is no `fn`, or the name is not an
+                identifier.
+            TypeError: If an argument is not callable.
         """
         functions: Any = replaces if isinstance(replaces, (tuple, list)) else (replaces,)
         _check_callable(
@@ -269,16 +283,23 @@ class OperatorExecutor(Executor):
         execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
     ) -> None:  # fmt: skip
-        """Says how this executor carries out an operation, instead of what was said before.
+        """Defines how this executor runs an existing operation. Replaces an earlier definition.
 
-        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments,
-        rewrites it in terms of other operations. With a grad_transform alone the operation is executed by others.
-        `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a
-        function of the same arguments, computes the result and says with get_grad and put_grads how the operation is
-        differentiated. A torch function stands for the operation it is.
+        Args:
+            sym_or_id: The operation: a symbol, or a torch function.
+            op: An operation of this executor with the same arguments.
+            checker: A function with the arguments of the operation that returns whether the executor takes it. Without
+                it, the executor takes every call.
+            execution_transform: A function with the arguments of the operation that writes it in terms of other
+                operations, instead of `op`.
+            grad_transform: A function with the arguments of the operation that computes the result, and defines the
+                derivative with `get_grad` and `put_grads`. Without `op` and `execution_transform`, other executors run
+                the operation.
 
-        Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation
-        or no function.
+        Raises:
+            ValueError: If not exactly one of `op` and `execution_transform` is given, unless there is a
+                `grad_transform` alone.
+            TypeError: If `sym_or_id` is not an operation, or an argument is not callable.
         """
         _check_callable(
             "register_implementation",
@@ -363,7 +384,7 @@ def single_op_executor(
     tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
 ) -> OperatorExecutor:  # fmt: skip
-    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs.
+    """Registers an executor with one operation that replaces `fn` (or `replaces`) in compiled programs, and returns it.
 
     checker, execution_transform, grad_transform: see `register_implementation`.
     """
@@ -386,7 +407,7 @@ _ON_GPUS: list[Executor] = []  # those that would come before the default ones i
 
 
 def register_executor(executor: Executor) -> Executor:
-    """Makes an executor known by its name; one of the same name is replaced."""
+    """Registers an executor under its name. An executor with the same name is replaced."""
     _ALL[executor.name] = executor
     for chain in (_DEFAULT, _ALWAYS, _ON_GPUS):
         chain[:] = [executor if e.name == executor.name else e for e in chain]
@@ -418,7 +439,7 @@ _loading: list[bool] = []
 
 
 def get_executor(name: str) -> Executor | None:
-    """The executor of a name, None where there is none."""
+    """Returns the registered executor of this name, or None."""
     _load()
     return _ALL.get(name)
 
@@ -434,20 +455,20 @@ def _registered(name: str) -> Executor:
 
 
 def get_all_executors() -> tuple[Executor, ...]:
-    """Every registered executor."""
+    """Returns all registered executors."""
     _load()
     return tuple(_ALL.values())
 
 
 def get_default_executors(on_gpus: bool = False) -> tuple[Executor, ...]:
-    """The executors used when a call of thunder.jit names none, in the order they are asked. on_gpus: as they would be
-    if there were a GPU here."""
+    """Returns the executors that are used if `thunder.jit` gets none, in order of priority. on_gpus: return those of
+    a machine with GPUs."""
     _load()
     return add_executor_lists(_ON_GPUS if on_gpus else (), _DEFAULT)
 
 
 def get_always_executors() -> tuple[Executor, ...]:
-    """The executors that are asked after all others."""
+    """Returns the executors that follow all others: `torch` and `python`."""
     _load()
     return tuple(_ALWAYS)
 
@@ -461,14 +482,14 @@ def set_always_executors(executors: Iterable[Executor]) -> None:
 
 
 def add_default_executor(executor: Executor) -> None:
-    """Puts an executor in front of the default ones."""
+    """Inserts an executor before the default executors."""
     remove_default_executor(executor)
     _DEFAULT.insert(0, executor)
 
 
 def add_default_executor_of_gpus(executor: Executor, here: bool) -> None:
-    """Puts an executor in front of the default ones, or, where it cannot run `here`, of those that would be the default
-    ones on a machine with GPUs."""
+    """Inserts an executor before the default executors of machines with GPUs, and, if it can run on this machine
+    (`here`), before the default executors of this process."""
     if here:
         add_default_executor(executor)
     else:
@@ -496,9 +517,11 @@ _warned: set[str] = set()  # names of executors that a user was told about
 
 
 def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Executor, ...]:
-    """Executors given as objects or registered names, the default ones for None, with the always-executors at the end.
+    """Returns the executors for a list of executors and registered names, followed by the always-executors. None means
+    the default executors.
 
-    Raises OptionError (a ValueError) for a name that is not registered, and for what is no list.
+    Raises:
+        OptionError: If a name is not registered, or the argument is not a list. OptionError is a ValueError.
     """
     _load()
     if isinstance(executors, (str, Executor)) or not isinstance(executors, Iterable | None):
@@ -526,7 +549,7 @@ def _of_lightning(name: str) -> Executor | None:
 
 
 def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:
-    """Both lists, each executor once, at its first place."""
+    """Concatenates two lists. An executor that is in both keeps its first position."""
     return tuple(dict.fromkeys([*first, *second]))
 
 

@@ -13,11 +13,13 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, u
 
 
 def debug_print(value: Any) -> Any:
-    """Prints a value whenever the program runs, with its name there and the user's line, and returns it. `print` runs
-    once, while the program is captured.
+    """Prints a value each time the program runs, with its name in the program and the user's line, and returns it.
 
-    value: a tensor, a number, or a structure of them. `y.register_hook(thunder.debug_print)` prints the gradient of
-    `y` whenever the backward runs; the backward of an `autograd.Function` may call it as well.
+    `y.register_hook(thunder.debug_print)` prints the gradient of `y` each time the backward runs. The backward of an
+    `autograd.Function` may call `debug_print`, too.
+
+    Args:
+        value: A tensor, a number, or a nested structure of them.
     """
     if current_recorder() is not None:
         filename, line, _, _ = user_location() or ("unknown place", 0, "", "")

@@ -30,18 +30,23 @@ class Disabled:
 
 
 def disable(function: Callable) -> Any:
-    """Keeps thunder from looking into a function: compiled programs call it as it is, on real values, in program order.
-    Usable as a decorator.
+    """Excludes a function from compilation: compiled programs call it in eager PyTorch, on real values, in program
+    order.
+
+    Can be used as a decorator:
 
         @thunder.disable
         def log_metrics(loss):
             writer.add_scalar("loss", loss.item())
 
-    A call is one bound symbol, an *eager call*, and operations around it stay fused. Gradients pass through it, also to
-    parameters that the function reads by itself. `torch.compiler.disable` has the same meaning.
+    Each call is one bound symbol, an *eager call*, and the operations around it are still fused. Gradients flow through
+    the call, also to parameters that the function reads from its closure or globals. `torch.compiler.disable` has the
+    same effect.
 
-    Raises OptionError for what is no function. A call raises CaptureError where no program can make it: inside of a
-    transform of functions or of a checkpoint, and where the function may look at what the program has written to.
+    Raises:
+        OptionError: If the argument is not a function.
+        CaptureError: When a program would have to call the function inside a function transform or a checkpoint, or
+            when the function may read what the program has written.
     """
     if not callable(function):
         raise OptionError(f"thunder.disable takes a function, not {function!r}")

@@ -33,8 +33,9 @@ class Unfused(Exception):
 
 
 class FusionExecutor(Executor):
-    """An executor that takes regions. A subclass has `fuse`; what it may fuse is said with `register_supported`, or by
-    another `can_fuse`.
+    """Base class of executors that run regions of several operations. A subclass defines `fuse`.
+
+    `register_supported` declares which operations may be part of a region; a subclass may override `can_fuse` instead.
 
         class Joining(FusionExecutor):
             def fuse(self, region, counter):
@@ -44,7 +45,7 @@ class FusionExecutor(Executor):
                     inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols,
                 )
 
-    A fused operation prints as `[t4, t5] = joining0(a, b)`, with the operations that it runs as comments below.
+    A region prints as `[t4, t5] = joining0(a, b)`, with its operations as comments below.
     """
 
     needs_sizes = True  # regions are compiled for sizes
@@ -63,10 +64,11 @@ class FusionExecutor(Executor):
         execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
     ) -> None:
-        """Says that this executor may fuse an operation, where `checker`, called with its arguments, says so.
+        """Declares that this executor fuses an operation.
 
-        execution_transform rewrites it first, in terms of other operations. grad_transform says how it is
-        differentiated.
+        checker: a function with the arguments of the operation that returns whether the executor fuses it.
+        execution_transform: writes the operation in terms of other operations first. grad_transform: defines its
+        derivative.
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
@@ -85,8 +87,8 @@ class FusionExecutor(Executor):
         return operation.sym.executor is self
 
     def can_fuse(self, operation: BoundSymbol) -> bool:
-        """Whether an operation may be part of a region: it is supported, or all operations of its decomposition are.
-        Never where it has effects, or symbolic numbers."""
+        """Returns whether an operation may be part of a region: it, or each operation of its decomposition, is
+        supported. Operations with side effects or symbolic numbers may not."""
         if not fusible(operation):
             return False
         if self.implementation(operation) is not None:
@@ -98,7 +100,7 @@ class FusionExecutor(Executor):
         )
 
     def takes(self, operation: BoundSymbol) -> bool:
-        """`can_fuse`, with the answer kept for other passes."""
+        """Returns `can_fuse(operation)`, which is computed once for each operation."""
         answer = self._takes.get(operation)
         if answer is None:
             try:
@@ -110,32 +112,32 @@ class FusionExecutor(Executor):
         return answer
 
     def takes_chain(self, operations: Sequence[BoundSymbol]) -> bool:
-        """Whether it has kernels for a composite that `thunder.extend.chains` made, recorded as these operations, which
-        take less time than the operations that it is made of."""
+        """Returns whether the executor has kernels for a composite of `thunder.extend.chains` that are faster than
+        the operations of the composite."""
         return False
 
     def is_cheap(self, operation: BoundSymbol) -> bool:
-        """Whether an operation costs nothing beyond reading its inputs, so that regions recompute it instead of reading
-        its result from another region."""
+        """Returns whether an operation costs nothing beyond reading its inputs. Regions recompute such an operation
+        instead of reading its result from another region."""
         return False
 
     def keeps(self, operation: BoundSymbol) -> bool:
-        """Whether results that forward and backward would both write stay in memory, even where that raises the
+        """Returns whether results that forward and backward would both write stay in memory, even if that raises the
         peak."""
         return False
 
     def should_fuse(self, region: Region) -> bool:
-        """Whether a region is worth it. A single operation is not."""
+        """Returns whether a region is fused. By default, if it has more than one operation."""
         return len(region.bound_symbols) > 1
 
     def shares_launch(self, region: Region, producer: Mapping[Proxy, BoundSymbol]) -> bool:
-        """Whether a region may share a launch with independent ones; `fuse` then gets one region with `Region.parts`.
-        producer: the producers of the program's values."""
+        """Returns whether a region may share a launch with independent regions. `fuse` then gets one region with
+        `Region.parts`. producer: the producers of the program's values."""
         return False
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
-        """The one operation that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
-        TooLarge and Unfused. counter: how many regions of the trace were fused."""
+        """Returns the operation that runs a region (see `register_temporary_operation`), or None to leave the region
+        unfused. May raise TooLarge and Unfused. counter: the number of regions of the trace that were fused before."""
         raise MissingImplementationError(
             f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it"
         )
@@ -143,19 +145,22 @@ class FusionExecutor(Executor):
     def writing_over(
         self, function: Callable, dying: Sequence[int], homes: Mapping[int, int] | None = None
     ) -> tuple[Callable, dict[int, int]] | None:
-        """A function of a region that writes results over inputs, and by place of an output the place of the input that
-        it overwrites; None where it overwrites none. dying: places of the inputs that die with the region. homes: by
-        place of an input that the program overwrites, the place of the only output that may be written over it."""
+        """Returns a function of a region that writes results over inputs, with a dict from the index of each such
+        output to the index of the input that it overwrites. None if the region overwrites no input.
+
+        dying: indices of inputs that are not read after the region. homes: for indices of inputs that the program
+        overwrites, the index of the only output that may be written over that input.
+        """
         return None
 
     def as_text(self, function: Callable) -> dict | None:
-        """What JSON can say of a region's function, as far as it has run, for `from_text` in another process; None
-        where it cannot."""
+        """Returns a description of a region's function in types of JSON, from which `from_text` builds the function
+        in another process. None if that is not possible."""
         return None
 
     def from_text(self, said: dict, operations: Callable, unusual: Callable[[], None]) -> FusedFunction:
-        """A region's function of another process. operations: runs the region by PyTorch's operations, for calls that
-        differ from those before it was written; unusual: is told of the first."""
+        """Builds a region's function from the result of `as_text`. operations: runs the region by PyTorch's
+        operations, for calls that differ from those that were described. unusual: called at the first such call."""
         raise NotImplementedError
 
     def fusion_pass(self, trace: Trace) -> Trace:
@@ -222,15 +227,15 @@ class FusionExecutor(Executor):
         outputs: Sequence[Proxy],
         bsyms: Sequence[BoundSymbol],
     ) -> BoundSymbol:
-        """The operation `[outputs] = name(inputs)`, which calls `fn(*inputs)`; fn returns a list or tuple. bsyms: the
-        operations that it replaces."""
+        """Creates the operation `[outputs] = name(inputs)`. It calls `fn(*inputs)`, which returns a list or tuple.
+        bsyms: the operations that it replaces."""
         symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
         return symbol.bind(
             *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
         )
 
     def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
-        """`make()`, called once for regions that are the same program up to names, on values of the same metadata."""
+        """Returns `make()`, which is called once for all regions that are equal except for names."""
         key = region_key(region)
         compiled = self._compiled.get(key)
         if compiled is None:

@@ -32,19 +32,27 @@ def opaque(
     backward: Callable | None = None,
     name: str | None = None,
 ):
-    """Makes a Python function an operation of its own: compiled programs call it when they run, with real tensors and
-    numbers. Usable as a decorator.
+    """Turns a Python function into an opaque operation: compiled programs call it with real tensors and numbers.
+
+    Can be used as a decorator:
 
         @thunder.opaque(meta=lambda x: torch.empty_like(x))
         def through_numpy(x):
             return torch.from_numpy(numpy.sort(x.numpy()))
 
-    meta: takes what fn takes, with proxies for tensors, and says what fn returns: proxies, or values computed from them
-    with torch functions (only their shape, dtype and device count). backward(args, result, cotangent): what fn was
-    given, what it returned, and the cotangent of that; returns a gradient, or None, for each positional argument.
-    Without one, differentiating a call is an error. Called outside of a compiled program it is fn.
+    Outside of a compiled program, the operation is the function itself.
 
-    Raises OptionError without a meta, or for one that is no function.
+    Args:
+        fn: The function.
+        meta: A function with the parameters of `fn`. It receives proxies in place of tensors, and returns a proxy for
+            each result, or a value computed from proxies with torch functions. Only the shapes, dtypes and devices of
+            what it returns are used.
+        backward: `backward(args, result, cotangent)` returns a gradient, or None, for each positional argument. Without
+            it, differentiating a call raises an error.
+        name: The name of the operation in traces. By default the name of `fn`.
+
+    Raises:
+        OptionError: If `meta` is missing or is not a function.
     """
     if fn is None:
         return functools.partial(opaque, meta=meta, backward=backward, name=name)

@@ -67,18 +67,24 @@ def _always(trace: Trace, lowering: Lowering) -> bool:
 
 @dataclass(frozen=True)
 class Pass:
-    """One step from a trace to the next.
+    """A function from a trace to a trace, with the facts that it requires and establishes.
 
-    name: the header of the traces that it makes. run(trace, lowering): the changed trace; the trace itself where it
-    changes nothing; or a list of traces, the last one of which goes on, where it takes several steps that have headers
-    of their own. when(trace, lowering): whether it runs for a trace. needs: facts that have to hold of a trace before
-    it; gives: those that hold afterwards; ends: those that hold no more. meaning: one line that says what it does; by
-    default the first line of run's docstring. inside: it also runs for the operations in front of a backward inside of
-    a program, when capture differentiates them. necessary: why no list may go without it, in words. rules: for a pass
-    that rewrites by rules, those of thunder's own, with which run(trace, lowering, rules) is called.
+    The result of a user's pass is checked: an invalid trace raises a TraceCheckError that names the pass, and
+    exceptions of the pass get a note with its name.
 
-    What a pass of a user's returns is checked: a wrong trace is a TraceCheckError that names the pass. What it raises
-    gets a note that does.
+    Args:
+        name: The name of the pass, and the header of the traces that it returns.
+        run: `run(trace, lowering)` returns the changed trace, the same trace if nothing changed, or a list of traces if
+            the pass has several steps with headers; the last trace of the list is the result.
+        needs: Facts that must hold for a trace before the pass.
+        gives: Facts that hold afterwards.
+        ends: Facts that no longer hold afterwards.
+        when: `when(trace, lowering)` returns whether the pass runs.
+        meaning: One line that says what the pass does. By default the first line of the docstring of `run`.
+        inside: Whether the pass also runs for the operations before a `backward()` inside a program, when capture
+            differentiates them.
+        necessary: Why the pass cannot be removed from the list. Empty if it can.
+        rules: For a pass that applies rules, the built-in rules; they are the third argument of `run`.
     """
 
     name: str
@@ -103,11 +109,7 @@ class Pass:
             object.__setattr__(self, "meaning", first)
 
     def traces(self, trace: Trace, lowering: Lowering) -> list[Trace]:
-        """The traces that the pass makes of one; none where it does not run or changes nothing.
-
-        A pass decides nothing by data-dependent sizes: where one that no other needs asks for such a decision, it is
-        left out, with a warning. Raises OptionError where it returns no trace.
-        """
+        """Returns the traces of the steps of the pass. Empty if the pass does not run or changes nothing."""
         try:
             with undecided():
                 return self._checked_traces(trace, lowering) if self._runs(trace, lowering) else []
@@ -145,7 +147,7 @@ class Pass:
 
     @property
     def described(self) -> str:
-        """The meaning, and the rules of thunder's own."""
+        """The meaning of the pass, and its built-in rules."""
         return f"{self.meaning}: {', '.join(r.name for r in self.rules)}" if self.rules else self.meaning
 
     def _without(self, names: Sequence) -> Pass:
@@ -179,10 +181,10 @@ def named(what: str) -> Iterator[None]:
 
 
 class PassList(tuple[Pass, ...]):
-    """Passes in the order in which they run. Printed as a table. Its methods return changed lists; any function of
-    sequences will do as well.
+    """Passes in the order in which they run. Prints as a table.
 
-    Names that are not there raise OptionError, which names the near ones.
+    The methods return changed lists. Functions of Python sequences work as well. An unknown name raises an OptionError
+    that names the most similar one.
     """
 
     def __getitem__(self, index):  # type: ignore[override]
@@ -204,33 +206,34 @@ class PassList(tuple[Pass, ...]):
         raise OptionError(f"no pass is called {name!r}: {hint}")
 
     def before(self, name: str, *passes: Pass) -> PassList:
-        """With these passes right before the one of that name."""
+        """Returns the list with these passes inserted directly before the named one."""
         index = self._index_of(name)
         return PassList((*self[:index], *passes, *self[index:]))
 
     def after(self, name: str, *passes: Pass) -> PassList:
-        """With these passes right after the one of that name."""
+        """Returns the list with these passes inserted directly after the named one."""
         index = self._index_of(name) + 1
         return PassList((*self[:index], *passes, *self[index:]))
 
     def without(self, *names: str) -> PassList:
-        """Without the passes and the rules of these names."""
+        """Returns the list without the passes and rules of these names."""
         rules = {r.name for p in self for r in p.rules or ()}
         gone = {self._index_of(name) for name in names if name not in rules}
         return PassList(p._without(names) for i, p in enumerate(self) if i not in gone)
 
     def replacing(self, name: str, *passes: Pass) -> PassList:
-        """With these passes in the place of the one of that name."""
+        """Returns the list with these passes in place of the named one."""
         index = self._index_of(name)
         return PassList((*self[:index], *passes, *self[index + 1 :]))
 
     def giving(self, fact: str) -> int:
-        """The place of the first pass that gives a fact."""
+        """Returns the index of the first pass that establishes a fact."""
         return next((i for i, p in enumerate(self) if fact in p.gives), len(self))
 
     def checked(self, known: Sequence[Pass] = ()) -> PassList:
-        """The list. Raises OptionError where a pass needs a fact that does not hold at its place, where two have one
-        name, and where the program could not run. known: other passes, which errors may name."""
+        """Returns the list if it is valid. Raises OptionError if a pass needs a fact that does not hold at its
+        position, two passes have the same name, or a necessary pass is missing. known: other passes that messages
+        may name."""
         holds, ended = {OPERATIONS}, dict[str, Pass]()
         names = set[str]()
         for p in self:

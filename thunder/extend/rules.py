@@ -60,8 +60,10 @@ EVERY = Symbol("every_operation", lambda *args, **kwargs: None, is_prim=True)
 
 @dataclass(eq=False)
 class Rule:
-    """A pattern and its replacement: `thunder.rule` makes one. where: whether a program may have matches at all.
-    cheaper: see `rule`."""
+    """A pattern and its replacement. `thunder.rule` creates it, and documents the fields.
+
+    `where` returns whether a program may have matches at all.
+    """
 
     name: str
     pattern: Callable | Symbol
@@ -89,7 +91,7 @@ class Rule:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether its functions are not thunder's."""
+        """Whether a user of thunder wrote the functions of the rule."""
         return any(map(is_outside, (self.pattern, self.replacement, self.when)))
 
     def __repr__(self) -> str:
@@ -101,7 +103,7 @@ class Rule:
 
     # ------------------------------------------------------------------------------------------------------- matching
     def matches(self, flow: Flow, attempt: Attempt) -> Iterator[Match]:
-        """The matches in a program, in order; no two of them share an operation."""
+        """Yields the matches in a program, in order. Two matches have no operation in common."""
         taken: dict[BoundSymbol, int] = {}  # and the positions of the replacements
         if not self.where(flow):
             return
@@ -195,7 +197,7 @@ class Rule:
 
     # ------------------------------------------------------------------------------------------------------- replacing
     def write(self, match: Match, out: Rewriter) -> None:
-        """Writes the replacement in the place of a match. Raises DeclarationError where its types are others."""
+        """Writes the replacement of a match. Raises DeclarationError if its results have other types."""
         anchor = match.anchor
         current = out.current(BoundSymbol(anchor.sym, match.arguments, dict(match.keywords), None))
         wanted: Any = match.outputs if len(match.outputs) > 1 else next(iter(match.outputs))
@@ -271,29 +273,38 @@ def rule(
     exact: bool = False,
     cheaper: bool = False,
 ) -> Rule:
-    """A rule for `thunder.jit(rules=[...])`: operations that compute what `pattern` does are replaced by those of
+    """Creates a rule for `thunder.jit(rules=[...])`, which replaces the operations that compute `pattern` by those of
     `replacement`.
 
-    pattern: a function of tensors, written with PyTorch's or thunder's operations, that returns a tensor or several.
-    Parameters annotated float, int, bool or torch.dtype stand for arguments of operations that are no tensors. It
-    matches tensors of any sizes, ranks and dtypes for which the function computes the same operations: operands of
-    commutative operations in both orders, and across views that change nothing together. Values inside of the match
-    that are read elsewhere prevent it, unless the pattern returns them or they are views. An operation, or a
-    built-in function of PyTorch's that is one (torch.tanh), matches each call of it, with its own arguments.
-    replacement: a function of the same parameters, whose results have the types of the pattern's.
-    when: a function of the same parameters, and says whether a match is replaced. Shapes, dtypes and devices are those
-    of the program. A keyword-only parameter `match` of both is a `Match`, with the operations and the flow of data.
-    name: that errors and reports say; by default the pattern's.
-    examples: for each parameter a tensor, a TensorProxy or a number that the pattern can be traced with. By default all
-    tensors have one shape, of four dimensions or fewer; say examples where they cannot.
-    at: "captured" matches the program before it is differentiated; "joint" the forward and the backward together,
-    "cut" each of the two by itself.
-    exact: the results are equal bit for bit, so that `numerics="eager"` may use the rule.
-    cheaper: a match is replaced where the replacement moves fewer bytes and computes less, as the cost model of
-    `thunder.analysis.cost` estimates for the sizes of the program.
+    Args:
+        pattern: A function of tensors, written with operations of PyTorch or thunder, that returns one or several
+            tensors. It matches tensors of all sizes, ranks and dtypes for which the function computes the same
+            operations. Operands of commutative operations match in both orders, and views between two operations are
+            ignored if they cancel out. There is no match if another operation reads a value inside the match, unless
+            the pattern returns this value or it is a view. A parameter that is annotated float, int, bool or
+            torch.dtype matches an argument of an operation that is not a tensor. If `pattern` is an operation, or a
+            built-in function of PyTorch such as torch.tanh, each call of it is a match, and `replacement` receives the
+            arguments of the call.
+        replacement: A function with the same parameters. Its results must have the types of the pattern's results.
+        when: A function with the same parameters that returns whether a match is replaced. The parameters have the
+            shapes, dtypes and devices of the values in the program. `when` and `replacement` may have a keyword-only
+            parameter `match`, a `Match` with the matched operations and the data flow of the program.
+        name: The name of the rule in errors and reports. By default the name of `pattern`.
+        examples: For each parameter, a tensor, a TensorProxy or a number with which the pattern can be traced. By
+            default all tensors have one shape, of at most four dimensions. Pass examples if the pattern needs different
+            shapes.
+        at: "captured" matches the program before it is differentiated, "joint" the forward and the backward together,
+            and "cut" each of them separately.
+        exact: Whether the results are equal bit for bit. `numerics="eager"` uses only such rules.
+        cheaper: If True, a match is replaced only if the replacement moves fewer bytes and computes less, as estimated
+            by the cost model of `thunder.analysis.cost` for the sizes of the program.
 
-    Raises OptionError, with the name of the rule, for a pattern that cannot be traced, that makes a tensor outside of
-    thunder's operations or does not use a parameter, and for a replacement of other types.
+    Returns:
+        The rule.
+
+    Raises:
+        OptionError: If the pattern cannot be traced, creates a tensor without an operation of thunder, or does not use
+            one of its parameters, and if the replacement returns other types. The message names the rule.
     """
     if name is None:
         name = str(getattr(pattern, "__name__", None) or getattr(pattern, "name", ""))

@@ -10,15 +10,11 @@ from thunder.extend import OperatorExecutor, _check_callable
 
 
 class StatefulExecutor(OperatorExecutor):
-    """An executor with operations that keep something from run to run, as scales of low-precision formats."""
+    """An executor whose operations keep state between runs, such as the scales of low-precision formats."""
 
     def register_stateful_operator(self, name: str, state_class: Callable, *, meta: Callable) -> Symbol:
-        """Makes an operation with a state for each place it is called from: `state_class()`, made when the call is
-        captured and called with the arguments when it runs.
-
-        Each call prints under a number of its own, `name_0`, `name_1`. A program that is captured again starts with new
-        states. meta: see `register_operator`.
-        """
+        """Registers an operation with state. Each call in a program has its own state: `state_class()` is created
+        when the call is captured, and called with the arguments when the program runs."""
         _check_callable(f"register_stateful_operator({name!r})", state_class=state_class, meta=meta)
 
         def numbered(operation: BoundSymbol) -> BoundSymbol:
@@ -36,12 +32,12 @@ class StatefulExecutor(OperatorExecutor):
 
 
 class TemporaryExecutor(OperatorExecutor):
-    """An executor for operations that belong to one program: its name and those of its operations are made up, and
-    taken by nobody else."""
+    """An executor for the operations of one program. Its name and the names of its operations are generated and
+    unique."""
 
     def __init__(self):
         super().__init__(f"temporary_{id(self)}")
 
     def register_operator(self, name: str, **options) -> Symbol:
-        """`OperatorExecutor.register_operator`, with a number added to the name."""
+        """`OperatorExecutor.register_operator`, with a number appended to the name."""
         return super().register_operator(f"{name}_{len(self.opmap)}", **options)

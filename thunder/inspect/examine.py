@@ -41,8 +41,8 @@ class _Calls(TorchFunctionMode):
 
 
 def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
-    """How often a run of `fn` in eager PyTorch calls each torch function. Reading an attribute (`x.shape`) is none,
-    unless that is an operation (`x.T`)."""
+    """Counts the calls of each torch function in a run of `fn` in eager PyTorch. Attributes (`x.shape`) do not
+    count, unless they are operations (`x.T`)."""
     with torch.no_grad(), _Calls() as calls:
         fn(*args, **kwargs)
     return Counter(
@@ -51,10 +51,10 @@ def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
 
 
 def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[tuple[str, Callable]]:
-    """(name, function) of each region that a fusion executor runs in a trace. A function of the Triton fuser has its
-    kernels' text as `source`.
+    """Returns a (name, function) pair for each region of a trace that a fusion executor runs. `source` of a function of
+    the Triton fuser is the text of its kernels.
 
-    Warns for a trace without fusions, as one is that was not transformed for execution.
+    Warns if the trace has no regions, for example because executors have not transformed it yet.
     """
     fusions = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
     if not fusions and warn_if_fusions_unavailable:
@@ -67,12 +67,12 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
-    """The operations of a trace that fusion executors made."""
+    """Returns the fused operations of a trace."""
     return [b.sym for b in operations_in(trace) if b.sym.is_fusion]
 
 
 def operations_in(trace: Trace) -> list[BoundSymbol]:
-    """The operations of a trace, those in CUDA graphs among them."""
+    """Returns the operations of a trace, including those inside CUDA graphs."""
     return [
         inner
         for b in trace.bound_symbols
@@ -81,8 +81,8 @@ def operations_in(trace: Trace) -> list[BoundSymbol]:
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:
-    """Runs `fn` in PyTorch, says which operations it uses and which of them thunder has no definition of, then compiles
-    it and says how that went."""
+    """Runs `fn` in eager PyTorch and prints which operations it uses and which of them thunder does not define. Then
+    compiles `fn` and prints the result."""
     try:
         counts = torch_calls(fn, *args, **kwargs)
     except Exception as error:  # noqa: BLE001  it is reported: bad input is what people examine
@@ -119,12 +119,15 @@ def _is_known_function(f: Callable) -> bool:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """One value that the forward saves for the backward.
+    """A value that the forward saves for the backward.
 
-    kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
-    before, None for a piece of PyTorch's autograd graph, which does not say, and for tensors of a data-dependent size.
-    operation: its producer, "argument" for an argument. location: (file, line, function, source line) of the
-    user's code.
+    Attributes:
+        name: Its name in the trace.
+        kind: Its type, as traces print it.
+        nbytes: The bytes of its storage. 0 if the storage belongs to an argument or was counted before, None for an
+            autograd graph of PyTorch and for a tensor of data-dependent size.
+        operation: The operation that computed it; "argument" for an argument.
+        location: (file, line, function, source line) in the user's code.
     """
 
     name: str
@@ -135,13 +138,12 @@ class SavedValue:
 
 
 class SavedValues(tuple):
-    """The values that the last call of a compiled function saved for its backward, the largest first. Prints a
+    """The values that the last call of a compiled function saved for its backward, the largest first. Prints as a
     table."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of distinct storages, without those of arguments, and without the graphs of PyTorch's own
-        derivatives."""
+        """The total bytes of distinct storages, without those of arguments and of PyTorch's autograd graphs."""
         return sum(v.nbytes or 0 for v in self)
 
     def __str__(self) -> str:
@@ -167,10 +169,11 @@ def _is_known(value: Proxy) -> bool:
 
 
 def saved_for_backward(compiled: Callable) -> SavedValues:
-    """The values that the last call of a compiled function or module saved for its backward: name, type, bytes, the
-    operation that made it and the user's line.
+    """Returns the values that the last call saved for its backward: name, type, bytes, the operation that computed the
+    value and the user's line. Empty if no result required grad.
 
-    Raises TypeError where `compiled` was not compiled or not called yet. Empty where nothing required grad.
+    Raises:
+        TypeError: If `compiled` is not compiled or was not called.
     """
     entry = last_entry(compiled)
     if not entry.backward_traces:

@@ -166,11 +166,15 @@ def _bytes(kind: str, b: BoundSymbol) -> int:
 
 
 def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
-    """The work of `fn(*args, **kwargs)` on the host and its waits: decisions by data, values that are read, host calls,
-    eager calls, opaque operations, and why the original function runs where it does; and the hits of its rules. `fn`:
-    compiled, or what thunder.jit takes.
+    """Reports the work of `fn(*args, **kwargs)` on the host: data-dependent branches, values that are read from
+    tensors, host calls, eager calls, opaque operations, fallbacks with their reasons, and how often each rule matched.
 
-    Calls `fn` twice, with all effects: the first call compiles, and the second one is measured.
+    Calls `fn` twice, with all side effects: the first call compiles, and the second call is measured.
+
+    Args:
+        fn: A compiled function or module, or one that `thunder.jit` accepts.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
     """
     measure = _Measured()
     measured = add_transform(fn if compiled_of(fn) is not None else jit(fn), transform=measure)

@@ -45,25 +45,31 @@ def export(
     fn: Callable, path: str | Path, /, *args: Any, dynamic_shapes: Any = None,
     format: Literal["torch.export", "aot_inductor"] = "torch.export", **kwargs: Any,
 ) -> Path:  # fmt: skip
-    """Writes the program of `fn(*args, **kwargs)` to a file, in PyTorch's operations, with the parameters. It runs
-    without thunder and without the code of `fn`.
+    """Writes the program of `fn(*args, **kwargs)` and its parameters to a file that runs without thunder and without
+    the code of `fn`.
 
         thunder.export(model.eval(), "model.pt2", x)
         served = torch.export.load("model.pt2").module()  # in another process
 
-    fn: compiled, or what `thunder.jit` takes. Its transforms are in the program: quantized weights stay quantized.
-    Decisions by data become `torch.cond`.
+    The program computes no gradients. Branches on the values of tensors become `torch.cond`.
 
-    dynamic_shapes: which sizes may change, as torch.export takes it: `({0: torch.export.Dim("batch", min=2)},)`. All
-    other sizes and numbers are those of these arguments; torch.export checks both in each call.
+    Args:
+        fn: A compiled function or module, or one that `thunder.jit` accepts. Its transforms are part of the program:
+            quantized weights stay quantized.
+        path: The file to write.
+        args: Positional arguments of the program.
+        dynamic_shapes: The sizes that may change, as for torch.export: `({0: torch.export.Dim("batch", min=2)},)`. All
+            other sizes and numbers are fixed to those of the arguments. The loaded program checks both in each call.
+        format: "torch.export", or "aot_inductor" for a package of machine code, which `aoti_load_package` of Inductor
+            loads in Python and `torch::inductor::AOTIModelPackageLoader` loads in C++.
+        kwargs: Keyword arguments of the program.
 
-    format: "torch.export", or "aot_inductor" for a package of machine code, which
-    Inductor's `aoti_load_package` loads in Python and `torch::inductor::AOTIModelPackageLoader` in C++.
-
-    The program is one of inference. Raises ProgramFileError for what the format does not have: calls of Python on the
-    host, side effects, results other than tensors and numbers in tuples, lists and dicts, whole numbers that data
-    makes, and operations that PyTorch does not have; CaptureError where the function cannot be captured; OSError,
-    before anything is compiled, where no file can be written to `path`.
+    Raises:
+        ProgramFileError: If the program has something that the format does not support: calls of Python on the host,
+            side effects, results other than tensors and numbers in tuples, lists and dicts, integers computed from
+            data, or operations that PyTorch does not have.
+        CaptureError: If the function cannot be captured.
+        OSError: If `path` cannot be written. This is checked before anything is compiled.
     """
     if format not in FORMATS:
         raise ValueError(f"thunder.export: format is {format!r}; valid: {', '.join(FORMATS)}")

@@ -41,11 +41,20 @@ class Faults(NamedTuple):
 
 
 def debug(fn: Callable, /, *args: Any, **kwargs: Any) -> Faults:
-    """Where the first NaN or infinity in the results and gradients of `fn(*args, **kwargs)` comes from: the operation,
-    the user's line with the path of its module, and what the operation was given.
+    """Finds the operation that produces the first NaN or infinity in the results and gradients of `fn(*args,
+    **kwargs)`.
 
-    fn: compiled, or what `thunder.jit` takes. Infinities that are meant (a mask's `-inf`) are no faults, nor what does
-    not reach a result or a gradient. Raises CaptureError where the program cannot be captured.
+    The result names the operation, the user's line with the path of its module, and the inputs of the operation.
+    Infinities that the program writes, such as `-inf` in a mask, are not faults, and neither are values that do not
+    reach a result or a gradient.
+
+    Args:
+        fn: A compiled function or module, or one that `thunder.jit` accepts.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        CaptureError: If the program cannot be captured.
     """
     compiled = compiled_or_jit(fn)
     with generators_restored():

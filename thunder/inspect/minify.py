@@ -70,14 +70,22 @@ class Minified(NamedTuple):
 
 
 def minify(fn: Callable, /, *args: Any, fault: str | None = None, **kwargs: Any) -> Minified:
-    """The smallest program that was found to show the fault of `fn(*args, **kwargs)`.
+    """Searches for a small program that shows the fault of `fn(*args, **kwargs)`.
 
-    fn: compiled; another one is compiled with default options. fault: "crash" (an exception that eager PyTorch does
-    not raise, in the forward or the backward), "wrong" (results or gradients that part from eager's) or "slow" (it
-    takes 1.3 times eager's time); None looks for a crash, and then for a wrong result.
+    `fn` itself is not called, so nothing changes.
 
-    The call itself is not made, and changes nothing. Raises NoFault where there is none, OptionError for another word,
-    CaptureError where the function cannot be captured.
+    Args:
+        fn: A compiled function or module. Other functions are compiled with default options.
+        args: Positional arguments of the call.
+        fault: "crash" (an exception in the forward or backward that eager PyTorch does not raise), "wrong" (results or
+            gradients that differ from eager's) or "slow" (1.3 times eager's time). None looks for a crash, then for a
+            wrong result.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        NoFault: If there is no fault.
+        OptionError: If `fault` has another value.
+        CaptureError: If the function cannot be captured.
     """
     if fault not in (None, *FAULTS):
         raise OptionError(f"fault={fault!r} is not an option; valid: {', '.join(map(repr, FAULTS))}")

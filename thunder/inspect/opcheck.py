@@ -54,11 +54,19 @@ def opcheck(
 ) -> OperationReport:  # fmt: skip
     """Compares an operation with its declarations, for each sample.
 
-    op: what `thunder.opaque` or `register_operator` returned, an operator of torch.library, or an operation that
-    `executors` implement. samples: tuples of arguments, or pairs of such a tuple and a dict of keyword arguments.
-    tests: those of `TESTS` that run.
+    Args:
+        op: An operation that `thunder.opaque` or `register_operator` returned, an operator of torch.library, or an
+            operation that `executors` implement.
+        samples: Tuples of positional arguments, or pairs of such a tuple and a dict of keyword arguments.
+        executors: The executors that run the operation.
+        tests: The tests to run.
+        raises: If False, problems are only listed in the report.
 
-    Returns a report, which prints as a table. Raises DeclarationError, which names each problem, unless raises=False.
+    Returns:
+        A report, which prints as a table.
+
+    Raises:
+        DeclarationError: If a test fails and `raises` is True. The message names each problem.
     """
     arguments = [_sample(s) for s in samples]
     if not arguments:

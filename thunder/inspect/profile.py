@@ -380,11 +380,14 @@ def _ranges(name: Callable[[Trace, int], str]) -> Callable[[Trace], Callable[[],
 
 @contextlib.contextmanager
 def profiler_ranges(fn: Callable) -> Iterator[None]:
-    """Inside the block, each bound symbol of the programs of `fn` is a range of `torch.profiler`, and of NVTX under
-    `torch.autograd.profiler.emit_nvtx`: "transformer.h.0.attn: torch.addmm". Programs that are compiled inside of it
-    have none, nor have those from disk.
+    """A context manager. Inside the block, each bound symbol of the programs of `fn` is a range of `torch.profiler`,
+    and of NVTX under `torch.autograd.profiler.emit_nvtx`. A range has a name such as "transformer.h.0.attn:
+    torch.addmm".
 
-    Raises TypeError where `fn` is not compiled.
+    Programs that are compiled inside the block, and programs that were loaded from disk, have no ranges.
+
+    Raises:
+        TypeError: If `fn` is not compiled.
     """
     compiled = compiled_function(fn)
 
@@ -404,14 +407,21 @@ def profiler_ranges(fn: Callable) -> Iterator[None]:
 
 
 def profile(fn: Callable, /, *args: Any, **kwargs: Any) -> Profile:
-    """Time and memory of `fn(*args, **kwargs)` by bound symbol, by the user's line and by module path.
+    """Measures the time and memory of `fn(*args, **kwargs)` by bound symbol, by line of the user's code and by module.
 
-    fn: compiled, or what `thunder.jit` takes. Where the program has a backward of its own, that is run as well: of the
-    results that are scalars, as losses are, or of all results where none is. Gradients of parameters stay what they
-    are. A function that calls `backward()` and an optimizer itself is measured as a whole.
+    If the program has a backward, it is run as well, from the results that are scalars (losses), or from all results if
+    there is no scalar. Gradients of parameters do not change. A function that calls `backward()` and an optimizer is
+    measured as a whole.
 
-    Calls `fn` 11 to 45 times, with all effects: a training step trains. Raises CaptureError where the original function
-    runs, or where calls run programs that others do not run.
+    Calls `fn` 11 to 45 times, with all side effects. A training step therefore trains.
+
+    Args:
+        fn: A compiled function or module, or one that `thunder.jit` accepts.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        CaptureError: If the original function runs, or the measured calls do not all run the same program.
     """
     compiled = compiled_or_jit(fn)
 

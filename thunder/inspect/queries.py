@@ -59,35 +59,37 @@ def _called(fn: Any) -> Compiled:
 
 
 def compile_data(fn: Any) -> CompileData | None:
-    """What `fn` was compiled with, or None where it is not compiled."""
+    """Returns the function, options and executors that `fn` was compiled with, or None if it is not compiled."""
     compiled = compiled_of(fn)
     return None if compiled is None else CompileData(compiled)
 
 
 def compile_stats(fn: Any) -> CompileStats | None:
-    """Counters, times and traces of `fn`, or None where it is not compiled."""
+    """Returns counters, times and traces of `fn`, or None if it is not compiled."""
     compiled = compiled_of(fn)
     return None if compiled is None else compiled.stats
 
 
 def last_traces(fn: Any) -> Traces:
-    """The computation traces of the last call, in the order of the passes: the first as acquired, the last as
-    executed. Printed, a table of contents."""
+    """Returns the computation traces of the last call, in the order of the passes. The first is the captured trace,
+    the last is the program that runs. Prints as a table of contents."""
     return Traces(_called(fn).stats.last_traces)
 
 
 def last_backward_traces(fn: Any) -> Traces:
-    """The backward traces of the last call; empty where nothing required grad."""
+    """Returns the backward traces of the last call. Empty if no result required grad."""
     return Traces(_called(fn).stats.last_backward_traces)
 
 
 def last_kernels(fn: Any) -> dict[str, Kernel]:
-    """The kernels that the last call ran, by the name of their region in the trace ("backward" before those of a
-    backward). Each is a string: for the executors cpp and triton_fuser the program in the kernel IR, the schedule with
-    its predicted bytes and microseconds, and the source.
+    """Returns the kernels of the last call by the name of their region in the trace. Names of kernels of a backward
+    begin with "backward".
 
-    `last_kernels(fn)[name].script()` is a program that runs one region beside PyTorch's operations, on inputs like the
-    call's, and prints the differences and both times.
+    Each value is a string. For the executors cpp and triton_fuser it holds the program in the kernel IR, the schedule
+    with the predicted bytes and microseconds, and the source.
+
+    `last_kernels(fn)[name].script()` returns a Python program that runs the kernels of one region and PyTorch's
+    operations on inputs like those of the call, and prints the differences and both times.
     """
     stats, kernels = _called(fn).stats, dict[str, Kernel]()
     for prefix, traces in (("", stats.last_traces), ("backward ", stats.last_backward_traces)):
@@ -96,12 +98,12 @@ def last_kernels(fn: Any) -> dict[str, Kernel]:
 
 
 def last_prologue_traces(fn: Any) -> Traces:
-    """The prologue traces of the last call: what is checked before its program runs."""
+    """Returns the prologue traces of the last call. The prologue checks the guards."""
     return Traces(_called(fn).stats.last_prologue_traces)
 
 
 def last_epilogue_traces(fn: Any) -> Traces:
-    """The epilogue traces of the last call: how the result is put together and what is written back."""
+    """Returns the epilogue traces of the last call. The epilogue builds the result and applies side effects."""
     return Traces(_called(fn).stats.last_epilogue_traces)
 
 
@@ -110,17 +112,17 @@ def cache_option(fn: Any) -> CACHE_OPTIONS:
 
 
 def cache_hits(fn: Any) -> int:
-    """How many calls ran a program that was there."""
+    """Returns how many calls ran a program that was already compiled."""
     return compiled_function(fn).stats.cache_hits
 
 
 def cache_misses(fn: Any) -> int:
-    """How many calls had to compile."""
+    """Returns how many calls compiled a program."""
     return compiled_function(fn).stats.cache_misses
 
 
 def list_transforms(fn: Any) -> list:
-    """The transforms given to thunder.jit."""
+    """Returns the transforms that `fn` was compiled with."""
     return list(compiled_function(fn).options.transforms)
 
 
@@ -148,13 +150,14 @@ class CompiledPaths(list[CompiledPath]):
 
 
 def last_paths(fn: Any) -> CompiledPaths:
-    """The paths that `fn` was compiled to, in that order: what each decides by data, and how many calls went it."""
+    """Returns the compiled paths of a function that branches on data, in the order in which they were compiled. Each
+    has its decisions and the number of calls that took it."""
     return CompiledPaths(CompiledPath(p.path, p.calls, p) for p in compiled_function(fn).programs)
 
 
 def last_recompile_reasons(fn: Any) -> list[str]:
-    """Why the last call that compiled could not use what was there: one reason in words for each program, the most
-    recent first."""
+    """Returns why the last call that compiled could not use the existing programs: one reason for each program, the
+    most recent program first."""
     return list(compiled_function(fn).stats.last_compile_reasons)
 
 
@@ -170,13 +173,13 @@ def _last_captured(fn: Any):
 
 
 def last_interpreted_instructions(fn: Any) -> list:
-    """The `dis.Instruction`s that were interpreted the last time `fn` was compiled."""
+    """Returns the `dis.Instruction` objects that were interpreted when `fn` was last compiled."""
     return interpreted_instructions(_last_captured(fn))
 
 
 def last_interpreter_log(fn: Any) -> list:
-    """Instructions and events (lines, calls, returns, opaque calls) of the last interpretation; complete with
-    record_history=True."""
+    """Returns the instructions and events (lines, calls, returns, opaque calls) of the last capture. Complete only
+    with record_history=True."""
     return interpreter_log(_last_captured(fn))
 
 
@@ -185,8 +188,17 @@ def print_last_interpreter_log(
     color_internals: bool = False,
     print_source_code: bool = True,
 ) -> None:  # fmt: skip
-    """Prints `last_interpreter_log` line by line with print_fn: indented by call depth, down to max_depth, events
-    (color_internals: and instructions) in colours."""
+    """Prints `last_interpreter_log` line by line.
+
+    Args:
+        fn: A compiled function or module.
+        print_fn: Called with each line.
+        use_colors: Prints events in colors.
+        indent: Indents lines by call depth.
+        max_depth: The largest call depth that is printed.
+        color_internals: Prints instructions in colors, too.
+        print_source_code: Prints the source line of each line event.
+    """
     print_log(
         _last_captured(fn),
         print_fn,
@@ -199,7 +211,7 @@ def print_last_interpreter_log(
 
 
 def last_compile_options(fn: Any, /) -> None:
-    """Prints which compile options were used, with the reason they were asked for, and which were not."""
+    """Prints the compile options that were used, with their descriptions, and those that were not used."""
     options = compiled_function(fn).options
     used = {k: v for k, v in options.used_compile_options.items() if k in options.compile_options}
     unused = [k for k in options.compile_options if k not in used]
@@ -212,7 +224,7 @@ def last_compile_options(fn: Any, /) -> None:
 
 
 def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
-    """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque
+    """Returns the names of the torch functions in the captured trace that thunder does not define. They are opaque
     operations."""
     return {
         b.sym.qualified_name
@@ -222,5 +234,5 @@ def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
 
 
 def last_sharp_edges(fn: Any) -> list[str]:
-    """What the program did that a compiled program cannot repeat faithfully, one line a site."""
+    """Returns what the program did that a compiled program cannot repeat exactly, with one line for each place."""
     return list(_last_captured(fn).sharp_edges)

@@ -41,7 +41,7 @@ POINTS = 1200  # of the chart
 
 
 class Report:
-    """A page. html: its text. `save` writes it to a file; a notebook shows it."""
+    """An HTML page. `html` is its text, `save` writes it to a file, and a notebook displays it."""
 
     def __init__(self, html: str):
         self.html = html
@@ -58,17 +58,23 @@ class Report:
 
 
 def report(fn: Callable | Profile, path: str | Path | None = None, /, *args: Any, **kwargs: Any) -> Report:
-    """A page about a compiled function or module: its programs by pass, the user's lines beside what runs, a flame
-    graph of the modules, rates beside those that the device reaches, kernels, memory, guards, recompilations,
-    decisions, eager calls and other work on the host, and communication.
+    """Writes an HTML page about a compiled function or module.
 
-    fn: compiled, or a profile; with `thunder.profile(fn, *args).compare("eager", "torch.compile")` the page has their
-    times too. path: where the page is written, if anywhere. args, kwargs: of a call that `thunder.profile` measures,
-    with all that it says of the number of calls; without them, and without a profile, the page is about the last call,
-    and has no times.
+    The page shows the programs by pass, the user's lines beside the operations that run, a flame graph of the modules,
+    memory, kernels, guards, recompilations, data-dependent branches, eager calls, other work on the host, and
+    communication. It compares the rates of arithmetic and memory with those that the device reaches.
 
-    Raises TypeError where `fn` was not compiled, or not called and no arguments are given; CaptureError for a program
-    from disk, of which there is the text alone.
+    Args:
+        fn: A compiled function or module, or a profile. With
+            `thunder.profile(fn, *args).compare("eager", "torch.compile")` the page shows their times, too.
+        path: The file to write. None writes no file.
+        args: Positional arguments of the call that `thunder.profile` measures. Without arguments and without a profile,
+            the page is about the last call and has no times.
+        kwargs: Keyword arguments of that call.
+
+    Raises:
+        TypeError: If `fn` is not compiled, or was not called and no arguments are given.
+        CaptureError: If the program was loaded from disk, because only its text is known.
     """
     measured = profile(fn, *args, **kwargs) if args or kwargs else fn if isinstance(fn, Profile) else None
     if measured is not None:

@@ -39,14 +39,20 @@ from thunder.inspect.verification.step import Step
 
 
 def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
-    """Runs eager PyTorch beside a compiled function or module, and says where the two part by more than rounding
-    explains.
+    """Runs eager PyTorch beside a compiled function or module, and finds the first operation whose results differ by
+    more than rounding explains.
 
-    fn: what `thunder.jit` returned; a function or module that is not compiled is compiled with default options. args,
-    kwargs: of the call. steps: how often it is called and compared; what calls change (statistics, random state)
-    changes from one to the next. Of programs with gradients the backward is compared, too, for random cotangents.
+    The backward is compared as well, for random cotangents.
 
-    Raises OptionError for steps below 1; what fn itself raises leaves as it is.
+    Args:
+        fn: A compiled function or module. Other functions are compiled with default options.
+        args: Positional arguments of the call.
+        steps: How often `fn` is called and compared. State that calls change, such as running statistics and random
+            generators, differs from step to step.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        OptionError: If `steps` is below 1. Exceptions of `fn` are not changed.
     """
     if type(steps) is not int or steps < 1:
         raise OptionError(f"thunder.verify(steps={steps!r}): valid: a number of calls, at least 1")

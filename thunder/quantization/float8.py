@@ -17,11 +17,11 @@ SMALLEST_SCALE = 1e-12
 
 
 class Float8Weights(ScaledRows):
-    """w = held * scale, with `held` of torch.float8_e4m3fn and a scale for each output.
+    """Stores weights in float8 (torch.float8_e4m3fn) with a scale for each output: `w = held * scale`.
 
-    Each row of a layer's input is rounded so in each call, too, and products are of float8, where PyTorch has them
-    (CPUs, GPUs of compute capability 8.9 and later) and the weight's sizes are divisible by 16. Other layers make their
-    weight. `Float8Transform` is for training: it holds weights in full.
+    Each row of a layer's input is rounded to float8 in each call, and the matmul runs in float8, if PyTorch supports it
+    (CPUs, and GPUs of compute capability 8.9 and newer) and both sizes of the weight are divisible by 16. Other layers
+    dequantize their weight. For training use `Float8Transform`, which keeps weights in full precision.
     """
 
     executors = ("float8",)

@@ -12,8 +12,8 @@ from thunder.quantization.weights import QuantizedWeights, check_run, pack, unpa
 
 
 class Int4Weights(QuantizedWeights):
-    """w = code * scale + least, with a code below 16, and a scale and a least value for each `group` of a row, which
-    are held in bfloat16. Layers whose inputs are no multiple of `group` stay as they are."""
+    """Stores weights in 4-bit integers: `w = code * scale + least`. Each `group` of a row has a scale and a minimum
+    (`least`) in bfloat16. Layers whose input size is not a multiple of `group` are not quantized."""
 
     parts = ("scale", "least")
 

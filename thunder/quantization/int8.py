@@ -37,11 +37,13 @@ def _rounded(rows: Any) -> tuple[Any, Any]:
 
 
 class Int8Weights(ScaledRows):
-    """w = held * scale, with `held` of int8 and a scale for each output, whose products stay within 127 steps.
+    """Stores weights in int8 with a scale for each output: `w = held * scale`.
 
-    dynamic: whether each row of a layer's input is rounded so in each call, too, and the product is one of integers,
-    summed exactly in int32. On GPUs that takes 17 rows or more, which are known, and sizes divisible by 8; on CPUs a
-    product that is exact; other layers make their weight.
+    Args:
+        dynamic: If True, each row of a layer's input is rounded to int8 in each call, too, and the matmul runs on
+            integers with exact sums in int32. On GPUs this needs 17 or more rows, whose number is known, and sizes
+            divisible by 8; on CPUs an exact integer matmul. Other layers dequantize their weight.
+        filter: `filter(module, path)` returns whether a layer is quantized.
     """
 
     encoding = Encoding()

@@ -43,11 +43,14 @@ _value = Symbol("nf4_value", module="ltorch", decomposition=_chosen, fn=_looked_
 
 
 class NF4Weights(QuantizedWeights):
-    """w = NF4[code] * absmax, with the largest magnitude of each `block` of a row. Layers whose inputs are no multiple
-    of `block` stay as they are.
+    """Stores weights in the 4-bit NormalFloat format: `w = NF4[code] * absmax`, where `absmax` is the largest magnitude
+    of each `block` of a row. Layers whose input size is not a multiple of `block` are not quantized.
 
-    double: magnitudes are held in 8 bits, with a scale and a least value for each row: 4 + 8 / block + 64 / inputs bits
-    a weight; otherwise in float32.
+    Args:
+        block: The number of weights that share a magnitude.
+        double: If True, magnitudes are stored in 8 bits, with a scale and a minimum for each row, which takes
+            4 + 8 / block + 64 / inputs bits for each weight. Otherwise they are stored in float32.
+        filter: `filter(module, path)` returns whether a layer is quantized.
     """
 
     def __init__(

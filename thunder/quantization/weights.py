@@ -45,10 +45,15 @@ def why_no_runs(weight: torch.Tensor, run: int) -> str | None:
 
 
 class QuantizedWeights(Transform):
-    """Holds weights of linear layers in few bits. The wrapped module stays as it was: drop it to free its weights.
+    """Base class of transforms that store weights of linear layers in 8 or 4 bits. The wrapped module does not change;
+    delete it to free its weights.
 
-    filter(module, path): which `torch.nn.Linear`s; None means all that a subclass can hold. Weights that other modules
-    read as well (an embedding) stay as they are. Quantized weights do not train.
+    Weights that other modules share, such as those of an embedding, are not quantized. Quantized weights are not
+    trained.
+
+    Args:
+        filter: `filter(module, path)` returns whether a `torch.nn.Linear` is quantized. None means all layers that the
+            format supports.
     """
 
     parts: tuple[str, ...] = ()  # what there is of a weight besides that which takes its place
@@ -65,27 +70,28 @@ class QuantizedWeights(Transform):
 
     @abstractmethod
     def quantize(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What takes the weight's place, and its parts."""
+        """Returns the quantized weight, followed by its scales and other parts."""
 
     @abstractmethod
     def dequantize(self, held: Any, *parts: Any) -> Any:
-        """The weight, of what `quantize` gave: of tensors, and of values of a program."""
+        """Returns the weight for the results of `quantize`. Called with tensors, and with values of a program."""
 
     def multiplies(self, x: TensorProxy, shape: tuple[int, int]) -> bool:
-        """Whether layers with a weight of this shape take the input to `product`; if not, the weight is made."""
+        """Returns whether layers with a weight of this shape compute with `product` for this input. If not, the
+        weight is dequantized."""
         return False
 
     def product(self, x: Any, held: Any, *parts: Any) -> Any:
-        """x @ weight.T for an x of (rows, inputs), which is rounded as well."""
+        """Returns x @ weight.T for x of shape (rows, inputs), with x rounded as well."""
         raise NotImplementedError
 
     def refusal(self, weight: torch.Tensor) -> str | None:
-        """Why a weight cannot be held so; None where it can."""
+        """Returns why a weight cannot be quantized, or None if it can."""
         return None
 
     # --- modules
     def transform_module(self, model) -> None:
-        """Quantizes the weights that the filter selects. Warns where there is none."""
+        """Quantizes the weights that the filter selects. Warns if there are none."""
         refused, taken = [], 0
         for path, weight in _own_weights(model, self.filter):
             why = self.refusal(weight)
@@ -107,7 +113,7 @@ class QuantizedWeights(Transform):
         model: Any = None,
         **kwargs,
     ) -> tuple:
-        """Lets the consumers of weights compute with their quantized parts."""
+        """Replaces the weights in the program by their quantized parts."""
         parameters = computation_trace.info.parameters
         paths = {
             a: parameters[a.name]

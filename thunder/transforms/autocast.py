@@ -42,11 +42,14 @@ class AutocastTransform(Transform):
 
 
 def autocast(dtype: torch.dtype = torch.bfloat16, *, devices: tuple[str, ...] = ("cpu", "cuda")) -> AutocastTransform:
-    """A transform under which a compiled function computes as if it were called under `torch.autocast(kind, dtype)` for
-    each kind of device.
+    """Returns a transform with which a compiled function computes as under `torch.autocast(device, dtype)`.
 
-    dtype: torch.bfloat16 or torch.float16. Raises OptionError for another dtype, or a kind of device that thunder knows
-    no rules for.
+    Args:
+        dtype: torch.bfloat16 or torch.float16.
+        devices: The kinds of devices whose operations are cast.
+
+    Raises:
+        OptionError: If the dtype is another one, or thunder has no autocast rules for a kind of device.
     """
     if dtype not in _DTYPES:
         raise OptionError(f"thunder.autocast({dtype}): valid: {', '.join(map(str, _DTYPES))}")

@@ -27,16 +27,17 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 
 class Transform:
-    """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden
-    is not called.
+    """Base class of the transforms that `thunder.jit(transforms=...)` accepts. All methods are optional.
 
-    A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the
-    wrapped module stays as it was.
+    A transform changes programs by returning other traces, and parameters by `ThunderModule.set_parameter`. The wrapped
+    module does not change.
 
-    exact: programs with it compute the same results bit for bit, so that `thunder.jit(..., numerics="eager")` may use
-    it. original_stands_in: the original function may run where a program with it cannot be captured. needs_sizes: it
-    needs the sizes of arguments, which do not become symbolic by themselves then. executors: the executors of its
-    operations, or their names, which are asked before all others.
+    Attributes:
+        exact: Whether programs compute the same results bit for bit. `numerics="eager"` uses only such transforms.
+        original_stands_in: Whether the original function may run if a program cannot be captured.
+        needs_sizes: Whether the transform needs a program for each size. Sizes of arguments then do not become symbolic
+            automatically.
+        executors: The executors of the operations that the transform adds, or their names. They precede all others.
     """
 
     exact = False
@@ -45,48 +46,37 @@ class Transform:
     needs_sizes = False
 
     def transform_module(self, model) -> None:
-        """Called once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`;
-        `model.set_parameter(name, value)` replaces or adds a parameter.
-
-        Programs are captured with the shapes and dtypes of the wrapped module's own parameters. A transform that
-        replaces a parameter by another form changes its consumers in `transform_traces_pre_prologue`.
-        """
+        """Called once when a module is compiled, in the order of the list. `model` is the `ThunderModule`;
+        `model.set_parameter(name, value)` replaces or adds a parameter."""
 
     def while_reading(self) -> AbstractContextManager:
-        """A context manager that programs are captured under, for modes of PyTorch that change the recorded
-        operations."""
+        """Returns a context manager that is active during capture. It may enable modes of PyTorch that change the
+        recorded operations."""
         return nullcontext()
 
     def transform_traces_pre_prologue(
         self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs
     ) -> tuple:
-        """Called at each compilation, before differentiation. Returns the three traces; the same object means no
-        change.
-
-        epilogue_trace is None where the program returns the result of the computation. The prologue returns the
-        arguments of the computation in order, so that a new argument changes both (`with_parameter` does it).
-        computation_trace.info.parameters maps names of arguments to names of parameters and buffers; info.held has the
-        names of those that are parameters and buffers of other modules, too. kwargs has executors_list and model,
-        the compiled module that is called (None for a function): one transform may serve several.
-        """
+        """Called in each compilation, before differentiation. Returns the three traces; an unchanged trace is
+        returned as the same object."""
         return prologue_trace, computation_trace, epilogue_trace
 
     def transform_state_dict_for_submodule(
         self, model, submodule_name: str, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """Converts the state-dict entries of one submodule, in the form of the original module and without prefix, to
-        those of the transformed module."""
+        """Converts the state dict entries of one submodule, without prefix, from the format of the original module
+        to that of the transformed module."""
         return state_dict
 
     def reverse_transform_state_dict_for_submodule(
         self, model, submodule_name: str, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """The inverse of `transform_state_dict_for_submodule`; the transforms are called in reverse order."""
+        """The inverse of `transform_state_dict_for_submodule`. Transforms are called in reverse order."""
         return state_dict
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
-        """Called at each compilation for the program that would run: for the forward and for the backward. kwargs has
-        executors_list."""
+        """Called in each compilation with the final trace: first the forward, then the backward. Returns the trace
+        that runs. `kwargs` contains `executors_list`."""
         return computation_trace
 
 
