@@ -95,6 +95,16 @@ def test_results(name, dtype, interpreted):  # noqa: F811
     check(f, [torch.randn(shape).to(dtype) for shape in shapes])
 
 
+def divided(x, w, s):
+    """A number that the program reads in the middle stands behind the product, and one before it."""
+    scale = s.abs().max().item()
+    return F.linear(x, w) / scale + s.sum().item()
+
+
+def test_numbers_that_the_program_reads(interpreted):  # noqa: F811
+    check(divided, (torch.randn(9, 33), torch.randn(40, 33), torch.tensor([3.5, -1.25])))
+
+
 def test_masks_and_indices(interpreted):  # noqa: F811
     q, k, m = torch.randn(2, 3, 37, 16), torch.randn(2, 3, 29, 16), torch.rand(37, 29) > 0.5
     check(scores, (q, k, m))

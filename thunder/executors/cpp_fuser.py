@@ -99,13 +99,7 @@ class CppFuser(FusionExecutor):
             if len(computing(region)) > HALVED:
                 raise TooLarge
             raise Unfused("PyTorch's kernels are predicted to be faster")
-        return self.register_temporary_operation(
-            f"Kernels{counter}",
-            run,
-            inputs=(*region.inputs, *region.numbers),
-            outputs=region.outputs,
-            bsyms=region.bound_symbols,
-        )
+        return self.operation_of(region, f"Kernels{counter}", run)
 
     def expect(self, trace: Trace) -> None:
         """Begins to compile kernels for the strides that inputs of regions will have."""

@@ -110,10 +110,7 @@ class InductorExecutor(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: RegionOfSizes(region) if region.numbers else InductorRegion(region))
-        inputs = (*region.inputs, *region.numbers)
-        return self.register_temporary_operation(
-            f"{self.label}{counter}", run, inputs=inputs, outputs=region.outputs, bsyms=region.bound_symbols
-        )
+        return self.operation_of(region, f"{self.label}{counter}", run)
 
     def expect(self, trace: Trace) -> None:
         """On a GPU, regions are compiled when they run: Inductor waits for Triton's compiler itself."""

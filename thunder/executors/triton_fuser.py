@@ -180,9 +180,7 @@ class TritonFuser(TritonExecutor):
                 region = Region([b], read.intersection(b.outputs))
                 device = to_torch_device(next(o.device for o in region.outputs if isinstance(o, TensorProxy)))
                 run = self.once(region, functools.partial(self.region_of, region, device))
-                b = self.register_temporary_operation(
-                    f"TritonAttention{chains[b]}", run, inputs=region.inputs, outputs=region.outputs, bsyms=[b]
-                )
+                b = self.operation_of(region, f"TritonAttention{chains[b]}", run)
             written.append(b)
         return trace.replace(bound_symbols=written)
 
@@ -203,9 +201,7 @@ class TritonFuser(TritonExecutor):
             return None
         if run.seconds + saving.reading > SURE * saving.separate and not self.always:
             return None
-        return self.register_temporary_operation(
-            f"TritonProduct{number}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.bound_symbols
-        )
+        return self.operation_of(region, f"TritonProduct{number}", run)
 
     def _machine(self, device: torch.device) -> Gpu:
         return planned_gpu() if interpreting() or device.type != "cuda" else _measured(device)
@@ -231,13 +227,7 @@ class TritonFuser(TritonExecutor):
             raise Unfused("a kernel would have to know more of sizes that stay symbolic") from None
         if run.seconds > run.eager_seconds and not self.always:
             raise Unfused("PyTorch's kernels are predicted to be faster")
-        return self.register_temporary_operation(
-            f"TritonFusion{counter}",
-            run,
-            inputs=(*region.inputs, *region.numbers),
-            outputs=region.outputs,
-            bsyms=region.bound_symbols,
-        )
+        return self.operation_of(region, f"TritonFusion{counter}", run)
 
     def region_of(self, region: Region, device: torch.device) -> TileRegion:
         return TileRegion(region, device)

@@ -234,6 +234,16 @@ class FusionExecutor(Executor):
             *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
         )
 
+    def operation_of(self, region: Region, name: str, fn: Callable) -> BoundSymbol:
+        """The operation that runs a region: `fn` takes its inputs, and behind these its symbolic numbers."""
+        return self.register_temporary_operation(
+            name,
+            fn,
+            inputs=(*region.inputs, *region.numbers),
+            outputs=region.outputs,
+            bsyms=region.bound_symbols,
+        )
+
     def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
         """Returns `make()`, which is called once for all regions that are equal except for names."""
         key = region_key(region)
