@@ -223,7 +223,7 @@ class FusionExecutor(Executor):
         name: str,
         fn: Callable,
         *,
-        inputs: Sequence[Proxy],
+        inputs: Sequence[Proxy | NumberProxy],
         outputs: Sequence[Proxy],
         bsyms: Sequence[BoundSymbol],
     ) -> BoundSymbol:
