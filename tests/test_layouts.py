@@ -13,8 +13,8 @@ from tests.kernels_in_use import EVERY_REGION
 from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
-from thunder.executors.triton_kernels import layout
-from thunder.executors.triton_kernels.layout import layout_of
+from thunder.kernels import layout
+from thunder.kernels.layout import layout_of
 from thunder.ops import LTORCH
 from thunder.ops.families.norm_kernels import native_layer_norm_backward
 
@@ -238,7 +238,7 @@ def test_no_rule_imports_dynamo():
     text = """
 import sys, torch, thunder
 from thunder.core.regions import Region
-from thunder.executors.triton_kernels.layout import layout_of
+from thunder.kernels.layout import layout_of
 def rotate(x, cos):
     return (torch.cat((-x[..., 3:], x[..., :3]), -1) * cos).to(torch.bfloat16)
 trace = thunder.trace()(rotate, torch.ones(2, 4, 3, 6).transpose(1, 2), torch.ones(4, 6))

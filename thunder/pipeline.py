@@ -26,6 +26,8 @@ from thunder.transforms.aligned_products import aligned_products
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import has_hook
 from thunder.transforms.chained_products import chained_products
+from thunder.transforms.channels_last import channels_last
+from thunder.transforms.channels_last import is_on as has_images
 from thunder.transforms.constants import constants
 from thunder.transforms.cse import has_differentiated_gradients, share, share_gradients
 from thunder.transforms.dce import dce, dce_of_captured
@@ -164,6 +166,8 @@ PASSES = PassList((
     Pass("Unstack Saved", lambda trace, _: unstack_saved(trace), needs=(OPERATIONS, JOINT),
          when=lambda trace, _: trace.info.backwards > 0 and any(b.sym is ltorch.stack for b in trace.bound_symbols),
          meaning="let backwards read the parts of a saved stack as views of it"),
+    Pass("Channels Last", channels_last, needs=OPERATIONS, when=has_images,
+         meaning="let convolutions, and what is computed between them, lay out images with channels last"),
     Pass("Partition", lambda trace, _: partition(trace), needs=JOINT, gives=CUT, ends=JOINT,
          when=lambda trace, lowering: lowering.differentiates,
          meaning="cut the joint trace into a forward and a backward; the passes below see one after the other"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import check_replaced, has_hook, transform_traces
+from thunder.transforms.channels_last import may_apply as may_compute_channels_last
 
 _NAME = operator.attrgetter("name")
 
@@ -168,6 +169,7 @@ class Captured:
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
             unseen=frozenset(map(_NAME, written_unseen(c))),
             backwards=c.engine.backwards, strides=_strides(c, tensors),
+            row_major=_row_major(c, tensors, operations),
         )  # fmt: skip
         self.computation_traces = [
             Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
@@ -292,6 +294,25 @@ def _strides(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
     with compat.DisableTorchFunction():
         real_tensors = ((p.name, c.tensors.real[p][0]) for p in tensors)
         return {name: t.stride() for name, t in real_tensors if t.layout is torch.strided}
+
+
+def _row_major(c: Capture, tensors: list[TensorProxy], operations: Sequence[BoundSymbol]) -> frozenset[str]:
+    """The names of row-major inputs, which a pass may rely on: the prologue guards their strides."""
+    if c.tensors.replaced or not may_compute_channels_last(operations, c.request.options):
+        return frozenset()
+    names = set()
+    for p in tensors:
+        real, source = c.tensors.real[p]
+        is_guarded = len(p.shape) > 2 and c.tensors.shapes.get(source) == tuple(p.shape) == tuple(real.shape)
+        if is_guarded and p not in c.tensors.rebound and real.layout is torch.strided and _is_row_major(real):
+            c.tensors.laid_out.add(source)
+            names.add(p.name)
+    return frozenset(names)
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    with compat.DisableTorchFunction():
+        return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 def _only_computes(operation: BoundSymbol) -> bool:

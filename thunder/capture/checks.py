@@ -254,6 +254,8 @@ class Tensors:
             for name, now in metadata(value).items():
                 if was[name] != now:
                     return f"{path}.{name} was {was[name]}, is {now}"
+            if "stride()" in was and was["stride()"] != value.stride():
+                return f"{path}.stride() was {was['stride()']}, is {value.stride()}"
         return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 

@@ -542,20 +542,21 @@ class PrologueWriter:
     # ---------------------------------------------------------------- tensors and numbers
 
     def _tensors(self) -> None:
-        """All tensors in one batch: type, dtype, device, shape, requires_grad."""
+        """All tensors in one batch: type, dtype, device, shape, requires_grad, and strides where a pass needs them."""
         capture = self.capture
         if not capture.tensors.shapes:
             return
         if len(capture.tensors.shapes) >= extensions.MANY:
             extensions.loaded_extension()
-        expected, tensors = [], []
-        for source, shape in capture.tensors.shapes.items():
+        expected, tensors, laid_out = [], [], [s in capture.tensors.laid_out for s in capture.tensors.shapes]
+        for (source, shape), with_strides in zip(capture.tensors.shapes.items(), laid_out, strict=True):
             self.variable(source)
             tensor = capture.guarded_tensor(source)
-            expected.append((source, {"type": type(tensor), "shape": shape, **metadata(tensor)}))
+            facts = metadata(tensor) | ({"stride()": tensor.stride()} if with_strides else {})
+            expected.append((source, {"type": type(tensor), "shape": shape, **facts}))
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(
-            tensors, list(capture.tensors.shapes.values())
+            tensors, list(capture.tensors.shapes.values()), laid_out
         )
         self.facts = Tensors(expected, capture.world.parameters)
         guards = functools.partial(self.facts.guards, f"{self.pin(self.facts, 'expected')}()")

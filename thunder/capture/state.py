@@ -114,6 +114,7 @@ class Tensors:
     in_memory: dict[int, list[TensorProxy]] = field(default_factory=dict)  # the first of them, by their memory
     looked_at: int = 0  # how many
     shapes: dict[Source, tuple] = field(default_factory=dict)  # as guarded: None for a size that stays symbolic
+    laid_out: set[Source] = field(default_factory=set)  # of these, those whose strides are guarded
     # of DTensors, whose local tensors are inputs: with how many rows, None: all that they have
     local: dict[Source, int | None] = field(default_factory=dict)
     placements: dict[Proxy, Placement] = field(default_factory=dict)  # of parameters that the ranks hold together

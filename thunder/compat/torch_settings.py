@@ -134,6 +134,13 @@ def tensor_cores_multiply_float32() -> bool:
     return any(known[name].value() in (True, "tf32") for name in names if name in known)
 
 
+def tensor_cores_convolve_float32() -> bool:
+    """Whether a GPU may round the operands of float32 convolutions to TensorFloat-32."""
+    known = _settings()
+    names = "fp32_precision of cuda.conv", "cudnn_allow_tf32"
+    return any(known[name].value() in (True, "tf32") for name in names if name in known)
+
+
 def changed_settings(before: dict[str, Any]) -> dict[str, Any]:
     """The settings that have changed, as they are now."""
     return {name: value for name, value in settings().items() if value != before[name]}

@@ -48,7 +48,7 @@ class TraceInfo:
     of the parameter or buffer. held: arguments that are parameters or buffers of other modules as well. written: by
     value that the program writes over an older one in place, the older value. copies: results of views that are copies,
     by their strides at capture. unseen: arguments that it writes to behind autograd's back. strides: by argument, those
-    of the captured call, as a hint. layouts: by value, how ranks hold it along axes of a mesh, where they hold
+    of the captured call, as a hint. row_major: arguments that are row-major, which the prologue guards. layouts: by value, how ranks hold it along axes of a mesh, where they hold
     parameters together. compiled: objects of executors that live as long as the program.
 
     backwards: the number of backwards in the program; contexts of bound symbols have the number of theirs. recomputed:
@@ -67,6 +67,7 @@ class TraceInfo:
     copies: Set[str] = frozenset()
     unseen: Set[str] = frozenset()
     strides: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    row_major: Set[str] = frozenset()
     layouts: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     backwards: int = 0

@@ -207,10 +207,11 @@ class TritonFuser(TritonExecutor):
         return planned_gpu() if interpreting() or device.type != "cuda" else _measured(device)
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no kernel for it, sorts for it, or computes addresses for longer
-        than it moves data. Several operations that only move data have to move fewer bytes as one."""
+        """Not for one operation, unless PyTorch has no kernel for it, sorts for it, copies element by element for it, or
+        computes addresses for longer than it moves data. Several operations that only move data have to move fewer
+        bytes as one."""
         operations = computing(region)
-        if len(operations) > 1 or any(o.sym in _ALONE for o in operations):
+        if len(operations) > 1 or any(o.sym in _ALONE or _lays_out(o) for o in operations):
             return bool(region.outputs)
         kernels = [operation for operation in region.bound_symbols if not may_view(operation)]
         if len(kernels) == 1 and operations and region.outputs:
@@ -276,6 +277,12 @@ class TritonFuser(TritonExecutor):
 
 
 _ALONE = {uniform_philox, index_backward}  # that PyTorch has no kernel for, or sorts for
+
+
+def _lays_out(operation: BoundSymbol) -> bool:
+    """Whether an operation copies an image into a memory format. PyTorch's kernel reads or writes each element alone
+    where that is another one."""
+    return operation.sym is ltorch.clone and "memory_format" in operation.kwargs and len(operation.output.shape) == 4
 
 
 def _is_dear(primitive: BoundSymbol) -> bool:

@@ -15,10 +15,10 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import KernelScript, Region
 from thunder.executors.triton_kernels.by_strides import ByStrides, own_results
 from thunder.executors.triton_kernels.launcher import function_text
-from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.strides import fit, fits_text, ordered_like, stride_atoms, strides_in_words
 from thunder.kernels.index import strides_of
 from thunder.kernels.ir import Buffer, Program
+from thunder.kernels.layout import layout_of
 from thunder.kernels.numbers import Numbers
 from thunder.kernels.sizes import Atom, Extent, atoms_of, factor_text, hint, value_of
 from thunder.ops.infer import run_line

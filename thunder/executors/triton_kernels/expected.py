@@ -17,8 +17,8 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.executors.triton_kernels.layout import Tensors, elementwise_strides, follow
 from thunder.kernels.index import strides_of
+from thunder.kernels.layout import Tensors, elementwise_strides, follow
 from thunder.kernels.lower import is_product, primitives
 from thunder.ops.layout import is_dense, padded_strides
 

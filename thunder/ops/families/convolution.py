@@ -13,7 +13,7 @@ from thunder.ops import backward, ltorch, prims
 from thunder.ops.families.shape import squeeze, unsqueeze
 from thunder.ops.promotion import same_device
 from thunder.ops.registry import LTORCH, alias, composite, prim
-from thunder.ops.rules import derivatives
+from thunder.ops.rules import derivatives, kernels
 from thunder.ops.shape_rules import pair, require
 
 _TAGS = (OpTags.MATMUL_OP,)
@@ -375,3 +375,25 @@ def _convolution_twice(
 
 backward.gradients_of(convolution_backward, _convolution_twice, (0, 1, 2))
 derivatives.inexact.add(convolution_backward)  # it rounds otherwise than PyTorch's second derivative
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# layout
+
+
+def _image_and_weight(image: int, groups: int):
+    """The rule for an operation with its image, its weight behind it, and its groups at these positions."""
+
+    def rule(operation):
+        args = operation.args
+        x, weight = args[image : image + 2] if len(args) > image + 1 else (None, None)
+        count = args[groups] if len(args) > groups else operation.kwargs.get("groups", 1)
+        is_of_images = isinstance(x, TensorProxy) and isinstance(weight, TensorProxy) and len(x.shape) == 4
+        return (x, weight, count) if is_of_images and type(count) is int else None
+
+    return rule
+
+
+kernels.image_and_weight.set(_image_and_weight(0, 6), conv2d, conv_transpose2d)
+kernels.image_and_weight.set(_image_and_weight(0, 8), convolution)
+kernels.image_and_weight.set(_image_and_weight(1, 9), convolution_backward)

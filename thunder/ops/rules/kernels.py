@@ -10,12 +10,16 @@ from thunder.core.rule_table import Property, RuleTable
 layout: RuleTable[
     Literal[
         "as operands", "second operand first", "row-major", "preserved", "memory format", "memory format of the second",
-        "own", "as decomposition",
+        "own", "as decomposition", "as asked",
     ]
 ] = RuleTable("as operands")  # fmt: skip
 """How PyTorch lays out the result: as TensorIterator does, likewise with the operands in another order, row-major, as
-`empty_like` does, in the memory format of the operands or of the second one, otherwise, or as the decomposition
-says."""
+`empty_like` does, in the memory format of the operands or of the second one, otherwise, as the decomposition says, or
+as `memory_format` says, and without it as `empty_like` does."""
+
+image_and_weight: RuleTable[Callable | None] = RuleTable(None)
+"""(operation): the image and the weight of a convolution, whose memory formats decide about that of its result, and the
+number of groups; None where it is none in two dimensions."""
 
 no_loop_of_inductor = Property()
 """Inductor does not compute it in a loop with PyTorch's results."""

@@ -86,7 +86,11 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
         run_line(operation, values, values.seen)
         return True
-    if _is_cast(operation) or kernels.layout.of(symbol) == "preserved":
+    if kernels.layout.of(symbol) == "as asked" and (form := operation.kwargs.get("memory_format")) in _ASKED:
+        (out,) = operation.outputs
+        values.make(out, _ASKED[form](values.shape(out)))
+        return True
+    if _is_cast(operation) or kernels.layout.of(symbol) in ("preserved", "as asked"):
         (out,), (source, *_) = operation.outputs, operation.inputs
         like = values[source]
         # of a meta tensor, empty_like gives dimensions of size 1 other strides than of a real one
@@ -127,6 +131,15 @@ def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | Non
     if symbol.id == "prims.index":
         return _indexed_strides(shape, operands[0], [None if i is None else values[i] for i in operation.args[1]])
     return elementwise_strides(shape, operands, _converts_numbers(operation)) if _elementwise(operation) else None
+
+
+def channels_last_strides(shape: Sequence[int]) -> tuple:
+    """Those of an image (N, C, H, W) with channels last in memory."""
+    n, c, h, w = shape
+    return (h * w * c, 1, w * c, c)
+
+
+_ASKED = {torch.contiguous_format: strides_of, torch.channels_last: channels_last_strides}
 
 
 def _named(old: Proxy, new, values: dict) -> bool:
