@@ -48,8 +48,9 @@ class TraceInfo:
     of the parameter or buffer. held: arguments that are parameters or buffers of other modules as well. written: by
     value that the program writes over an older one in place, the older value. copies: results of views that are copies,
     by their strides at capture. unseen: arguments that it writes to behind autograd's back. strides: by argument, those
-    of the captured call, as a hint. row_major: arguments that are row-major, which the prologue guards. layouts: by value, how ranks hold it along axes of a mesh, where they hold
-    parameters together. compiled: objects of executors that live as long as the program.
+    of the captured call, as a hint. row_major: arguments that are row-major, which the prologue guards. layouts: by
+    value, how ranks hold it along axes of a mesh, where they hold parameters together. compiled: objects of executors
+    that live as long as the program.
 
     backwards: the number of backwards in the program; contexts of bound symbols have the number of theirs. recomputed:
     by backward, the values of its forward that it recomputes. cut: the forward and the backward of a joint trace.

@@ -207,8 +207,8 @@ class TritonFuser(TritonExecutor):
         return planned_gpu() if interpreting() or device.type != "cuda" else _measured(device)
 
     def should_fuse(self, region: Region) -> bool:
-        """Not for one operation, unless PyTorch has no kernel for it, sorts for it, copies element by element for it, or
-        computes addresses for longer than it moves data. Several operations that only move data have to move fewer
+        """Not for one operation, unless PyTorch has no kernel for it, sorts for it, copies into another layout for it,
+        or computes addresses for longer than it moves data. Several operations that only move data have to move fewer
         bytes as one."""
         operations = computing(region)
         if len(operations) > 1 or any(o.sym in _ALONE or _lays_out(o) for o in operations):

@@ -315,7 +315,8 @@ def _(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 kernels.layout.set(
-    "as decomposition", batch_norm, batch_norm_update, native_batch_norm, native_batch_norm_functional, native_batch_norm_backward,
+    "as decomposition", batch_norm, batch_norm_update, native_batch_norm, native_batch_norm_functional,
+    native_batch_norm_backward,
 )  # fmt: skip
 
 
