@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,16 @@ from thunder.capture.state import Request
 from thunder.capture.tensors import DependsOnIdentity, check_apart, input_source, write_back, written_unseen
 from thunder.capture.world import Source
 from thunder.core.codegen import failing_line, line_owners
-from thunder.core.proxies import AnyProxy, FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import (
+    AnyProxy,
+    FutureTensorProxy,
+    Proxy,
+    TensorProxy,
+    map_structure,
+    number_value,
+    numbers_in,
+    proxies_in,
+)
 from thunder.core.signals import interrupts
 from thunder.core.symbol import BoundSymbol, OpTags, recording
 from thunder.core.trace import Trace, TraceInfo, timed_pass
@@ -47,6 +56,7 @@ from thunder.distributed.layers import distribute
 from thunder.distributed.placement import Placement, check_all_placed, placement_of, seen_as
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.interpreter import UnsupportedError, release
+from thunder.kernels.index import strides_of
 from thunder.ops.families.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -168,8 +178,8 @@ class Captured:
             held=_held(c, tensors),
             written=memory.versions, copies=frozenset(v.name for v in memory.copies),
             unseen=frozenset(map(_NAME, written_unseen(c))),
-            backwards=c.engine.backwards, strides=_strides(c, tensors),
-            row_major=_row_major(c, tensors, operations),
+            backwards=c.engine.backwards, strides=(strides := _strides(c, tensors)),
+            row_major=_row_major(c, strides, operations),
         )  # fmt: skip
         self.computation_traces = [
             Trace("computation", inputs, operations, output, c.recorder.context.names, info=info)
@@ -296,23 +306,19 @@ def _strides(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
         return {name: t.stride() for name, t in real_tensors if t.layout is torch.strided}
 
 
-def _row_major(c: Capture, tensors: list[TensorProxy], operations: Sequence[BoundSymbol]) -> frozenset[str]:
-    """The names of row-major inputs, which a pass may rely on: the prologue guards their strides."""
+def _row_major(c: Capture, strides: Mapping[str, tuple], operations: Sequence[BoundSymbol]) -> frozenset[str]:
+    """The names of row-major inputs, which a pass may rely on: the prologue guards their strides. Their first size may
+    be symbolic."""
     if c.tensors.replaced or not may_compute_channels_last(operations, c.request.options):
         return frozenset()
-    names = set()
-    for p in tensors:
-        real, source = c.tensors.real[p]
-        is_guarded = len(p.shape) > 2 and c.tensors.shapes.get(source) == tuple(p.shape) == tuple(real.shape)
-        if is_guarded and p not in c.tensors.rebound and real.layout is torch.strided and _is_row_major(real):
-            c.tensors.laid_out.add(source)
-            names.add(p.name)
-    return frozenset(names)
-
-
-def _is_row_major(tensor: torch.Tensor) -> bool:
-    with compat.DisableTorchFunction():
-        return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    sources = {}
+    for p, (real, source) in c.tensors.real.items():
+        shape = tuple(map(number_value, p.shape))
+        is_guarded = len(shape) > 2 and c.tensors.shapes.get(source, ())[1:] == shape[1:] and shape == real.shape
+        if is_guarded and p not in c.tensors.rebound and strides.get(p.name) == strides_of(shape):
+            sources[p.name] = source
+    c.tensors.laid_out.update(sources.values())
+    return frozenset(sources)
 
 
 def _only_computes(operation: BoundSymbol) -> bool:

@@ -282,7 +282,7 @@ _ALONE = {uniform_philox, index_backward}  # that PyTorch has no kernel for, or 
 def _lays_out(operation: BoundSymbol) -> bool:
     """Whether an operation copies an image into a memory format. PyTorch's kernel reads or writes each element alone
     where that is another one."""
-    return operation.sym is ltorch.clone and "memory_format" in operation.kwargs and len(operation.output.shape) == 4
+    return operation.sym is ltorch.clone and "memory_format" in operation.kwargs and len(operation.output.shape) > 3
 
 
 def _is_dear(primitive: BoundSymbol) -> bool:

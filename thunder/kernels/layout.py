@@ -8,6 +8,7 @@ tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 
 import torch
@@ -134,12 +135,15 @@ def _strides_by_operands(operation: BoundSymbol, values: Tensors) -> tuple | Non
 
 
 def channels_last_strides(shape: Sequence[int]) -> tuple:
-    """Those of an image (N, C, H, W) with channels last in memory."""
-    n, c, h, w = shape
-    return (h * w * c, 1, w * c, c)
+    """Those of an image (N, C, H, W) or a volume (N, C, D, H, W) with channels last in memory."""
+    _, channels, *pixels = shape
+    return (channels * math.prod(pixels), 1, *(channels * s for s in strides_of(pixels)))
 
 
-_ASKED = {torch.contiguous_format: strides_of, torch.channels_last: channels_last_strides}
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the number of dimensions."""
+
+_ASKED = {torch.contiguous_format: strides_of} | dict.fromkeys(CHANNELS_LAST.values(), channels_last_strides)
 
 
 def _named(old: Proxy, new, values: dict) -> bool:
@@ -167,10 +171,13 @@ def _in_memory_format(shape: Sequence[int], operands: Sequence[torch.Tensor]) ->
     """Row-major strides where an operand surely is, those of channels last where all surely are, else None."""
     if any(_is_row_major_format(o) for o in operands):
         return strides_of(shape)
-    last = torch.channels_last
-    if all(o.dim() == 4 and o.is_contiguous(memory_format=last) and not o.is_contiguous() for o in operands):
-        return torch.empty(tuple(shape), device="meta", memory_format=last).stride()
-    return None
+    return channels_last_strides(shape) if all(map(has_channels_last, operands)) else None
+
+
+def has_channels_last(t: torch.Tensor) -> bool:
+    """Whether PyTorch surely takes a tensor for one with channels last."""
+    form = CHANNELS_LAST.get(t.dim())
+    return form is not None and t.is_contiguous(memory_format=form) and not t.is_contiguous()
 
 
 def _elementwise(operation: BoundSymbol) -> bool:

@@ -18,8 +18,7 @@ For that, eager's strides have to be known: capture guards those of images and w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import torch
 
@@ -29,11 +28,12 @@ from thunder.analysis.cost import nbytes, tensors_in
 from thunder.analysis.flow import consumers, producers
 from thunder.compat.torch_settings import tensor_cores_convolve_float32
 from thunder.core.dtypes import bfloat16, float16, float32
-from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.proxies import Proxy, TensorProxy, map_structure, number_value
 from thunder.core.symbol import EFFECTS, BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.extend.passes import Lowering
 from thunder.kernels.index import strides_of
+from thunder.kernels.layout import CHANNELS_LAST as FORMATS
 from thunder.kernels.layout import Tensors, channels_last_strides, follow
 from thunder.ops import ltorch
 from thunder.ops.rules import kernels
@@ -78,33 +78,28 @@ def channels_last(trace: Trace, lowering: Lowering) -> Trace:
 
 def _gains(convolution: BoundSymbol, is_forced: bool) -> bool:
     """Whether a convolution has kernels that need channels last. One of several groups is slow with them."""
-    images = images_of(convolution)
-    if not images or has_groups(convolution):
+    operands = _operands(convolution)
+    if operands is None or operands[3] != 1:
         return False
-    x = images[0]
-    if is_forced:
-        return True
+    x = operands[0]
     has_kernels = x.dtype in (bfloat16, float16) or x.dtype is float32 and tensor_cores_convolve_float32()
-    return x.device.type == "cuda" and has_kernels
+    return is_forced or x.device.type == "cuda" and has_kernels
 
 
-def images_of(operation: BoundSymbol) -> tuple[TensorProxy, ...]:
-    """The image and the weight of a convolution in two dimensions; nothing of other operations."""
-    rule = kernels.image_and_weight.of(operation.sym)
-    return (rule(operation) or ())[:2] if rule is not None else ()
-
-
-def has_groups(convolution: BoundSymbol) -> bool:
-    """Whether a convolution has several groups."""
-    return kernels.image_and_weight.of(convolution.sym)(convolution)[2] != 1  # type: ignore[misc]
+def _operands(operation: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy, int] | None:
+    """The image, the weight, the result or its cotangent, and the number of groups of a convolution in two or three
+    dimensions."""
+    rule = kernels.convolution.of(operation.sym)
+    return None if rule is None else rule(operation)
 
 
 def is_image(value) -> bool:
-    """Whether a value has the form (N, C, H, W), of more than one channel and more than one pixel: its two layouts
-    differ."""
-    if not isinstance(value, TensorProxy) or len(value.shape) != 4 or any(type(n) is not int for n in value.shape):
+    """Whether a value has the form (N, C, H, W) or (N, C, D, H, W), and more than one channel and more than one pixel:
+    its two layouts differ."""
+    if not isinstance(value, TensorProxy) or len(value.shape) not in FORMATS:
         return False
-    return value.shape[1] > 1 and math.prod(value.shape[2:]) > 1 and 0 not in value.shape
+    count, channels, *pixels = map(number_value, value.shape)
+    return count > 0 and channels > 1 and math.prod(pixels) > 1
 
 
 class _Program:
@@ -128,21 +123,20 @@ class _Program:
 
     def _follow(self, operation: BoundSymbol) -> None:
         """Adds the strides of an operation's results, where they are known."""
-        tensors = tensors_in(operation.inputs)
-        results = [o for o in operation.outputs if isinstance(o, TensorProxy)]
-        if kernels.image_and_weight.of(operation.sym) is not None:
-            images = images_of(operation)
-            rows = bool(images) and all(map(self.is_row_major, images))
-        else:
-            rows = not tensors and operation.sym.tags.isdisjoint(_STAYING) or _is_matrix_product(operation)
-        known = Tensors(frozenset(), ())
-        known |= {i: self.eager[i] for i in tensors if i in self.eager}
-        for o in results:
-            if rows or len(o.shape) < 2:
+        results = tensors_in(operation.outputs)
+        if self._convolves_rows(operation) or all(len(o.shape) < 2 for o in results):
+            for o in results:
                 self.eager.make(o, strides_of(self.eager.shape(o)))
-        if not rows and operation.sym.tags.isdisjoint(EFFECTS) and len(known) == len(tensors):
-            if is_followed(operation, known):
-                self.eager |= {o: known[o] for o in results if o in known}
+            return
+        values = Tensors(frozenset(), ())
+        values |= {i: self.eager[i] for i in tensors_in(operation.inputs) if i in self.eager}
+        if operation.sym.tags.isdisjoint(EFFECTS) and _is_followed(operation, values):
+            self.eager |= {o: values[o] for o in results if o in values}
+
+    def _convolves_rows(self, operation: BoundSymbol) -> bool:
+        """Whether an operation is a convolution of a row-major image and a row-major weight."""
+        operands = _operands(operation)
+        return operands is not None and all(map(self.is_row_major, operands[:2]))
 
     def is_row_major(self, value: TensorProxy) -> bool:
         return value in self.eager and self.eager[value].stride() == strides_of(tuple(self.eager[value].shape))
@@ -162,18 +156,17 @@ class _Program:
 
     def can_convolve(self, operation: BoundSymbol) -> bool:
         """Whether an operation is a convolution of images that eager computes row-major."""
-        images = images_of(operation)
-        if not images or not self.may_change(operation):
+        if not self._convolves_rows(operation) or not self.may_change(operation):
             return False
-        result = operation.inputs[0] if len(operation.outputs) > 1 else operation.outputs[0]  # or its cotangent
-        return all(map(self.is_row_major, images)) and is_image(images[0]) and is_image(result)
+        image, _, result, _ = _operands(operation)  # type: ignore[misc]
+        return is_image(image) and is_image(result)
 
     def may_change(self, operation: BoundSymbol) -> bool:
         """Whether the layout of an operation's results is free."""
         return not any(o.name in self.written or o in self.natural for o in operation.outputs)
 
 
-def is_followed(operation: BoundSymbol, values: Tensors) -> bool:
+def _is_followed(operation: BoundSymbol, values: Tensors) -> bool:
     """Adds the results of an operation to `values` as PyTorch lays them out; False where that is not known."""
     try:
         return follow(operation, values)
@@ -181,100 +174,97 @@ def is_followed(operation: BoundSymbol, values: Tensors) -> bool:
         return False
 
 
-_MATRIX_PRODUCTS = {ltorch.linear, ltorch.mm, ltorch.bmm, ltorch.addmm}
-
-
-def _is_matrix_product(operation: BoundSymbol) -> bool:
-    return operation.sym in _MATRIX_PRODUCTS
-
-
-@dataclass
-class _Group:
-    """Convolutions that images with channels last connect. saved: the bytes that cuDNN would convert; moved: those
-    that conversions around the group move."""
-
-    convolutions: set[BoundSymbol] = field(default_factory=set)
-    saved: float = 0.0
-    moved: float = 0.0
+def _shows(operation: BoundSymbol) -> bool:
+    """Whether an operation is a view of the memory of an operand; one that makes it contiguous computes the same
+    numbers of any layout."""
+    return may_view(operation) and kernels.layout.of(operation.sym) != "as asked"
 
 
 class _Plan:
     """Which operations compute with channels last, for a choice of convolutions.
 
-    changed: operations that read images with channels last. last: values that these compute with channels last.
-    liked: those, and results of fused kernels that may be written so. groups: by value or operation.
+    changed: operations that read images with channels last. last: images that these compute with channels last. copied:
+    of these, results of fused operations that are row-major by themselves: the kernel writes a copy.
     """
 
     def __init__(self, program: _Program, chosen: set[BoundSymbol]):
         self.program, self.chosen = program, chosen
         self.changed: dict[BoundSymbol, None] = {}
         self.last: set[Proxy] = set()
-        self.liked: set[Proxy] = set()
-        self.copied: set[Proxy] = set()  # values that forwards copy with channels last
+        self.copied: set[Proxy] = set()
         self._parents: dict[Proxy | BoundSymbol, Proxy | BoundSymbol] = {}
+        useful = self._useful()
         with compat.DisableTorchFunction(), torch.no_grad():
             for b in program.trace.bound_symbols:
                 if b in chosen:
                     self._change(b, [o for o in b.outputs if is_image(o)])
-                elif any(i in self.liked for i in b.inputs):
-                    self._carry(b)
-        for b in self.changed:
-            if phase_of(b) == 0:
-                self.copied.update(i for i in b.inputs if is_image(i) and i not in self.last)
+                elif any(i in self.last for i in b.inputs):
+                    self._carry(b, useful)
 
-    def _change(self, operation: BoundSymbol, last: Sequence[Proxy], liked: Sequence[Proxy] = ()) -> None:
+    def _useful(self) -> set[Proxy]:
+        """The images that convolutions read, and those that these may be computed from with channels last."""
+        images = set[Proxy]()
+        for b in reversed(self.program.trace.bound_symbols):
+            if b in self.chosen or not _shows(b) and not images.isdisjoint(b.outputs):
+                images.update(i for i in b.inputs if is_image(i))
+        return images
+
+    def _change(self, operation: BoundSymbol, last: Sequence[Proxy], copied: Sequence[Proxy] = ()) -> None:
         self.changed[operation] = None
-        self.last.update(last)
-        self.liked.update(last, liked)
-        for value in (*(i for i in operation.inputs if i in self.liked), *last, *liked):
-            self._join(value, operation)
+        self.copied.update(copied)
+        self.last.update(last, copied)
+        for value in (*operation.inputs, *operation.outputs):
+            if value in self.last:
+                self._join(value, operation)
 
-    def _carry(self, operation: BoundSymbol) -> None:
+    def _carry(self, operation: BoundSymbol, useful: Set[Proxy]) -> None:
         """Lets an operation compute with channels last where its results have the strides that they need."""
         program = self.program
-        if may_view(operation) or not operation.sym.tags.isdisjoint(_STAYING) or not program.may_change(operation):
+        if _shows(operation) or not operation.sym.tags.isdisjoint(_STAYING) or not program.may_change(operation):
             return
-        tensors = [i for i in operation.inputs if isinstance(i, TensorProxy)]
         values = Tensors(frozenset(), ())
-        for i in tensors:
+        for i in tensors_in(operation.inputs):
             if is_image(i):
-                values.make(i, channels_last_strides(i.shape))
+                values.make(i, channels_last_strides(values.shape(i)))
             elif i not in program.eager:
                 return
             else:
                 values[i] = program.eager[i]
-        if kernels.image_and_weight.of(operation.sym) is not None or not is_followed(operation, values):
+        if _operands(operation) is not None or not _is_followed(operation, values):
             return
-        last, liked = [], []
-        for o in operation.outputs:
-            if not isinstance(o, TensorProxy):
-                continue
+        last, copied = [], []
+        for o in tensors_in(operation.outputs):
             if o not in values:
                 return
             strides = values[o].stride()
-            if is_image(o) and strides == channels_last_strides(o.shape):
+            is_row_major = program.is_row_major(o)
+            if (
+                is_image(o)
+                and strides == channels_last_strides(values.shape(o))
+                and (is_row_major or o not in program.eager)
+            ):
                 last.append(o)
             elif o in program.eager and strides != program.eager[o].stride():
                 return
-            elif is_image(o) and program.is_row_major(o) and program.fuses(operation):
-                liked.append(o)
-        self._change(operation, last, liked)
+            elif o in useful and is_row_major and program.fuses(operation) and o not in program.returned:
+                copied.append(o)
+        self._change(operation, last, copied)
 
     # ---------------------------------------------------------------------------------------------------- conversions
     def wants(self, operation: BoundSymbol, value: Proxy) -> torch.memory_format | None:
         """The layout in which an operation reads a value; None where it reads the value as it is."""
         if operation in self.changed and is_image(value):
             return None if value in self.last else LAST
-        return ROWS if value in self.last or self._reads_copy(operation, value) else None
+        return ROWS if value in self.last else None
 
-    def _reads_copy(self, operation: BoundSymbol, value: Proxy) -> bool:
-        """Whether a fused kernel of a backward reads the saved copy of a value with channels last, so that the
-        row-major value is not saved beside it."""
-        program, producer = self.program, self.program.producer.get(value)
-        if value not in self.copied or producer is None or value in program.returned:
+    def is_shared(self, value: Proxy, layout: torch.memory_format) -> bool:
+        """Whether one copy of a value serves all phases. It does not where a backward reads the value in the other
+        layout too, which would be saved beside the copy, nor for an argument, whose copy no backward should hold."""
+        producer, is_last = self.program.producer.get(value), layout is LAST
+        if producer is None:
             return False
-        phase = phase_of(operation)
-        return phase not in (0, phase_of(producer)) and program.is_row_major(value) and program.fuses(operation)
+        later = [c for c in self.program.consumers.get(value, ()) if phase_of(c) != phase_of(producer)]
+        return value in self.program.returned or all((c in self.changed) == is_last for c in later)
 
     def conversions(self) -> dict[tuple[Proxy, torch.memory_format], list[BoundSymbol]]:
         """By value and layout, the operations that read the value in this layout and need a copy."""
@@ -292,16 +282,14 @@ class _Plan:
     # ---------------------------------------------------------------------------------------------------------- costs
     def losing(self) -> set[BoundSymbol]:
         """The convolutions of groups that convert more bytes than cuDNN would."""
-        groups: dict[Proxy | BoundSymbol, _Group] = {}
+        saved = dict.fromkeys(map(self._root, self.chosen), 0)
         for b in self.chosen:
-            group = groups.setdefault(self._root(b), _Group())
-            group.convolutions.add(b)
-            group.saved += 2 * sum(nbytes(v) for v in (*b.inputs, *b.outputs) if is_image(v))
+            saved[self._root(b)] += 2 * sum(nbytes(v) for v in (*b.inputs, *b.outputs) if is_image(v))
         for (value, layout), readers in self.conversions().items():
-            root = self._root(value if value in self.liked else next(r for r in readers if r in self.changed))
-            if root in groups:
-                groups[root].moved += self._moved(value, layout, readers)
-        return {b for g in groups.values() if g.moved >= g.saved for b in g.convolutions}
+            root = self._root(value if value in self.last else next(r for r in readers if r in self.changed))
+            if root in saved:
+                saved[root] -= self._moved(value, layout, readers)
+        return {b for b in self.chosen if saved[self._root(b)] <= 0}
 
     def _moved(self, value: Proxy, layout: torch.memory_format, readers: Sequence[BoundSymbol]) -> int:
         """The bytes that a conversion moves: none where a fused kernel writes or reads both layouts."""
@@ -334,53 +322,55 @@ class _Writer:
         self.renamed: dict[Proxy, Proxy] = {}
 
     def trace(self) -> Trace:
+        """The program with the copies. One that the phase of a value needs stands behind the value's operation."""
         trace, plan = self.program.trace, self.plan
         conversions = plan.conversions()
         for b in trace.bound_symbols:
             read: dict[Proxy, Proxy] = {}
             for i in dict.fromkeys(b.inputs):
                 layout = plan.wants(b, i)
-                now = self._copy(i, layout, b) if layout is not None else self.renamed.get(i, i)
+                now = self._copied(i, layout, b) if layout is not None else self.renamed.get(i, i)
                 if now is not i:
                     read[i] = now
-            self._write(b.swap(read) if read else b, b in plan.chosen)
+            self._write(b, read)
             for o in b.outputs:
                 for layout in (LAST, ROWS):
                     readers = conversions.get((o, layout), ())
                     if any(phase_of(r) == phase_of(b) for r in readers) or layout is ROWS and o in self.renamed:
-                        self._copy(o, layout, b)
+                        self._copied(o, layout, b)
         return trace.replace(bound_symbols=self.written)
 
-    def _write(self, operation: BoundSymbol, is_chosen: bool) -> None:
-        """Writes an operation. The gradient of a weight whose two layouts are the same memory gets the strides of
-        row-major ones: kernels of PyTorch give it either's."""
+    def _write(self, operation: BoundSymbol, read: Mapping[Proxy, Proxy]) -> None:
+        """Writes an operation that reads other values. The gradient of a weight whose two layouts are the same memory
+        gets the strides of row-major ones: kernels of PyTorch give it either's."""
+        plan = self.plan
         table: dict[Proxy, Proxy] = {}
         copies: list[BoundSymbol] = []
-        for o in operation.outputs:
-            if o in self.plan.last and o in self.program.returned:
-                table[o] = self.renamed[o] = self._new(o)
-            elif is_chosen and isinstance(o, TensorProxy) and len(o.shape) == 4 and not is_image(o):
+        for o in tensors_in(operation.outputs):
+            if o in plan.copied or operation in plan.chosen and len(o.shape) in FORMATS and not is_image(o):
                 table[o] = self._new(o)
-                copies.append(ltorch.clone.bind(table[o], output=o, context=operation.context, memory_format=ROWS))
+                copies.append(_copy(table[o], o, LAST if o in plan.copied else ROWS, operation))
+            elif o in plan.last and o in self.program.returned:
+                table[o] = self.renamed[o] = self._new(o)
         if table:
             output = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, operation.output)
             operation = operation.replace(output=output)
-        self.written += [operation, *copies]
+        self.written += [operation.swap(read) if read else operation, *copies]
 
-    def _new(self, value: TensorProxy, **changes) -> TensorProxy:
-        return value.replace(name=self.program.trace.names.make(), **changes)
+    def _new(self, value: TensorProxy) -> TensorProxy:
+        return value.replace(name=self.program.trace.names.make())
 
-    def _copy(self, value: Proxy, layout: torch.memory_format, at: BoundSymbol) -> Proxy:
-        """The value in a layout, copied at the place of an operation where it is not yet. A copy of an argument is for
-        one phase, so that no backward holds its memory."""
-        is_read_again = layout is ROWS and value not in self.plan.last  # a value that has a copy with channels last
-        phase = phase_of(at) if is_read_again or value not in self.program.producer else 0
-        known = self.copies.get((value, layout, phase))
-        if known is None:
+    def _copied(self, value: Proxy, layout: torch.memory_format, at: BoundSymbol) -> Proxy:
+        """The value in a layout, copied at the place of an operation where it is not yet."""
+        phase = 0 if self.plan.is_shared(value, layout) else phase_of(at)
+        copy = self.copies.get((value, layout, phase))
+        if copy is None:
             assert isinstance(value, TensorProxy), "the plan converts images"
-            source = self._copy(value, LAST, at) if is_read_again else self.renamed.get(value, value)
-            known = value if value in self.renamed else self._new(value)
-            self.copies[value, layout, phase] = known
-            copy = ltorch.clone.bind(source, output=known, context=at.context, memory_format=layout)
-            self.written.append(copy)
-        return known
+            copy = self.copies[value, layout, phase] = value if value in self.renamed else self._new(value)
+            self.written.append(_copy(self.renamed.get(value, value), copy, layout, at))
+        return copy
+
+
+def _copy(source: Proxy, copy: TensorProxy, layout: torch.memory_format, at: BoundSymbol) -> BoundSymbol:
+    form = FORMATS[len(copy.shape)] if layout is LAST else ROWS
+    return ltorch.clone.bind(source, output=copy, context=at.context, memory_format=form)

@@ -18,7 +18,14 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.kernels.index import strides_of
-from thunder.kernels.layout import Tensors, elementwise_strides, follow
+from thunder.kernels.layout import (
+    CHANNELS_LAST,
+    Tensors,
+    channels_last_strides,
+    elementwise_strides,
+    follow,
+    has_channels_last,
+)
 from thunder.kernels.lower import is_product, primitives
 from thunder.ops.layout import is_dense, padded_strides
 
@@ -73,16 +80,12 @@ def _guess(operation: BoundSymbol, values: _Expected) -> None:
     otherwise, and others lie as an operand of their shape does; attention for autograd, which has several results, is
     no product."""
     operands = [values[i] for i in operation.inputs if isinstance(i, TensorProxy)]
-    last = any(map(_has_channels_last, operands)) and not any(map(is_product, primitives(operation)))
+    last = any(map(has_channels_last, operands)) and not any(map(is_product, primitives(operation)))
     for o in operation.outputs:
         shape = values.shape(o) if isinstance(o, TensorProxy) else ()
-        if last and len(shape) == 4:
-            values.make(o, torch.empty(shape, device="meta", memory_format=torch.channels_last).stride())
+        if last and len(shape) in CHANNELS_LAST:
+            values.make(o, channels_last_strides(shape))
         elif len(shape) > 2 and (len(operation.outputs) > 1 or OpTags.MATMUL_OP not in operation.sym.tags):
             like = next((t for t in operands if tuple(t.shape) == shape), None)
             if like is not None:
                 values.make(o, like.stride() if is_dense(like) else elementwise_strides(shape, [like]))
-
-
-def _has_channels_last(t: torch.Tensor) -> bool:
-    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()

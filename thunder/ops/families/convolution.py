@@ -381,19 +381,20 @@ derivatives.inexact.add(convolution_backward)  # it rounds otherwise than PyTorc
 # layout
 
 
-def _image_and_weight(image: int, groups: int):
-    """The rule for an operation with its image, its weight behind it, and its groups at these positions."""
+def _operands_at(image: int, groups: int):
+    """The rule for an operation with its image, its weight behind it, and its groups at these positions; in front of
+    the image is the cotangent."""
 
     def rule(operation):
         args = operation.args
         x, weight = args[image : image + 2] if len(args) > image + 1 else (None, None)
         count = args[groups] if len(args) > groups else operation.kwargs.get("groups", 1)
-        is_of_images = isinstance(x, TensorProxy) and isinstance(weight, TensorProxy) and len(x.shape) == 4
-        return (x, weight, count) if is_of_images and type(count) is int else None
+        is_of_images = isinstance(x, TensorProxy) and isinstance(weight, TensorProxy) and len(x.shape) in (4, 5)
+        return (x, weight, args[0] if image else operation.output, count) if is_of_images else None
 
     return rule
 
 
-kernels.image_and_weight.set(_image_and_weight(0, 6), conv2d, conv_transpose2d)
-kernels.image_and_weight.set(_image_and_weight(0, 8), convolution)
-kernels.image_and_weight.set(_image_and_weight(1, 9), convolution_backward)
+kernels.convolution.set(_operands_at(0, 6), conv2d, conv3d, conv_transpose2d, conv_transpose3d)
+kernels.convolution.set(_operands_at(0, 8), convolution)
+kernels.convolution.set(_operands_at(1, 9), convolution_backward)

@@ -23,7 +23,7 @@ from thunder.ops.families.shape import permute, reshape, unsqueeze
 from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.registry import alias, composite, prim, torch_prim
-from thunder.ops.rules import batching, derivatives, memory, products, splitting, views
+from thunder.ops.rules import batching, derivatives, kernels, memory, products, splitting, views
 from thunder.ops.shape_rules import check_tensor, require, wrap_dim
 
 MATMUL = (OpTags.MATMUL_OP,)
@@ -515,6 +515,7 @@ derivatives.composed.set(True, kron, vdot, outer)
 memory.owns_result.add(ltorch.linear, ltorch.matmul, ltorch.mm, ltorch.bmm, ltorch.addmm, ltorch.baddbmm)
 
 
+kernels.layout.set("row-major", linear, mm, bmm, addmm)
 products.aligned.set(aligned.linear, linear)
 products.aligned.set(aligned.matmul, matmul, mm, bmm)
 products.aligned.set(aligned.addmm, addmm)

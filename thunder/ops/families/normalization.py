@@ -258,7 +258,7 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 
 kernels.layout.set("row-major", layer_norm)
-kernels.layout.set("as decomposition", group_norm)
+kernels.layout.set("as decomposition", group_norm, instance_norm, instance_norm_update)
 # PyTorch composes these of the same operations
 derivatives.composed.set(True, normalize, pairwise_distance)
 derivatives.composed.set(lambda a, *args, **kwargs: a.device.type == "cpu", rms_norm)  # elsewhere it is one kernel

@@ -17,9 +17,9 @@ layout: RuleTable[
 `empty_like` does, in the memory format of the operands or of the second one, otherwise, as the decomposition says, or
 as `memory_format` says, and without it as `empty_like` does."""
 
-image_and_weight: RuleTable[Callable | None] = RuleTable(None)
-"""(operation): the image and the weight of a convolution, whose memory formats decide about that of its result, and the
-number of groups; None where it is none in two dimensions."""
+convolution: RuleTable[Callable | None] = RuleTable(None)
+"""(operation): the image and the weight of a convolution, whose memory formats decide about that of its result; this
+result, or its cotangent, and the number of groups. None where it is none in two or three dimensions."""
 
 no_loop_of_inductor = Property()
 """Inductor does not compute it in a loop with PyTorch's results."""
