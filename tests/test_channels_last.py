@@ -203,7 +203,7 @@ def written(x, w):
     return F.conv2d(y.relu_(), w, padding=1), y
 
 
-def asked(x, w):
+def formatted(x, w):
     """What the program itself asks for."""
     y = F.conv2d(F.relu(F.conv2d(x, w, padding=1)), w, padding=1)
     last = y.contiguous(memory_format=torch.channels_last)
@@ -221,7 +221,7 @@ def small(x, w):
     )
 
 
-@pytest.mark.parametrize("function", [rotated, dropped, written, asked, small], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [rotated, dropped, written, formatted, small], ids=lambda f: f.__name__)
 def test_strides_of_results_are_eagers(function):
     x, w = torch.randn(2, 3, 5, 5, dtype=torch.float64), torch.randn(3, 3, 3, 3, dtype=torch.float64)
     compiled = thunder.jit(function, channels_last=True, executors=["torch"])
@@ -232,7 +232,7 @@ def test_strides_of_results_are_eagers(function):
     assert any("Channels Last" in t.python() for t in thunder.last_traces(compiled))
     assert [t.stride() for t in results] == [t.stride() for t in exact]
     for ours, t in zip(results, exact, strict=True):
-        if function is not asked or t is not exact[3]:  # numbers of empty memory
+        if function is not formatted or t is not exact[3]:  # numbers of empty memory
             torch.testing.assert_close(ours, t, rtol=1e-12, atol=1e-12)
 
 

@@ -87,11 +87,11 @@ def follow(operation: BoundSymbol, values: Tensors) -> bool:
     if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in operation.inputs) == 1:
         run_line(operation, values, values.seen)
         return True
-    if kernels.layout.of(symbol) == "as asked" and (form := operation.kwargs.get("memory_format")) in _ASKED:
+    if kernels.layout.of(symbol) == "by argument" and (form := operation.kwargs.get("memory_format")) in _STRIDES:
         (out,) = operation.outputs
-        values.make(out, _ASKED[form](values.shape(out)))
+        values.make(out, _STRIDES[form](values.shape(out)))
         return True
-    if _is_cast(operation) or kernels.layout.of(symbol) in ("preserved", "as asked"):
+    if _is_cast(operation) or kernels.layout.of(symbol) in ("preserved", "by argument"):
         (out,), (source, *_) = operation.outputs, operation.inputs
         like = values[source]
         # of a meta tensor, empty_like gives dimensions of size 1 other strides than of a real one
@@ -143,7 +143,7 @@ def channels_last_strides(shape: Sequence[int]) -> tuple:
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""
 
-_ASKED = {torch.contiguous_format: strides_of} | dict.fromkeys(CHANNELS_LAST.values(), channels_last_strides)
+_STRIDES = {torch.contiguous_format: strides_of} | dict.fromkeys(CHANNELS_LAST.values(), channels_last_strides)
 
 
 def _named(old: Proxy, new, values: dict) -> bool:

@@ -177,7 +177,7 @@ def _is_followed(operation: BoundSymbol, values: Tensors) -> bool:
 def _shows(operation: BoundSymbol) -> bool:
     """Whether an operation is a view of the memory of an operand; one that makes it contiguous computes the same
     numbers of any layout."""
-    return may_view(operation) and kernels.layout.of(operation.sym) != "as asked"
+    return may_view(operation) and kernels.layout.of(operation.sym) != "by argument"
 
 
 class _Plan:
@@ -285,20 +285,20 @@ class _Plan:
         saved = dict.fromkeys(map(self._root, self.chosen), 0)
         for b in self.chosen:
             saved[self._root(b)] += 2 * sum(nbytes(v) for v in (*b.inputs, *b.outputs) if is_image(v))
-        for (value, layout), readers in self.conversions().items():
-            root = self._root(value if value in self.last else next(r for r in readers if r in self.changed))
+        for (value, layout), operations in self.conversions().items():
+            root = self._root(value if value in self.last else next(r for r in operations if r in self.changed))
             if root in saved:
-                saved[root] -= self._moved(value, layout, readers)
+                saved[root] -= self._moved(value, layout, operations)
         return {b for b in self.chosen if saved[self._root(b)] <= 0}
 
-    def _moved(self, value: Proxy, layout: torch.memory_format, readers: Sequence[BoundSymbol]) -> int:
+    def _moved(self, value: Proxy, layout: torch.memory_format, operations: Sequence[BoundSymbol]) -> int:
         """The bytes that a conversion moves: none where a fused kernel writes or reads both layouts."""
         assert isinstance(value, TensorProxy)
         program, producer = self.program, self.program.producer.get(value)
         if producer is not None and program.fuses(producer):
-            others = [c for c in program.consumers.get(value, ()) if c not in readers and not program.fuses(c)]
+            others = [c for c in program.consumers.get(value, ()) if c not in operations and not program.fuses(c)]
             return nbytes(value) if others or value in program.returned else 0
-        if readers and value not in program.returned and all(map(program.fuses, readers)):
+        if operations and value not in program.returned and all(map(program.fuses, operations)):
             return 0
         return 2 * nbytes(value)
 
@@ -335,8 +335,8 @@ class _Writer:
             self._write(b, read)
             for o in b.outputs:
                 for layout in (LAST, ROWS):
-                    readers = conversions.get((o, layout), ())
-                    if any(phase_of(r) == phase_of(b) for r in readers) or layout is ROWS and o in self.renamed:
+                    operations = conversions.get((o, layout), ())
+                    if any(phase_of(r) == phase_of(b) for r in operations) or layout is ROWS and o in self.renamed:
                         self._copied(o, layout, b)
         return trace.replace(bound_symbols=self.written)
 

@@ -207,7 +207,7 @@ gradient_of_first(pin_memory, lambda g, y, a, device=None: g)
 
 kernels.no_loop_of_inductor.add(prims.device_put)
 aliases.may_copy.add(contiguous)
-kernels.layout.set("as asked", clone, contiguous)
+kernels.layout.set("by argument", clone, contiguous)
 
 
 batching.rule.set(batching.elementwise, clone, detach, contiguous)

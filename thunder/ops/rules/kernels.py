@@ -10,7 +10,7 @@ from thunder.core.rule_table import Property, RuleTable
 layout: RuleTable[
     Literal[
         "as operands", "second operand first", "row-major", "preserved", "memory format", "memory format of the second",
-        "own", "as decomposition", "as asked",
+        "own", "as decomposition", "by argument",
     ]
 ] = RuleTable("as operands")  # fmt: skip
 """How PyTorch lays out the result: as TensorIterator does, likewise with the operands in another order, row-major, as
