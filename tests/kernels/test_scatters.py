@@ -137,7 +137,7 @@ def test_a_scatter_runs_behind_what_it_starts_from():
     )
     writes = [[w for k, _ in launch.kernels for w in k.writes] for launch in launches]
     assert [[w.scatter is not None for w in those] for those in writes] == [[False], [True]]
-    assert "scatter (sum) to output0[8 * g0_to_0 + l1]" in tiled.describe(launches)
+    assert "scatter (sum) to output0[8 * g0_to_0 + 4 * l1_vectors + l1_within]" in tiled.describe(launches)
 
 
 def test_the_verifier():

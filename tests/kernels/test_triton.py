@@ -26,6 +26,7 @@ from thunder.kernels import ir, lower, tiled, tiles, triton_cuda
 from thunder.kernels.index import Part, opened, strides_of
 from thunder.kernels.machine import planned_gpu
 from thunder.kernels.numbers import Scalar
+from thunder.kernels.schedule import elements
 from thunder.ops.torch_types import to_torch_dtype
 
 if sys.platform != "linux":
@@ -271,8 +272,10 @@ def schedule_of(f, *inputs) -> list[tiled.Launch]:
     compiled = thunder.jit(f)
     compiled(*inputs)
     trace = thunder.last_traces(compiled)[0]
-    program = lower.lowered(Region([b for b in trace.bound_symbols if b.outputs], set(trace.output_proxies)))
-    strides = {b: x.stride() for b, x in zip(program.inputs, inputs, strict=True)}
+    region = Region([b for b in trace.bound_symbols if b.outputs], set(trace.output_proxies))
+    program = lower.lowered(region)
+    by_name = dict(zip((p.name for p in trace.args), inputs, strict=True))
+    strides = {b: by_name[p.name].stride() for b, p in zip(program.inputs, region.inputs, strict=True)}
     return tiled.scheduled(
         program, strides | {s.buffer: strides_of(s.buffer.shape) for s in program.stores}, planned_gpu()
     )
@@ -282,6 +285,48 @@ def test_a_long_sum_is_split():
     launches = schedule_of(lambda x: x.sum(), torch.randn(1 << 22))
     (first,), (second,) = (launch.kernels for launch in launches)
     assert first[0].loops[0].size >= 128 and second[0].sweep[0].size == first[0].loops[0].size
+
+
+def test_a_thread_reads_neighbours_and_what_they_share_once():
+    """Of an image in rows: their index, and what is read by channel, once for 8 elements."""
+
+    def f(x, scale):
+        return (x * scale[:, None, None]).relu()
+
+    image, channels = torch.randn(32, 64, 28, 28, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
+    ((kernel, tile),) = schedule_of(f, image, channels)[0].kernels
+    assert (elements(kernel.sweep), tile.second, tile.first * 8) == (8, 8, 32 * tile.warps * 8)
+    (by_channel,) = [n for n in kernel.loads if n.what[0].shape == (64,)]
+    assert by_channel.axes.isdisjoint(kernel.sweep)
+    ((kernel, tile),) = schedule_of(f, image.float(), channels.float())[0].kernels
+    assert tile.second == 4, "16 bytes"
+    ((kernel, tile),) = schedule_of(f, torch.randn(32, 64, 7, 7), torch.randn(64))[0].kernels
+    assert tile.second == 0, "49 elements are no vectors"
+
+
+def test_a_sum_that_is_read_at_several_indices_is_split_once():
+    """All channels of a group read the sum of the group."""
+
+    def f(x):
+        y = x.view(2, 4, -1).sum(-1)
+        return y, x - y.view(2, 4, 1, 1).expand(2, 4, 8, 1).reshape(2, 32, 1, 1)
+
+    launches = schedule_of(f, torch.randn(2, 32, 128, 128))
+    sums = [body for launch in launches for k, _ in launch.kernels for body in k.rows.values()]
+    assert len(sums) == 2, "one in ranges, and one of these"
+
+
+def test_what_a_batch_norm_reads_by_channel_is_no_row_of_memory():
+    """A kernel of the sums of channels also computes what reads them."""
+
+    def f(x, g, mean):
+        centered = x - mean[:, None, None]
+        return g - (g * centered).sum((0, 2, 3))[:, None, None] * centered
+
+    ((kernel, _),) = schedule_of(f, torch.randn(32, 512, 14, 14), torch.randn(32, 512, 14, 14), torch.randn(512))[
+        0
+    ].kernels
+    assert len(kernel.rows) == 1 and len(kernel.writes) == 1
 
 
 def test_a_transpose_has_tiles_of_two_dimensions():
@@ -294,7 +339,7 @@ def test_pieces_that_take_long_are_kernels_of_their_own():
         return torch.cat([x.double().sin(), x.double().cos(), x.double()], 1)
 
     (launch,) = schedule_of(f, torch.randn(256, 64))
-    assert [k.loops[-1].size for k, _ in launch.kernels] == [64, 64, 64]
+    assert [elements(k.loops) for k, _ in launch.kernels] == [256 * 64] * 3
 
 
 def test_a_value_that_takes_long_is_stored_for_later_kernels():

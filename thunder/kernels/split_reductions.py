@@ -38,21 +38,30 @@ def split_reductions(
 
     sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
 
+    One that is read at several indices is split once: all channels of a group read the sum of the group.
+
     whole: those that stay as they are, in canonical form. They are returned by the form that they have in the result,
     whose operands may be split.
     """
     graph = program.graph
     users = _users_of_reductions(program)
     canonical_of: dict[Node, Node] = {}
+    split: dict[Node, Node] = {}  # by canonical form
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
         if node.op != "reduce" or _binds_scans(node):
             return node
-        if whole and (canonical := canonical_form(graph, n)[0]) in whole:
-            canonical_of[canonical_form(graph, node)[0]] = canonical
+        canonical, free, at = canonical_form(graph, node)
+        before = canonical_form(graph, n)[0]
+        if before in whole:
+            canonical_of[canonical] = before
             return node
-        return _split(graph, node, strides, machine, users.get(n, ()))
+        if canonical not in split:
+            split[canonical] = _split(graph, canonical, strides, machine, users.get(before, ()))
+        if split[canonical] is canonical:
+            return node
+        return graph.substitute(split[canonical], dict(zip(free, at, strict=True)))
 
     known: dict[Node, Node] = {}
     stores = [s.of(graph.transform(s.value, rebuilt, known=known)) for s in program.stores]
@@ -65,14 +74,14 @@ def _binds_scans(node: Node) -> bool:
 
 
 def _users_of_reductions(program: Program) -> dict[Node, list[Node]]:
-    """By reduction, the values of stores and of other reductions that read it."""
+    """By reduction, in canonical form, the values of stores and of other reductions that read it."""
     roots = [s.value for s in program.stores]
     roots += [n.args[0] for n in in_order(roots) if n.op == "reduce"]
     users: dict[Node, list[Node]] = {}
     for root in roots:
         for n in above_reductions(root):
             if n.op == "reduce":
-                users.setdefault(n, []).append(root)
+                users.setdefault(canonical_form(program.graph, n)[0], []).append(root)
     return users
 
 

@@ -67,6 +67,7 @@ from thunder.kernels.tiles import (
     best_tile,
     elements_at_once,
     estimate,
+    in_vectors,
     instructions,
     is_too_wide,
     live_values,
@@ -136,7 +137,8 @@ class TileItem(Item):
         self.axes = own + bound
         together = [
             n.dtype.bytes for n in loads_of(self.body)
-            if any(step == 1 and v in own for v, step in memory_steps(graph.substitute(n, self.by), strides).items())
+            if not n.axes.isdisjoint(self.bound)
+            and any(step == 1 and v in own for v, step in memory_steps(graph.substitute(n, self.by), strides).items())
         ]  # fmt: skip
         is_long = bool(together) and power_of_two(hint(self.row or 1)) * SEGMENT // max(together) > WIDEST
         self.is_spread = is_long and self.along is None
@@ -233,7 +235,7 @@ def scheduled(program: Program, strides: Mapping[Buffer, Sequence[int]], machine
             others, _ = _best_kernels(program, strides, machine, alone, merged | rows)
         if merged:
             kernels = min(kernels, others, key=lambda those: sum(k.seconds for k, _ in those))
-    return launches_of(kernels, machine)
+    return launches_of([in_vectors(k, tile, program.graph) for k, tile in kernels], machine)
 
 
 def _best_kernels(

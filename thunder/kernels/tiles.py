@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from thunder.core.dtypes import FLOAT
 from thunder.kernels.accesses import SEGMENT, accesses, fastest_loop, written_over
-from thunder.kernels.index import Variable
+from thunder.kernels.index import Index, Variable
 from thunder.kernels.ir import (
     BINDERS,
     Buffer,
+    Graph,
     Node,
+    axis,
     in_order,
+    replaced,
     variables_of,
 )
 from thunder.kernels.machine import Gpu
@@ -23,11 +26,14 @@ from thunder.kernels.schedule import (
     above_reductions,
     elements,
 )
-from thunder.kernels.sizes import Undecided, hint, power_of_two
+from thunder.kernels.sizes import Extent, Undecided, divides, exact, hint, power_of_two
 
+Size = int | Extent
 VERSION = 1  # of the tiles that kernels have
 WIDEST = 16384  # elements of a tile
 REGISTERS = 80  # of a thread, for values of elements
+MOST_AT_ONCE = 8  # elements of a thread in a kernel without reductions
+VECTOR = 16  # bytes that a thread reads or writes at once
 NEAR = 1.6  # of the least predicted time, within which a tile may be the fastest
 
 
@@ -84,11 +90,6 @@ def tiled(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     return (kernel, _tile_of_rows(kernel, machine)) if kernel.rows else _tile_of_map(kernel, machine)
 
 
-def elements_of_thread(live: int) -> int:
-    """How many elements of a tile of one dimension a thread has, by how many values of each it needs at once."""
-    return max(2, min(8, 1 << int(math.log2(20 / max(1, min(live, 10))))))
-
-
 def elements_at_once(roots: Iterable[Node]) -> int:
     """How many elements of a tile a thread has whose values are in registers at once: where the tile changes its layout
     between threads, and in loops, which read ahead."""
@@ -131,8 +132,8 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     long = sorted((v for v in votes if hint(v.size) >= 8), key=lambda v: -votes[v])
     if len(long) < 2:
         share = total // (4 * machine.multiprocessors)
-        live = live_values(w.value for w in kernel.writes)
-        first = max(128, min(128 * elements_of_thread(live), power_of_two(share + 1) // 2))
+        at_once = min(MOST_AT_ONCE, elements_at_once(w.value for w in kernel.writes))
+        first = max(128, min(128 * at_once, power_of_two(share + 1) // 2))
         first = min(first, power_of_two(total))
         return kernel, Tile(first, 0, max(1, min(4, first // 128)))
     b, a = long[:2]
@@ -145,6 +146,44 @@ def _tile_of_map(kernel: Kernel, machine: Gpu) -> tuple[Kernel, Tile]:
     first = min(side * side // second, power_of_two(elements(loops[:-1])))
     share = min(at_once, 8 if side < 64 else 16)
     return other, Tile(first, second, min(16, warps_of(first * second, share)))
+
+
+def in_vectors(kernel: Kernel, tile: Tile, graph: Graph) -> tuple[Kernel, Tile]:
+    """A map of several loops, whose tile gets a second dimension of the few elements that a thread reads and writes at
+    once: their indices, and what is computed of the other loops alone, are computed once for all of them.
+
+    Before: tiles of 512 elements x of 32 rows of 196. After: of 128 vectors x of 32 rows of 49, of 4 elements r each."""
+    if kernel.rows or kernel.columns or tile.second or len(kernel.loops) < 2:
+        return kernel, tile
+    widest = max((b.dtype.bytes for i, _, b in accesses(kernel) if fastest_loop(i, kernel.loops[-1:])), default=4)
+    outer, inner, by = _last_elements(kernel, min(max(2, VECTOR // widest), tile.first // (32 * tile.warps)))
+    count = math.prod(hint(v.size) for v in inner)
+    if count == 1 or not outer:
+        return kernel, tile
+    other = Kernel([*outer, *inner], len(outer))
+    other.writes = [w.of(graph.substitute(w.value, by), replaced(w.index, by)) for w in kernel.writes]
+    other.loads = {graph.substitute(n, by): replaced(i, by) for n, i in kernel.loads.items()}
+    other.bytes, other.seconds = kernel.bytes, kernel.seconds
+    return other, Tile(max(1, tile.first // count), count, tile.warps)
+
+
+def _last_elements(kernel: Kernel, most: int) -> tuple[list[Variable], list[Variable], dict[Variable, Index]]:
+    """The last loops of a kernel, as many as have at most so many elements, a power of two, that lie together in what
+    it writes: the loops before these, these, and the loop that is cut in terms of its parts."""
+    outer, inner, by = [*kernel.loops], list[Variable](), dict[Variable, Index]()
+    step: Size = 1
+    while most > 1 and outer and all(w.index.terms.get(outer[-1], step) == step for w in kernel.writes):
+        last = outer.pop()
+        count = next(n for n in (MOST_AT_ONCE, 4, 2, 1) if n <= most and divides(n, last.size))
+        if last.size != count:
+            name = last.name.removeprefix("l")
+            vectors = axis("l", (name, "vectors"), exact(last.size, count))
+            within = axis("l", (name, "within"), count)
+            by[last] = Index.of(vectors) * count + Index.of(within)
+            return [*outer, vectors], [within, *inner], by
+        inner.insert(0, last)
+        most, step = most // count, step * count
+    return outer, inner, by
 
 
 def _tile_of_rows(kernel: Kernel, machine: Gpu) -> Tile:
@@ -175,16 +214,18 @@ def alternatives(kernel: Kernel, tile: Tile, machine: Gpu) -> list[Tile]:
         least = seconds.get(tile, min(seconds.values(), default=0.0))
         near = sorted((t for t in seconds if seconds[t] < NEAR * least), key=lambda t: seconds[t])
     else:
-        near = [*(_flat_tiles(kernel) if not tile.second else _square_tiles(kernel))]
+        is_square = tile.second > MOST_AT_ONCE
+        near = [*(_square_tiles(kernel) if is_square else _flat_tiles(kernel, tile.second))]
     return [t for t in near if t != tile]
 
 
-def _flat_tiles(kernel: Kernel) -> Iterator[Tile]:
+def _flat_tiles(kernel: Kernel, second: int) -> Iterator[Tile]:
+    """second: 0, or the elements of a vector."""
     total = power_of_two(elements(kernel.loops))
-    for first in (1024, 512, 256, 2048, 4096, 128):
+    for size in (1024, 512, 256, 2048, 4096, 128):
         for share in (8, 4, 16, 2):
-            if first <= total and 1 <= first // (32 * share) <= 8:
-                yield Tile(first, 0, first // (32 * share))
+            if size <= total and 1 <= size // (32 * share) <= 8 and share >= second:
+                yield Tile(size // max(1, second), second, size // (32 * share))
 
 
 def _square_tiles(kernel: Kernel) -> Iterator[Tile]:
