@@ -316,6 +316,45 @@ def test_a_sum_that_is_read_at_several_indices_is_split_once():
     assert len(sums) == 2, "one in ranges, and one of these"
 
 
+def test_a_variance_reads_its_elements_once():
+    """Of each range its mean and the squares of what is apart from this; then those of the ranges."""
+    launches = schedule_of(lambda x: x.var((0, 2, 3), unbiased=False), torch.randn(64, 32, 56, 56))
+    readers = [k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)]
+    assert [len(k.rows) for k in readers] == [2]
+
+
+def test_a_softmax_of_long_rows_reads_them_once_for_what_they_are_divided_by():
+    launches = schedule_of(lambda x: x.logsumexp(-1), torch.randn(16, 1 << 18))
+    readers = [k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)]
+    assert [len(k.rows) for k in readers] == [2]
+
+
+@pytest.mark.parametrize("schedules", ["loops and ranges"], indirect=True)
+def test_reductions_that_depend_on_each_other_in_ranges(schedules, interpreted):
+    """Variances of numbers far from 0; softmax of rows in which ranges, or all, are -inf, inf or nan."""
+    x = torch.randn(3, 8192) + torch.tensor([[0.0], [1000.0], [-300.0]])
+
+    def spread(x):
+        variance, mean = torch.var_mean(x, -1, unbiased=False)
+        return variance, mean, F.layer_norm(x, (x.shape[-1],))
+
+    compiled = thunder.jit(spread, executors=[TritonFuser("ranges", always=True)])
+    for result, eager, exact in zip(compiled(x), spread(x), spread(x.double()), strict=True):
+        bound = 1.5 * (eager - exact).abs().max() + 1e-6 * max(1.0, float(exact.abs().max()))
+        assert (result - exact).abs().max() <= bound, "a mean of squares less a square of the mean is off by 0.1"
+    inf = float("inf")
+    rows = torch.randn(7, 8192)
+    rows[0, :5000] = -inf
+    rows[1] = -inf
+    rows[2, 17] = inf
+    rows[3, 6000] = float("nan")
+    rows[4, 100] = 1e4
+    rows[5] *= 50
+    (region,) = check(lambda x: (x.logsumexp(-1), torch.softmax(x, -1)), [rows], 1e-6)
+    kernels = [k for launch in region.scheduled(region._shown)[0] for k, _ in launch.kernels]
+    assert any(len(k.rows) == 2 and elements(k.sweep) < 8192 for k in kernels)
+
+
 def test_what_a_batch_norm_reads_by_channel_is_no_row_of_memory():
     """A kernel of the sums of channels also computes what reads them."""
 

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
 
 from thunder.kernels.accesses import fastest_loop, loads_of, memory_steps, touched
-from thunder.kernels.combining import neutral
-from thunder.kernels.index import Index, Variable, opened, within
-from thunder.kernels.ir import (
-    Buffer,
-    Graph,
-    Node,
-    Program,
-    axis,
-    in_order,
-    offset,
-)
+from thunder.kernels.dependent_reductions import Pair, pair_of
+from thunder.kernels.index import Variable, opened
+from thunder.kernels.ir import Buffer, Graph, Node, Program, in_order, offset
 from thunder.kernels.machine import Gpu
-from thunder.kernels.schedule import (
-    above_reductions,
-    canonical_form,
-    elements,
-)
-from thunder.kernels.sizes import Extent, divides, hint, rounded_up
-from thunder.kernels.tiles import Work, best_tile, instructions, live_values
+from thunder.kernels.ranges import Ranges, exact_ranges, in_ranges, ranges_of
+from thunder.kernels.schedule import above_reductions, canonical_form, elements
+from thunder.kernels.tiles import WIDEST, Work, best_tile, instructions, least_rows, live_values
 
-Size = int | Extent
 MOST_RANGES = 1024  # that a split reduction has
 
 
@@ -38,7 +24,8 @@ def split_reductions(
 
     sum over r:1000000 of x[r]   becomes   sum over s:500 of sum over t:2000 of x[2000 * s + t]
 
-    One that is read at several indices is split once: all channels of a group read the sum of the group.
+    One that is read at several indices is split once: all channels of a group read the sum of the group. One that reads
+    another of the same elements is split with it, so that these are read once: see `dependent_reductions`.
 
     whole: those that stay as they are, in canonical form. They are returned by the form that they have in the result,
     whose operands may be split.
@@ -47,6 +34,7 @@ def split_reductions(
     users = _users_of_reductions(program)
     canonical_of: dict[Node, Node] = {}
     split: dict[Node, Node] = {}  # by canonical form
+    together = _together(program, users, strides, machine, whole)
 
     def rebuilt(n: Node, args: tuple[Node, ...]) -> Node:
         node = graph.make(n.op, args, n.dtype, n.what)
@@ -58,7 +46,13 @@ def split_reductions(
             canonical_of[canonical] = before
             return node
         if canonical not in split:
-            split[canonical] = _split(graph, canonical, strides, machine, users.get(before, ()))
+            pair, ranges = together.get(before, (None, None))
+            if ranges is None:
+                split[canonical] = _split(graph, canonical, strides, machine, users.get(before, ()))
+            elif pair is None:
+                split[canonical] = in_ranges(graph, canonical, ranges)
+            else:
+                split[canonical] = pair.in_ranges(graph, canonical, ranges)
         if split[canonical] is canonical:
             return node
         return graph.substitute(split[canonical], dict(zip(free, at, strict=True)))
@@ -85,6 +79,66 @@ def _users_of_reductions(program: Program) -> dict[Node, list[Node]]:
     return users
 
 
+def _together(
+    program: Program,
+    users: Mapping[Node, Sequence[Node]],
+    strides: Mapping[Buffer, Sequence[int]],
+    machine: Gpu,
+    whole: Container[Node],
+) -> dict[Node, tuple[Pair | None, list[Ranges]]]:
+    """The ranges of reductions of the same elements, of which one reads the other, by their canonical forms. The one
+    that reads has the pair beside them."""
+    graph = program.graph
+    result: dict[Node, tuple[Pair | None, list[Ranges]]] = {}
+    for n in in_order(s.value for s in program.stores):
+        if n.op != "reduce" or _binds_scans(n):
+            continue
+        second = canonical_form(graph, n)[0]
+        pair = pair_of(graph, second) if second not in whole and second not in result else None
+        if pair is None:
+            continue
+        first = canonical_form(graph, pair.first)[0]
+        if first in result:  # which another one reads as well
+            ranges = pair.of_second(result[first][1])
+        else:
+            ranges = _ranges_together(pair, second, strides, machine, users.get(second, ()))
+        if ranges:
+            result[second] = pair, ranges
+            result.setdefault(first, (None, pair.of_first(ranges)))
+    return result
+
+
+def _ranges_together(
+    pair: Pair, second: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, users: Sequence[Node]
+) -> list[Ranges]:
+    """Ranges that are tiles, where kernels for these are predicted to be faster than one that reads its rows again for
+    the second reduction; none where they are not."""
+    (body,), (_, bound) = second.args, second.what
+    loads = [n for n in loads_of(body) if n.axes & set(bound)]
+    if not loads or not all(isinstance(v.size, int) for v in bound):
+        return []
+    rows, width = elements(second.axes), elements(bound)
+    steps, items, moved = _memory_of(second, loads, strides)
+    work = [instructions(above_reductions(r.args[0])) + 2 for r in (pair.first, second)]
+    readers = [r for r in users if elements(r.axes) == rows * width]
+    after = instructions(dict.fromkeys(n for r in readers for n in above_reductions(r)))
+    passes, live = [*work, after] if readers else work, live_values([body])
+    alone, _ = best_tile(Work(rows, width, items, moved * (1 + bool(readers)), passes, live, 2), machine)
+    best, ranges = math.inf, list[Ranges]()
+    for most in (128, 256, 512, 1024, 2048, 4096, 8192):
+        those = exact_ranges(_slowest_first(bound, steps), width, min(most, WIDEST // least_rows(items)))
+        if those:
+            count = math.prod(r.count for r in those)
+            tiles = Work(rows * count, width // count, items, moved, [sum(work)], live, 2)
+            seconds, _ = best_tile(tiles, machine, is_whole=True)
+            if seconds < best:
+                best, ranges = seconds, those
+    together = best + 2 * machine.launch
+    if readers:
+        together += machine.launch + max(machine.moving(2 * moved), rows * width * after * machine.instruction)
+    return ranges if together < 0.9 * alone else []
+
+
 def _split(
     graph: Graph, node: Node, strides: Mapping[Buffer, Sequence[int]], machine: Gpu, users: Sequence[Node]
 ) -> Node:
@@ -93,17 +147,14 @@ def _split(
     _, bound = node.what
     body, rows = node.args[0], elements(node.axes)
     loads = [n for n in loads_of(body) if n.axes & set(bound)]
-    steps = [memory_steps(n, strides) for n in loads]
-    if not steps:
+    if not loads:
         return node
     width = elements(bound)
-    moved = sum(n.dtype.bytes * touched(n) for n in loads)
+    steps, items, moved = _memory_of(node, loads, strides)
     work = instructions(above_reductions(body)) + 2
-    fastest = [fastest_loop(opened(offset(n.what[1], strides[n.what[0]])), [*node.axes, *bound]) for n in loads]
-    items = [n.dtype.bytes for n, v in zip(loads, fastest, strict=True) if v in node.axes]
     wanted = -(-machine.multiprocessors * machine.warps // 4 // -(-rows // (64 if items else 1)))
     wanted = min(MOST_RANGES, wanted, max(2, width // (16 if items else 2048)))
-    ranges = _ranges_of(sorted(bound, key=lambda a: -max(s.get(a, 0) for s in steps) * (a.size != 1)), wanted)
+    ranges = ranges_of(_slowest_first(bound, steps), wanted)
     count = math.prod(r.count for r in ranges)
     if count < 2:
         return node
@@ -123,50 +174,20 @@ def _split(
         together *= 2
     if together + machine.launch > 0.8 * alone:
         return node
-    return _in_ranges(graph, node, ranges)
+    return in_ranges(graph, node, ranges)
 
 
-class _Ranges(NamedTuple):
-    """The ranges of an axis: how many there are, and how many elements each has but for the last."""
-
-    axis: Variable
-    count: int
-    length: Size
-
-
-def _ranges_of(bound: Sequence[Variable], wanted: int) -> list[_Ranges]:
-    """The ranges of a split reduction, at most `wanted` in all. bound: the axes, the slowest in memory first. Each
-    index of the first ones is a range, and the axis after them is cut."""
-    ranges: list[_Ranges] = []
-    for a in bound:
-        size, left = hint(a.size), wanted // math.prod(r.count for r in ranges)
-        if left < 2 or size == 1:
-            break
-        count = min(left, size)
-        count = next((n for n in range(count, count // 2, -1) if divides(n, a.size)), count)
-        length = rounded_up(a.size, count)
-        # for smaller sizes some may be empty
-        ranges.append(_Ranges(a, count if isinstance(length, Extent) else -(-size // length), length))
-        if length != 1:
-            break
-    return ranges
+def _memory_of(
+    node: Node, loads: Sequence[Node], strides: Mapping[Buffer, Sequence[int]]
+) -> tuple[list[dict[Variable, int]], list[int], int]:
+    """What a reduction reads: the steps in memory along axes by load, the bytes of elements that lie together along the
+    reduction's rows, and all bytes."""
+    order = [*node.axes, *node.what[1]]
+    fastest = [fastest_loop(opened(offset(n.what[1], strides[n.what[0]])), order) for n in loads]
+    items = [n.dtype.bytes for n, v in zip(loads, fastest, strict=True) if v in node.axes]
+    return [memory_steps(n, strides) for n in loads], items, sum(n.dtype.bytes * touched(n) for n in loads)
 
 
-def _in_ranges(graph: Graph, node: Node, ranges: Sequence[_Ranges]) -> Node:
-    """A reduction of reductions over ranges of its axes."""
-    combine, bound = node.what
-    inner = node.args[0]
-    parts: list[Variable] = []
-    rest = [a for a in bound if all(a is not r.axis for r in ranges)]
-    for number, (whole, count, length) in enumerate(ranges):
-        part, own = axis("r", (node.depth, "range", number), count), axis("r", (node.depth, "in", number), length)
-        at = Index.of(part) * length + Index.of(own)
-        inner = graph.substitute(inner, {whole: within(at, whole.size)})
-        if length * count != whole.size:
-            nothing = graph.make("constant", (), node.dtype, neutral(combine, node.dtype))
-            inner = graph.make("concat", (inner, nothing), node.dtype, (at, (0, whole.size), count * length))
-        parts.append(part)
-        rest.append(own)
-    bounds = tuple(a for a in rest if a.size != 1)
-    partial = graph.make("reduce", (inner,), node.dtype, (combine, bounds)) if bounds else inner
-    return graph.make("reduce", (partial,), node.dtype, (combine, tuple(parts)))
+def _slowest_first(bound: Sequence[Variable], steps: Sequence[Mapping[Variable, int]]) -> list[Variable]:
+    """The axes of a reduction, those with the largest steps in memory first."""
+    return sorted(bound, key=lambda a: -max(s.get(a, 0) for s in steps) * (a.size != 1))

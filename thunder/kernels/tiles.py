@@ -152,7 +152,7 @@ def in_vectors(kernel: Kernel, tile: Tile, graph: Graph) -> tuple[Kernel, Tile]:
     """A map of several loops, whose tile gets a second dimension of the few elements that a thread reads and writes at
     once: their indices, and what is computed of the other loops alone, are computed once for all of them.
 
-    Before: tiles of 512 elements x of 32 rows of 196. After: of 128 vectors x of 32 rows of 49, of 4 elements r each."""
+    Before: tiles of 512 elements x of 32 rows of 196. After: of 128 vectors x of 32 rows of 49, of 4 elements each."""
     if kernel.rows or kernel.columns or tile.second or len(kernel.loops) < 2:
         return kernel, tile
     widest = max((b.dtype.bytes for i, _, b in accesses(kernel) if fastest_loop(i, kernel.loops[-1:])), default=4)
