@@ -319,14 +319,18 @@ def test_a_sum_that_is_read_at_several_indices_is_split_once():
 def test_a_variance_reads_its_elements_once():
     """Of each range its mean and the squares of what is apart from this; then those of the ranges."""
     launches = schedule_of(lambda x: x.var((0, 2, 3), unbiased=False), torch.randn(64, 32, 56, 56))
-    readers = [k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)]
-    assert [len(k.rows) for k in readers] == [2]
+    input_kernels = [
+        k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)
+    ]
+    assert [len(k.rows) for k in input_kernels] == [2]
 
 
 def test_a_softmax_of_long_rows_reads_them_once_for_what_they_are_divided_by():
     launches = schedule_of(lambda x: x.logsumexp(-1), torch.randn(16, 1 << 18))
-    readers = [k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)]
-    assert [len(k.rows) for k in readers] == [2]
+    input_kernels = [
+        k for launch in launches for k, _ in launch.kernels if any(n.what[0].kind == "input" for n in k.loads)
+    ]
+    assert [len(k.rows) for k in input_kernels] == [2]
 
 
 @pytest.mark.parametrize("schedules", ["loops and ranges"], indirect=True)

@@ -120,10 +120,10 @@ def _ranges_together(
     rows, width = elements(second.axes), elements(bound)
     steps, items, moved = _memory_of(second, loads, strides)
     work = [instructions(above_reductions(r.args[0])) + 2 for r in (pair.first, second)]
-    readers = [r for r in users if elements(r.axes) == rows * width]
-    after = instructions(dict.fromkeys(n for r in readers for n in above_reductions(r)))
-    passes, live = [*work, after] if readers else work, live_values([body])
-    alone, _ = best_tile(Work(rows, width, items, moved * (1 + bool(readers)), passes, live, 2), machine)
+    whole_users = [r for r in users if elements(r.axes) == rows * width]
+    after = instructions(dict.fromkeys(n for r in whole_users for n in above_reductions(r)))
+    passes, live = [*work, after] if whole_users else work, live_values([body])
+    alone, _ = best_tile(Work(rows, width, items, moved * (1 + bool(whole_users)), passes, live, 2), machine)
     best, ranges = math.inf, list[Ranges]()
     for most in (128, 256, 512, 1024, 2048, 4096, 8192):
         those = exact_ranges(_slowest_first(bound, steps), width, min(most, WIDEST // least_rows(items)))
@@ -134,7 +134,7 @@ def _ranges_together(
             if seconds < best:
                 best, ranges = seconds, those
     together = best + 2 * machine.launch
-    if readers:
+    if whole_users:
         together += machine.launch + max(machine.moving(2 * moved), rows * width * after * machine.instruction)
     return ranges if together < 0.9 * alone else []
 
