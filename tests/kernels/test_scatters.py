@@ -140,6 +140,18 @@ def test_a_scatter_runs_behind_what_it_starts_from():
     assert "scatter (sum) to output0[8 * g0_to_0 + 4 * l1_vectors + l1_within]" in tiled.describe(launches)
 
 
+def test_the_gradient_of_one_element_of_each_row_is_no_scatter(interpreted):  # noqa: F811
+    """As of a loss with smoothed labels: -0.0 is added to 0."""
+    x, at = torch.randn(5, 7, 3, requires_grad=True), torch.tensor([[3, 0, 6]] * 5)[:, None]
+    compiled = thunder.jit(lambda x: torch.gather(x * 2, 1, at), executors=[TritonFuser("picks", always=True)])
+    cotangent = torch.where(torch.randn(5, 1, 3) > 0, torch.randn(5, 1, 3), -0.0)
+    (got,) = torch.autograd.grad(compiled(x), x, cotangent)
+    (want,) = torch.autograd.grad(torch.gather(x * 2, 1, at), x, cotangent)
+    assert torch.equal(got, want) and torch.equal(got.signbit(), want.signbit())
+    writes = [w for r in regions_of(compiled) for l in r.scheduled(r._shown)[0] for k, _ in l.kernels for w in k.writes]
+    assert all(w.scatter is None for w in writes)
+
+
 def test_the_verifier():
     graph, d0 = Graph(), axis("d", 0, 4)
     values, places, out = Buffer("input", 0, (4,), float32), Buffer("input", 1, (4,), int64), axis("d", 0, 7)

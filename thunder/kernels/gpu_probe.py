@@ -17,7 +17,9 @@ import triton.language as tl
 from thunder.kernels.machine import Gpu, planned_gpu
 from thunder.runtime import disk_cache
 
-VERSION = 3  # of what is measured
+VERSION = 4  # of what is measured
+LANES = 128  # of a multiprocessor, at most
+CLOCK = 2_000_000  # kilohertz, where the device does not tell
 WARPS = 16  # of a multiprocessor, which hide the time of an instruction
 _lock = threading.Lock()
 
@@ -87,21 +89,30 @@ def _measure(properties: Any) -> Gpu:
     def multiply(steps: int) -> Callable[[], None]:
         return lambda: _multiply[(programs,)](chain, steps, block, num_warps=4)
 
-    instruction = (_seconds(multiply(1024)) - _seconds(multiply(512))) / (512 * programs * block)
+    longer, shorter = _seconds(multiply(1024)), _seconds(multiply(512))
+    instruction = _of_difference(longer, shorter, 512 * programs * block, properties)
     launch = _seconds(lambda: _multiply[(1,)](chain, 0, block, num_warps=4))
 
     def byte(size: int) -> float:
         source, target = torch.ones(size // 8, device="cuda"), torch.empty(size // 8, device="cuda")
         count = source.numel()
         run = functools.partial(_copy[(-(-count // block),)], source, target, count, block, num_warps=4)
-        return (_seconds(run) - launch) / (8 * count)
+        seconds = _seconds(run)
+        return max(seconds - launch, seconds / 2) / (8 * count)
 
     bytes_of = {"L2": _rounded(byte(cache // 2)), "memory": _rounded(byte(3 * cache))}
     multiply, dot = _products()
     return Gpu(
         processors, WARPS, _rounded(instruction), bytes_of, _rounded(launch), cache * 2 // 3, multiply, dot,
-        _rounded((_seconds(_sum_of_two(256)) - launch) / (3 * 256**3)),
+        _rounded(max(_seconds(_sum_of_two(256)) - launch, launch) / (3 * 256**3)),
     )  # fmt: skip
+
+
+def _of_difference(longer: float, shorter: float, count: int, properties: Any) -> float:
+    """Seconds of an instruction, of so many by which two runs differ: no less than all lanes take. Others on the device
+    may have delayed the shorter run."""
+    peak = properties.multi_processor_count * LANES * 1e3 * getattr(properties, "clock_rate", CLOCK)
+    return max(1.0 / peak, (longer - shorter) / count)
 
 
 def _sum_of_two(size: int) -> Callable[[], None]:

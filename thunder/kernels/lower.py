@@ -546,15 +546,27 @@ def _added_at(to: Lowering, b: BoundSymbol) -> Node:
     is_gradient = b.sym.id == "gather_backward"
     source, at = (b.args[0] if is_gradient else b.args[3]), b.args[2]
     size = to.shape(at)
-    here = here_of(size)
+    dim, here = b.args[1] % len(size), here_of(size)
+    out = to.shape(_out(b))
+    if is_gradient and (*out[:dim], 1, *out[dim + 1 :]) == size:
+        return _only_element(to, b, dim)
     index: list[Node | Index] = [*here]
-    index[b.args[1] % len(size)] = to.cast(to.values[at], int64)
+    index[dim] = to.cast(to.values[at], int64)
     if isinstance(source, TensorProxy):
         value = to.at(to.values[source], here, to.shape(source))
     else:
         value = to.constant(source, computed(_out(b).dtype))
     combine = None if b.sym.id == "ltorch.scatter" else Combine.SUM
     return _into(to, b, None if is_gradient else to.values[b.args[0]], value, size, index, combine)
+
+
+def _only_element(to: Lowering, b: BoundSymbol, dim: int) -> Node:
+    """The gradient of a gather of one element of each row, as a loss does of its class: `where(i == index, g, 0)`. The
+    gather has checked the index. A sum of 0 and -0.0 is 0."""
+    g, at, out = to.values[b.args[0]], to.cast(to.values[b.args[2]], int64), _out(b)
+    zero = to.constant(0, computed(out.dtype))
+    along = to.node("index", (), int64, here_of(to.shape(out))[dim])
+    return to.map("where", to.map("eq", along, at), to.map("add", to.cast(g, zero.dtype), zero), zero)
 
 
 def _put(to: Lowering, b: BoundSymbol) -> Node:

@@ -465,14 +465,14 @@ def _carried(
 ) -> list[tuple[Kernel, Tile]] | None:
     """A kernel of rows that adds up columns as well, and the kernel of the sums of these; None where it cannot."""
     width = elements(columns.loops[: columns.outer])
-    if kernel.rows and not tile.is_whole:  # a program has whole rows
-        moved = sum(size for _, size, _ in accesses(kernel))
-        if is_too_wide(kernel, width):
-            return None
-        _, tile = best_tile(work_of(kernel, moved), machine, is_whole=True)
     roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
     roots += columns.rows.values()
     live = live_values(roots) + len(kernel.columns) + len(columns.rows)
+    if kernel.rows and not kernel.columns:  # a program has whole rows, and what it adds up in registers
+        if is_too_wide(kernel, width):
+            return None
+        moved = sum(size for _, size, _ in accesses(kernel))
+        _, tile = best_tile(work_of(kernel, moved)._replace(live=live), machine, is_whole=True)
     if not kernel.rows and not kernel.columns:
         at_once = elements_at_once(roots)
         second = min(power_of_two(width), 512)

@@ -48,6 +48,9 @@ INSTRUCTIONS = {
 }  # fmt: skip
 
 
+_APART = 6  # instructions of a load of one element more than of one that is read with its neighbours
+
+
 def instructions(nodes: Iterable[Node]) -> float:
     """How many instructions an element of these values takes, about."""
     total = 0.0
@@ -239,7 +242,8 @@ def _square_tiles(kernel: Kernel) -> Iterator[Tile]:
 def work_of(kernel: Kernel, moved: int) -> Work:
     roots = [*kernel.rows.values(), *(w.value for w in kernel.writes), *(c.value for c in kernel.columns)]
     rows, width = elements(kernel.loops[: kernel.outer]), elements(kernel.sweep)
-    return Work(rows, width, across(kernel), moved, _passes(kernel), live_values(roots), len(kernel.rows))
+    live = live_values(roots) + len(kernel.columns)  # which are added up in registers
+    return Work(rows, width, across(kernel), moved, _passes(kernel), live, len(kernel.rows))
 
 
 def _passes(kernel: Kernel) -> list[float]:
@@ -350,11 +354,27 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     if kernel.rows:
         kernel.seconds = _seconds(work_of(kernel, kernel.bytes), tile, machine)
     else:
-        work = instructions(nodes_of(kernel))
+        work = instructions(nodes_of(kernel)) + _APART * _loads_apart(kernel)
         share = machine.share(programs_of(kernel, tile) * tile.warps)
         moving, computing = machine.moving(kernel.bytes), rows * width * work * machine.instruction
         kernel.seconds = machine.launch + (max(moving, computing) + min(moving, computing) / 4) / share
     kernel.seconds = max(kernel.seconds, machine.launch + _atomic_seconds(kernel, machine))
+
+
+def _loads_apart(kernel: Kernel) -> int:
+    """How many loads read each element by itself: the neighbours in a tile are no neighbours in memory."""
+    count = 0
+    for index in kernel.loads.values():
+        step: Size = 1
+        own = variables_of(index)
+        for v in reversed(kernel.loops):
+            if own.isdisjoint(kernel.loops[kernel.outer :]) or v not in kernel.loops[kernel.outer :]:
+                break
+            if index.terms.get(v, 0) != step:
+                count += 1
+                break
+            step = step * v.size
+    return count
 
 
 def _atomic_seconds(kernel: Kernel, machine: Gpu) -> float:
