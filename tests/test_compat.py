@@ -139,7 +139,15 @@ def test_a_pytorch_that_was_not_tried_is_a_warning(running, monkeypatch):
     names.warn_of_untried_version.cache_clear()
 
 
-def test_an_interrupt_waits_for_an_import():
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, which a process in the background of a shell ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_for_an_import(interruptible):
     done = []
     with pytest.raises(KeyboardInterrupt):
         with names.interrupted_later():
