@@ -1747,6 +1747,18 @@ def keyword_order_that_is_looked_at():
     yield (Keywords(b=Y, a=X),)
 
 
+@row("hit")
+def keyword_order_of_named_arguments_beside_others():
+    yield (lambda a, b, **k: a - b * len(k)), (Keywords(a=X, b=Y, c=1),)
+    yield (Keywords(c=1, b=Y, a=X),)
+
+
+@row("miss", "order of keyword")
+def keyword_order_of_names_that_positions_have():
+    yield (lambda a, b, /, **k: [v * 2 for v in k.values()]), (X, Y, Keywords(a=X, b=Y))
+    yield X, Y, Keywords(b=Y, a=X)
+
+
 @row("miss", "positional arguments was 2, is 1")
 def positional_to_keyword():
     yield (lambda a, b: a - b), (X, Y)

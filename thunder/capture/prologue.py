@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import keyword
 import math
 import os
@@ -412,7 +413,7 @@ class PrologueWriter:
             "keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))",
             lambda: f"sorted(kwargs) != {names}",
         )  # fmt: skip
-        if len(capture.request.kwargs) > 1 and takes_keywords(capture.request.fn):
+        if len(keywords_in_order(capture.request.fn, capture.request.kwargs)) > 1:
             order = tuple(capture.request.kwargs)
             reason = f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))"
             condition = "tuple(kwargs) != "
@@ -620,11 +621,14 @@ class PrologueWriter:
                 self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{why}(({', '.join(variables)}))")
 
 
-def takes_keywords(fn) -> bool:
-    """Whether the program has a `**name`, through which it sees the order of keyword arguments."""
+def keywords_in_order(fn, names: Iterable[str]) -> list[str]:
+    """The keyword arguments that end in a `**name` of the program, through which it sees their order."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-    return code is None or bool(code.co_flags & 8)
+    if code is None:
+        return [*names]
+    own = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    return [n for n in names if n not in own] if code.co_flags & inspect.CO_VARKEYWORDS else []
 
 
 def _renamed(expression, table: dict[str, str]) -> str:
