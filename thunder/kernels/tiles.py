@@ -48,7 +48,7 @@ INSTRUCTIONS = {
 }  # fmt: skip
 
 
-_APART = 6  # instructions of a load of one element more than of one that is read with its neighbours
+APART = 6  # instructions of a load of one element more than of one that is read with its neighbours
 
 
 def instructions(nodes: Iterable[Node]) -> float:
@@ -354,7 +354,7 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
     if kernel.rows:
         kernel.seconds = _seconds(work_of(kernel, kernel.bytes), tile, machine)
     else:
-        work = instructions(nodes_of(kernel)) + _APART * _loads_apart(kernel)
+        work = instructions(nodes_of(kernel)) + APART * _loads_apart(kernel)
         share = machine.share(programs_of(kernel, tile) * tile.warps)
         moving, computing = machine.moving(kernel.bytes), rows * width * work * machine.instruction
         kernel.seconds = machine.launch + (max(moving, computing) + min(moving, computing) / 4) / share
@@ -362,14 +362,12 @@ def estimate(kernel: Kernel, tile: Tile, machine: Gpu) -> None:
 
 
 def _loads_apart(kernel: Kernel) -> int:
-    """How many loads read each element by itself: the neighbours in a tile are no neighbours in memory."""
+    """How many loads read each element of a sweep by itself: its neighbours there are no neighbours in memory."""
+    sweep = kernel.loops[kernel.outer :]
     count = 0
     for index in kernel.loads.values():
         step: Size = 1
-        own = variables_of(index)
-        for v in reversed(kernel.loops):
-            if own.isdisjoint(kernel.loops[kernel.outer :]) or v not in kernel.loops[kernel.outer :]:
-                break
+        for v in reversed(sweep if not variables_of(index).isdisjoint(sweep) else ()):
             if index.terms.get(v, 0) != step:
                 count += 1
                 break
