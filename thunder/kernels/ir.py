@@ -142,6 +142,7 @@ class Graph:
         self._rewrite = rewrite
         self._simplified: dict[Node, Node] = {}
         self._stored: dict[Node, dtype] = {}
+        self.canonical: dict[Node, tuple] = {}  # see `schedule.canonical_form`
 
     def stored_dtype(self, node: Node) -> dtype:
         """The type in which a value may be written to memory: the program's, where it is computed in a wider one."""

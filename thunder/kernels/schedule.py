@@ -462,6 +462,12 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
 
     `sum over r of x[r, within(d1 - 3, 3) + 1]` is `sum over r of x[r, f0]` at `within(d1 - 3, 3) + 1`, and `sum over r
     of x[r, d1 // 56, d1 % 56 // 2]` is `sum over r of x[r, f0, f1]` at `d1 // 56` and `d1 % 56 // 2`."""
+    if node not in graph.canonical:
+        graph.canonical[node] = _canonical_form(graph, node)
+    return graph.canonical[node]
+
+
+def _canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
     at: dict[Variable, Index] = {}
     narrow: dict[Variable, Index] = {}
     wide: dict[Variable, Index] = {}
