@@ -468,6 +468,7 @@ def canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...]
 
 
 def _canonical_form(graph: Graph, node: Node) -> tuple[Node, tuple[Variable, ...], tuple[Index, ...]]:
+    """See `canonical_form`, which keeps it."""
     at: dict[Variable, Index] = {}
     narrow: dict[Variable, Index] = {}
     wide: dict[Variable, Index] = {}
